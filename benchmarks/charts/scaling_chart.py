@@ -53,8 +53,8 @@ def scatter_chart(groups: dict[str, Sequence[tuple[float, float, str]]], note: s
     parts = _frame(LEFT, "simulated against measured", axis, axis, "measured, ms", "simulated, ms", size, size, 1e3)
     parts.append(f'<path d="M{LEFT} {TOP + size}L{LEFT + size} {TOP}" stroke="{GREY}" stroke-dasharray="4 3"/>')
     for name, points in groups.items():
-        for x, y, what in points:
-            tip = f"{what}: measured {x * 1e3:.1f} ms, simulated {y * 1e3:.1f} ms"
+        for x, y, label in points:
+            tip = f"{label}: measured {x * 1e3:.1f} ms, simulated {y * 1e3:.1f} ms"
             parts.append(
                 f'<circle cx="{LEFT + size * _at(x, axis):.1f}" cy="{TOP + size * (1 - _at(y, axis)):.1f}" r="4" '
                 f'fill="{_colour(name, names)}" fill-opacity="0.75"><title>{escape(tip)}</title></circle>'

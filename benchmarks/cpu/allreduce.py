@@ -37,25 +37,25 @@ def columns(ctx: pblas.Context, rows: int, dtype: Any) -> dict[str, Callable[[],
     desc = pblas.MatrixDescriptor.replicated(rows, COLUMNS, COMM.size, order="C")
     shared = [ctx.empty(desc, dtype).local for _ in range(2)]
     x, out = np.ones((rows, COLUMNS), dtype), np.ones((rows, COLUMNS), dtype)
-    for each in shared:
-        each[...] = 1
+    for array in shared:
+        array[...] = 1
     bias = np.ones(COLUMNS, dtype)
     epilogue = pblas.Epilogue("relu(x * s + bias)", s=0.5, bias=bias)
 
-    def apart() -> None:
+    def separate_pass() -> None:
         ctx.allreduce(x, out)
         np.multiply(out, out.dtype.type(0.5), out=out)
         np.add(out, bias, out=out)
         np.maximum(out, 0, out=out)
 
     names: tuple[Any, ...] = ("naive", "one_shot", "two_shot", "auto")
-    found: dict[str, Callable[[], Any]] = {"MPI": lambda: COMM.Allreduce(x, out)}
+    works: dict[str, Callable[[], Any]] = {"MPI": lambda: COMM.Allreduce(x, out)}
     for name in names:
-        found[name] = lambda name=name: ctx.allreduce(x, out, algorithm=name)  # type: ignore[misc]
-    found["shared"] = lambda: ctx.allreduce(*shared, algorithm="two_shot")
-    found["fused"] = lambda: ctx.allreduce(x, out, epilogue=epilogue)
-    found["apart"] = apart
-    return found
+        works[name] = lambda name=name: ctx.allreduce(x, out, algorithm=name)  # type: ignore[misc]
+    works["shared"] = lambda: ctx.allreduce(*shared, algorithm="two_shot")
+    works["fused"] = lambda: ctx.allreduce(x, out, epilogue=epilogue)
+    works["apart"] = separate_pass
+    return works
 
 
 def measure(ctx: pblas.Context, rows: int, dtype: Any, repeats: int) -> dict[str, list[float]]:
@@ -80,7 +80,7 @@ def main() -> None:
     with pblas.Context(transport=arguments.transport) as ctx:
         for kib in map(int, arguments.kib.split(",")):
             times = measure(ctx, max(1, kib * 1024 // dtype.itemsize // COLUMNS), dtype, arguments.repeats)
-            median = {name: statistics.median(found) for name, found in times.items()}
+            median = {name: statistics.median(seconds) for name, seconds in times.items()}
             pairs = (("auto", "MPI"), ("shared", "MPI"), ("fused", "apart"))
             ratios = {f"{a} / {b}": median[a] / median[b] for a, b in pairs}
             rows.append({"KiB": kib, "ratios": ratios, "seconds": times})

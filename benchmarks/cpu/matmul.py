@@ -201,18 +201,18 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
         if alone:
             alone.close()
         flops = 2.0 * m * n * k
-        found = {name: summary(seconds, flops) for name, seconds in times.items()}
-        numpy_best = found["numpy"]["best_s"]
+        summaries = {name: summary(seconds, flops) for name, seconds in times.items()}
+        numpy_best = summaries["numpy"]["best_s"]
         for plan, transport, _, goal in goals:
             name = f"{plan} {transport}"
             row = {"plan": plan, "transport": transport, "m": m, "n": n, "k": k, "goal": goal}
-            row["ratio"] = numpy_best / found[name]["best_s"]
-            row["ratio_of_medians"] = found["numpy"]["median_s"] / found[name]["median_s"]
-            row["ratio_pmatmul"] = numpy_best / found[f"{name} pmatmul"]["best_s"]
-            row["numpy_alone_over_numpy"] = found["numpy alone"]["best_s"] / numpy_best
+            row["ratio"] = numpy_best / summaries[name]["best_s"]
+            row["ratio_of_medians"] = summaries["numpy"]["median_s"] / summaries[name]["median_s"]
+            row["ratio_pmatmul"] = numpy_best / summaries[f"{name} pmatmul"]["best_s"]
+            row["numpy_alone_over_numpy"] = summaries["numpy alone"]["best_s"] / numpy_best
             if transport == "message":
-                row["overlap_over_serial"] = found[name]["best_s"] / found[f"{name} serial"]["best_s"]
-            rows.append(row | {"columns": found})
+                row["overlap_over_serial"] = summaries[name]["best_s"] / summaries[f"{name} serial"]["best_s"]
+            rows.append(row | {"columns": summaries})
         for context in contexts.values():
             context.close()
     return rows
@@ -227,13 +227,13 @@ def by_plan(repeats: int) -> list[dict[str, Any]]:
                 for overlap in (True, False):
                     before = ctx.runtime.backend.arena.live_nbytes
                     case = Case(ctx, plan, (n, n, n), overlap=overlap)
-                    mine = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
+                    local = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
                     whole, result = (
                         np.asfortranarray(np.random.default_rng(1).random((n, n))),
-                        np.empty(mine.shape, order="F"),
+                        np.empty(local.shape, order="F"),
                     )
                     columns: dict[str, Callable[[], float]] = {
-                        "compute": lambda a=mine, b=whole, d=result: together(lambda: gemm(1.0, a, b, 0.0, d)),
+                        "compute": lambda a=local, b=whole, d=result: together(lambda: gemm(1.0, a, b, 0.0, d)),
                         "communication": lambda case=case: together(case.move_only),
                         "total": lambda case=case: together(case.execute),
                     }
@@ -309,11 +309,11 @@ def small(repeats: int, n: int = 64) -> list[dict[str, Any]]:
                 "gradients": lambda layer=layer, x=x, y=y: layer.backward(y, x),
             }
             works |= {f"{name}, planned": works[name] for name in ("layer", "gradients")}
-            found: dict[str, list[float]] = {name: [] for name in works}
+            samples: dict[str, list[float]] = {name: [] for name in works}
             for _, (name, work) in product(range(repeats), works.items()):
                 with patched(Caller, "is_apart", lambda *_: False) if "planned" in name else nullcontext():
-                    found[name] += [timed(work) for _ in range(200)]
-            times = {name: statistics.median(seconds) for name, seconds in found.items()}
+                    samples[name] += [timed(work) for _ in range(200)]
+            times = {name: statistics.median(seconds) for name, seconds in samples.items()}
             beyond = times["execute"] - times["gemm"] - 2 * times["barrier"]
             rows.append({"plan": plan, "n": n, "ranks": COMM.size, "beyond": beyond} | times)
     return rows
@@ -352,7 +352,7 @@ def thin(repeats: int) -> list[dict[str, Any]]:
                 continue
             received = {f"{name}_nbytes": cases[name].mm.plan.max_received_nbytes for name in ("plain", "grids")}
             columns = {name: partial(together, cases[name].execute) for name in ("plain", "grids")}
-            times = {name: statistics.median(found) for name, found in rounds(columns, repeats).items()}
+            times = {name: statistics.median(seconds) for name, seconds in rounds(columns, repeats).items()}
             row = {"plan": plan, "transport": transport, "ranks": COMM.size, "m": m, "n": n, "k": k}
             row |= {"over": names["grids"]} | received | times
             rows.append(row | {"ratio": times["plain"] / times["grids"], "taken": names["taken"]})
@@ -390,8 +390,8 @@ def main() -> None:
         )
         for row in report["goals"]:
             lines = [
-                {"column": name, **{key: value * (1e3 if key.endswith("_s") else 1) for key, value in found.items()}}
-                for name, found in row["columns"].items()
+                {"column": name, **{key: value * (1e3 if key.endswith("_s") else 1) for key, value in values.items()}}
+                for name, values in row["columns"].items()
             ]
             if row is next(other for other in report["goals"] if other["columns"] is row["columns"]):
                 sizes = f"{row['m']} x {row['n']} x {row['k']}, ms and GFLOP/s"

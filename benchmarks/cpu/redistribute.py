@@ -114,7 +114,7 @@ def main() -> None:
                 if arguments.cases not in name:
                     continue
                 times = measure(ctx, n, case, arguments.repeats)
-                median = {column: statistics.median(found) for column, found in times.items()}
+                median = {column: statistics.median(seconds) for column, seconds in times.items()}
                 ratio = median["verb"] / median["Alltoallv"]
                 rate = 8 * n * n / COMM.size / median["verb"] / 1e9
                 rows.append({"n": n, "case": name, "ratio": ratio, "seconds": times})

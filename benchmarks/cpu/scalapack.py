@@ -57,12 +57,12 @@ def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> 
         peer.block = block
         return theirs.run(name)
 
-    found: dict[str, Callable[[], float]] = {"pblas": partial(ours.run, name)}
+    works: dict[str, Callable[[], float]] = {"pblas": partial(ours.run, name)}
     if kind == "mkl":
-        found |= {"MKL": partial(theirs.run, name)}
+        works |= {"MKL": partial(theirs.run, name)}
     else:
-        found |= {"stock": partial(tuned, STOCK), "tuned": partial(tuned, TUNED)}
-    return found | ({"GEMM": partial(local_gemm, ours)} if name == "pdgemm" else {})
+        works |= {"stock": partial(tuned, STOCK), "tuned": partial(tuned, TUNED)}
+    return works | ({"GEMM": partial(local_gemm, ours)} if name == "pdgemm" else {})
 
 
 def local_gemm(timed: Timed) -> float:
@@ -76,8 +76,8 @@ def difference(name: str, ours: Timed, theirs: Timed) -> float:
     """**Collective.** Largest difference of the two results, after a call of each."""
     for timed in (ours, theirs):
         timed.run(name)
-    mine = float(np.abs(ours.result(name) - theirs.result(name)).max(initial=0.0))
-    return COMM.allreduce(mine, MPI.MAX)
+    local = float(np.abs(ours.result(name) - theirs.result(name)).max(initial=0.0))
+    return COMM.allreduce(local, MPI.MAX)
 
 
 def rows(peer: Library, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -106,14 +106,14 @@ def rows(peer: Library, options: argparse.Namespace) -> list[dict[str, Any]]:
     return report
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]]) -> None:
     """Print some rows: milliseconds, and how many times as long as pblas the others take."""
     table = Table(show_header=True, box=None)
-    others = [name for name in found[0]["columns"] if name != "pblas"]  # of pdgemm, which has one more
+    others = [name for name in rows[0]["columns"] if name != "pblas"]  # of pdgemm, which has one more
     for title in ("routine", "grid", "n", "nb", "pblas, ms", *others, *(f"{name} / pblas" for name in others)):
         table.add_column(title, justify="right")
-    for row in found:
-        best = {name: each["best_s"] for name, each in row["columns"].items()}
+    for row in rows:
+        best = {name: summary["best_s"] for name, summary in row["columns"].items()}
         cells = [row["routine"], "x".join(map(str, row["grid"])), str(row["n"]), str(row["nb"])]
         cells += [f"{1e3 * best[name]:.1f}" if name in best else "" for name in ("pblas", *others)]
         cells += [f"{best[name] / best['pblas']:.2f}" if name in best else "" for name in others]

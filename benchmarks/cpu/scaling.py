@@ -82,8 +82,8 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         if kind == KINDS[3]:
             blocks = [max(8, block // 32) for block in blocks]
         mb, nb, kb = blocks
-        other = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
-        shapes = ((m, k, mb, kb), (k, n, other, nb), (m, n, mb, nb))
+        kb_b = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
+        shapes = ((m, k, mb, kb), (k, n, kb_b, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
     return choose(dtype, *descs, nprocs=nprocs, topology=machine.topology, hardware=machine)
 
@@ -95,10 +95,10 @@ def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: s
         for kind in KINDS:
             for nprocs in RANKS:
                 plan = planned(kind, shape, of(nprocs), nprocs, machine, dtype)
-                found = plan.simulate(machine)
-                facts = {"seconds": found.seconds, "efficiency": found.efficiency, "fits": found.fits}
-                facts |= {"received_nbytes": found.received_nbytes, "exposed_seconds": found.exposed_seconds}
-                rows.append({"shape": shape, "kind": kind, "ranks": nprocs, "plan": found.plan} | facts)
+                simulation = plan.simulate(machine)
+                facts = {"seconds": simulation.seconds, "efficiency": simulation.efficiency, "fits": simulation.fits}
+                facts |= {"received_nbytes": simulation.received_nbytes, "exposed_seconds": simulation.exposed_seconds}
+                rows.append({"shape": shape, "kind": kind, "ranks": nprocs, "plan": simulation.plan} | facts)
     return rows
 
 
@@ -108,8 +108,8 @@ def chart(rows: list[dict[str, Any]], value: str, y_label: str, note: str) -> st
     for shape in dict.fromkeys(row["shape"] for row in rows):
         lines = []
         for kind in KINDS:
-            found = [row for row in rows if (row["shape"], row["kind"], row["fits"]) == (shape, kind, True)]
-            lines.append(Line(kind, tuple((row["ranks"], row[value]) for row in found)))
+            points = [row for row in rows if (row["shape"], row["kind"], row["fits"]) == (shape, kind, True)]
+            lines.append(Line(kind, tuple((row["ranks"], row[value]) for row in points)))
         panels[shape] = [line for line in lines if line.points]
         if value == "seconds":
             work = min(row["seconds"] * row["efficiency"] * row["ranks"] for row in rows if row["shape"] == shape)
@@ -132,8 +132,8 @@ def write_charts(file: dict[str, Any], directory: Path) -> None:
         (directory / f"scaling_weak_{machine.name}.svg").write_text(figure, encoding="utf-8")
     groups: dict[str, list[tuple[float, float, str]]] = {"2 ranks, real GEMMs": real_gemms()}
     for row in sorted(file.get("emulated", []), key=lambda row: row["ranks"]):
-        what = f"{row['case']}, {row['ranks']} ranks, overlap {row['overlap']}"
-        groups.setdefault(f"{row['ranks']} ranks, pauses", []).append((row["best_s"], row["simulated_s"], what))
+        label = f"{row['case']}, {row['ranks']} ranks, overlap {row['overlap']}"
+        groups.setdefault(f"{row['ranks']} ranks, pauses", []).append((row["best_s"], row["simulated_s"], label))
     for name, points in groups.items():
         ratios = sorted(simulated / measured for measured, simulated, _ in points)
         quantiles = ", ".join(f"{ratios[round(q * (len(ratios) - 1))]:.2f}" for q in (0, 0.1, 0.5, 0.9, 1))
@@ -144,14 +144,14 @@ def write_charts(file: dict[str, Any], directory: Path) -> None:
 
 def real_gemms() -> list[tuple[float, float, str]]:
     """(measured, simulated, what) of the products in cpu_matmul.json: two ranks, in memory and over emulated links."""
-    file, found = json.loads((PERFORMANCE / "cpu_matmul.json").read_text(encoding="utf-8")), []
+    file, points = json.loads((PERFORMANCE / "cpu_matmul.json").read_text(encoding="utf-8")), []
     nprocs = file["ranks"]
 
     def add(name: str, n: int, machine: Hardware, seconds: float, **options: Any) -> None:
         descs = layouts(name, n, nprocs)
         plan = replace(next(one_dimensional("float64", *descs, nprocs)), **options)
-        what = f"{name}, n = {n}, {options['transport']}, overlap {options['overlap']}"
-        found.append((seconds, plan.simulate(machine).seconds, what))
+        label = f"{name}, n = {n}, {options['transport']}, overlap {options['overlap']}"
+        points.append((seconds, plan.simulate(machine).seconds, label))
 
     for row in file["plans"]:
         options = {name: row[name] for name in ("transport", "chunks", "overlap")}
@@ -163,7 +163,7 @@ def real_gemms() -> list[tuple[float, float, str]]:
         machine = replace(LAPTOP, shared=False, ranks_per_node=1, far=far)
         for name, overlap in (("overlap", True), ("serial", False)):
             add(row["plan"], row["n"], machine, row[name], transport="message", chunks=4, overlap=overlap)
-    return found
+    return points
 
 
 def layouts(plan: str, n: int, nprocs: int) -> tuple[MatrixDescriptor, ...]:
@@ -172,14 +172,14 @@ def layouts(plan: str, n: int, nprocs: int) -> tuple[MatrixDescriptor, ...]:
     nprow = 2 ** (math.isqrt(nprocs).bit_length() - 1)
     grid = Grid(nprow, nprocs // nprow)
     large = MatrixDescriptor(n, n, -(-n // grid.nprow), -(-n // grid.npcol), grid)
-    small, other = MatrixDescriptor(n, n, 8, 8, grid), MatrixDescriptor(n, n, 9, 8, grid)
+    small, shifted = MatrixDescriptor(n, n, 8, 8, grid), MatrixDescriptor(n, n, 9, 8, grid)
     return {
         "AG(B)": (row, row, row),
         "AG(A)": (column, column, column),
         "RS": (column, row, column),
         "AR": (column, row, MatrixDescriptor.replicated(n, n, nprocs)),
         "2D, large blocks": (large, large, large),
-        "2D, small blocks": (small, other, small),
+        "2D, small blocks": (small, shifted, small),
         "A row-wise, B and D 2D": (row, large, large),
     }[plan]
 

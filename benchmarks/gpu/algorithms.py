@@ -66,10 +66,10 @@ def topology(row: Row) -> Topology:
 
 def roads_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
-    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
+    estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if not wanted:
-        return [algorithm for algorithm, us in found.items() if us <= HOPELESS * min(found.values())]
-    kinds = {algorithm.kind for algorithm in found}
+        return [algorithm for algorithm, us in estimates.items() if us <= HOPELESS * min(estimates.values())]
+    kinds = {algorithm.kind for algorithm in estimates}
     fitting = [algorithm for algorithm in wanted if algorithm.kind in kinds]
     return [
         algorithm
@@ -127,7 +127,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         for algorithm in algorithms:
             with taking(algorithm):
                 columns.append(replace(ours.plain(), name=algorithm.short))
-        found = Bench(job, ops, columns, options.rounds, options.seconds).run()
+        measured = Bench(job, ops, columns, options.rounds, options.seconds).run()
         for algorithm in algorithms if options.timeline else ():
             job.deadline.step(f"{row.title}: timeline of {algorithm.short}")
             timelines[algorithm.short] = timeline(job, ours, algorithm)
@@ -135,25 +135,25 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         gc.collect()  # arrays of the context
         job.deadline.step(f"{row.title}: closing")
         ours.close()
-    extra = fields(found) | {
+    extra = fields(measured) | {
         "chosen": plan.algorithm.short,
         "estimate_us": {algorithm.short: round(estimate(plan, algorithm), 1) for algorithm in algorithms},
         "sets": ops.sets,
-        "rounds": len(next(iter(found.times.values()), [])),
-        "sm_mhz": found.clocks,
+        "rounds": len(next(iter(measured.times.values()), [])),
+        "sm_mhz": measured.clocks,
     }
     del ops, ours
     give_memory_back()
     job.deadline.step("")
-    return report(row, found.times, found.missing, **extra, **({"timeline": timelines} if timelines else {}))
+    return report(row, measured.times, measured.missing, **extra, **({"timeline": timelines} if timelines else {}))
 
 
-def print_roads(found: dict[str, Any], console: Console) -> None:
+def print_algorithms(row: dict[str, Any], console: Console) -> None:
     """A row, what was estimated, and timelines."""
-    print_row(found, console)
-    estimates = ", ".join(f"{name} {us:.0f}" for name, us in found["estimate_us"].items())
-    console.print(f"  chosen: {found['chosen']}; estimated us: {estimates}", highlight=False)
-    for name, operations in found.get("timeline", {}).items():
+    print_row(row, console)
+    estimates = ", ".join(f"{name} {us:.0f}" for name, us in row["estimate_us"].items())
+    console.print(f"  chosen: {row['chosen']}; estimated us: {estimates}", highlight=False)
+    for name, operations in row.get("timeline", {}).items():
         table = Table(title=f"{name}: operations of an execution, us", title_justify="left")
         for column in ("lane", "operation", "begin", "end", "lasts"):
             table.add_column(column, justify="left" if column in {"lane", "operation"} else "right")
@@ -208,7 +208,7 @@ def main() -> None:
     file = about(job.device_name(), job.size, options.commit) | {"hardware_queues": queues, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
-        print_roads(file["rows"][-1], console)
+        print_algorithms(file["rows"][-1], console)
         if options.json and job.rank == 0:
             write_json(options.json, file)
     job.close()

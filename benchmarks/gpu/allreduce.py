@@ -85,7 +85,7 @@ class Work:
             torch_view(array).copy_(torch_view(self.first))
         torch_view(self.h).copy_(torch_view(self.first_h))
 
-    def ways(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+    def candidates(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Names, and what makes (load, call, output) of a column."""
         yield "nccl", self._nccl
         yield "torch one-shot", self._one_shot
@@ -97,7 +97,7 @@ class Work:
                 if name != "one_shot" or self.nbytes <= 4 << 20:
                     yield f"pblas {name.replace('_', '-')}", lambda name=name: self._ours(self.x, name)
 
-    def _behind(self) -> Callable[[Any], Any]:
+    def _epilogue(self) -> Callable[[Any], Any]:
         """What follows an all-reduce of theirs: from the sums to the result."""
         import cupy
         import torch
@@ -119,14 +119,14 @@ class Work:
             return lambda x: torch.nn.functional.rms_norm(h.add_(x), (self.columns,), weight, EPS)
         return lambda x: x
 
-    def _theirs(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
+    def _library_call(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
         """A column of theirs: loading, calling, what came out."""
-        behind, found = self._behind(), []
+        epilogue, results = self._epilogue(), []
 
         def call() -> None:
-            found[:] = [behind(reduce())]
+            results[:] = [epilogue(reduce())]
 
-        return load, call, lambda: found[0]
+        return load, call, lambda: results[0]
 
     def _nccl(self) -> Any:
         import torch.distributed as dist
@@ -137,7 +137,7 @@ class Work:
             dist.all_reduce(tensor)
             return tensor
 
-        return self._theirs(lambda: self.load(self.x), reduce)
+        return self._library_call(lambda: self.load(self.x), reduce)
 
     def _torch_symmetric(self) -> Any:
         import torch
@@ -155,14 +155,14 @@ class Work:
 
         tensor, load = self._torch_symmetric()
         group = self.job.group.group_name
-        return self._theirs(load, lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group))
+        return self._library_call(load, lambda: torch.ops.symm_mem.one_shot_all_reduce(tensor, "sum", group))
 
     def _two_shot(self) -> Any:
         import torch
 
         tensor, load = self._torch_symmetric()
         group = self.job.group.group_name
-        return self._theirs(load, lambda: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", group))
+        return self._library_call(load, lambda: torch.ops.symm_mem.two_shot_all_reduce_(tensor, "sum", group))
 
     def _ours(self, x: Any, algorithm: Any) -> Any:
         import pblas
@@ -186,16 +186,16 @@ class Work:
         return self._ours(self._kept.local, "auto")
 
 
-def relative_error(found: Any, wanted: Any) -> float:
+def relative_error(result: Any, wanted: Any) -> float:
     """Of the whole array, in the Frobenius norm."""
-    return float(((found.float() - wanted).norm() / wanted.norm()).item())
+    return float(((result.float() - wanted).norm() / wanted.norm()).item())
 
 
 def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]:
     """**Collective.** A row of the file: us of each column, and why others are missing."""
     graphs: dict[str, tuple[Any, Any, int]] = {}
     missing, errors = {}, {}
-    for name, make in work.ways():
+    for name, make in work.candidates():
         job.deadline.step(f"{work.nbytes} bytes: {name}")
 
         def tried(name: str = name, make: Callable[[], Any] = make) -> tuple[Any, Any, float]:
@@ -210,11 +210,11 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
             once = captured([call])[0]
             return load, call, min(job.timed(once.replay, 200e-6)[0] for _ in range(3))
 
-        found, reason = job.attempt(tried)
+        attempt, reason = job.attempt(tried)
         if reason:
             missing[name] = reason
             continue
-        load, call, seconds = found
+        load, call, seconds = attempt
         chain = max(2, min(LONGEST_CHAIN, math.ceil(CHAIN_SECONDS / float(job.largest(seconds)))))
         graphs[name] = load, captured([lambda call=call, chain=chain: [call() for _ in range(chain)]])[0], chain
     times: dict[str, list[float]] = {name: [] for name in graphs}
@@ -233,8 +233,8 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
     return {
         "nbytes": work.nbytes,
         "epilogue": work.epilogue,
-        "us": {name: round(found["median"], 2) for name, found in spread.items()},
-        "us_quartiles": {name: [round(found["q1"], 2), round(found["q3"], 2)] for name, found in spread.items()},
+        "us": {name: round(summary["median"], 2) for name, summary in spread.items()},
+        "us_quartiles": {name: [round(summary["q1"], 2), round(summary["q3"], 2)] for name, summary in spread.items()},
         "relative_error": max((errors[name] for name in graphs if name.startswith("pblas")), default=None),
         "missing": missing,
     }
@@ -256,9 +256,9 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row["us"]))
     table = Table("bytes", "epilogue", *names, "best other / pblas")
     for row in rows:
-        found = ratio(row)
+        speedup = ratio(row)
         cells = [f"{row['us'][name]:.1f}" if name in row["us"] else "-" for name in names]
-        table.add_row(str(row["nbytes"]), row["epilogue"], *cells, f"{found:.2f}" if found else "")
+        table.add_row(str(row["nbytes"]), row["epilogue"], *cells, f"{speedup:.2f}" if speedup else "")
     console.print(table)
 
 

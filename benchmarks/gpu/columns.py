@@ -36,24 +36,24 @@ class Gemms:
         def mm(s: int) -> None:
             torch.mm(ops.tfull[s], ops.tb[s], out=ops.tpartial[s])
 
-        ways: dict[str, Callable[[int], Any]] = {"torch.mm": mm}
+        candidates: dict[str, Callable[[int], Any]] = {"torch.mm": mm}
         tuned, reason = job.attempt(lambda: cublaslt(job, ops))
         if tuned is not None:
-            ways["cublasLt"], self.close = tuned
+            candidates["cublasLt"], self.close = tuned
         if reason:
             self.missing["cublasLt"] = reason
-            ways.pop("cublasLt", None)
-        rest = {"output": gemm_output(ops), "poison": lambda s: nan(ops.tpartial[s])}
+            candidates.pop("cublasLt", None)
+        options = {"output": gemm_output(ops), "poison": lambda s: nan(ops.tpartial[s])}
         seconds = {}
-        for name, way in ways.items():
-            column = replayed(name, [lambda s=s, way=way: way(s) for s in range(ops.sets)], **rest)
+        for name, gemm in candidates.items():
+            column = replayed(name, [lambda s=s, gemm=gemm: gemm(s) for s in range(ops.sets)], **options)
             self.columns.append(column)
             seconds[name] = min(
                 float(job.largest(job.timed(lambda call=column.call, s=s: call(s % ops.sets), 1e-4)[0]))
                 for s in range(5)
             )
         self.faster = min(seconds, key=lambda name: seconds[name])
-        self.multiply = ways[self.faster]
+        self.multiply = candidates[self.faster]
 
 
 def gemm_output(ops: Operands) -> Callable[[int], Any] | None:
@@ -157,22 +157,22 @@ def torch_fused(job: Job, ops: Operands) -> Column:
         raise RuntimeError("torch has no fused GEMM+AR without multicast; its two-shot is the column cublas+two-shot")
     if job.no_symmetric:
         raise RuntimeError(job.no_symmetric)
-    group, found = job.group.group_name, {}
+    group, outputs = job.group.group_name, {}
     fused = torch.ops.symm_mem
 
     def ag(s: int) -> None:
-        _, (found[s],) = fused.fused_all_gather_matmul(ops.ta[s], [ops.tb[s]], 0, group, return_A=False)
+        _, (outputs[s],) = fused.fused_all_gather_matmul(ops.ta[s], [ops.tb[s]], 0, group, return_A=False)
 
     def rs(s: int) -> None:
-        found[s] = fused.fused_matmul_reduce_scatter(ops.ta[s], ops.tb[s], "sum", 0, group)
+        outputs[s] = fused.fused_matmul_reduce_scatter(ops.ta[s], ops.tb[s], "sum", 0, group)
 
     call = ag if ops.row.op == "ag_gemm" else rs
 
     def poison(s: int) -> None:  # the allocator hands the same memory out again
-        if s in found:
-            nan(found.pop(s))
+        if s in outputs:
+            nan(outputs.pop(s))
 
-    return Column("torch", call, lambda s: found[s], poison, found.clear)
+    return Column("torch", call, lambda s: outputs[s], poison, outputs.clear)
 
 
 def triton(job: Job, ops: Operands) -> Column:

@@ -45,10 +45,10 @@ def unpacked(wheels: Path, folder: Path) -> None:
         FileNotFoundError: a wheel is missing; the text says which.
     """
     for pattern in WHEELS:
-        found = sorted(wheels.glob(pattern))
-        if not found:
+        files = sorted(wheels.glob(pattern))
+        if not files:
             raise FileNotFoundError(f"no {pattern} in {wheels}; pip download --no-deps brings it")
-        with zipfile.ZipFile(found[-1]) as wheel:
+        with zipfile.ZipFile(files[-1]) as wheel:
             wheel.extractall(folder)
     for name in PATCHED:
         path = folder / name
@@ -110,25 +110,25 @@ class CuBlasMp:
         qualifiers = np.zeros((3,), dtype=matrix_qualifiers_dtype)
         qualifiers[0]["is_transpose"] = True
         options = {"algo_type": MatmulAlgoType[algorithm]}
-        made: list[Any] = []
+        plans: list[Any] = []
         for weights, activation in zip(self.ops.tb, self.operands, strict=True):
             product = Matmul(weights, activation, distributions=cut, qualifiers=qualifiers, options=options)
             product.plan()
             product.execute()  # takes its workspace, which waits for all GPUs: none of them may be in a call
             self.job.synchronize()
             self.job.comm.Barrier()
-            made.append(product)
-        self.products += made
-        found: dict[int, Any] = {}
+            plans.append(product)
+        self.products += plans
+        outputs: dict[int, Any] = {}
 
         def call(s: int) -> None:
-            found[s] = made[s].execute()
+            outputs[s] = plans[s].execute()
 
         def poison(s: int) -> None:  # the allocator hands the same memory out again
-            if s in found:
-                found.pop(s).fill_(float("nan"))
+            if s in outputs:
+                outputs.pop(s).fill_(float("nan"))
 
-        return Column(f"cublasmp {algorithm.lower()}", call, lambda s: found[s].t(), poison, found.clear)
+        return Column(f"cublasmp {algorithm.lower()}", call, lambda s: outputs[s].t(), poison, outputs.clear)
 
     def close(self) -> None:
         """Free what is symmetric, on all ranks in the same order."""
@@ -170,29 +170,29 @@ def measure(job: Job, row: Row, options: Any) -> dict[str, Any]:
                 missing[f"cublasmp {algorithm.lower()}"] = reason
             else:
                 columns.append(column)
-        found = Bench(job, ops, columns, options.rounds, options.seconds).run()
+        measured = Bench(job, ops, columns, options.rounds, options.seconds).run()
         job.deadline.step(f"{row.title}: closing")
         columns.clear()
         theirs.close()
     del ops, theirs
     give_memory_back()
-    missing |= found.missing
-    times = {name: seconds for name, seconds in found.times.items() if name != "cublasmp anchor"}
-    extra = fields(found)
-    run: dict[str, Any] = {"rounds": len(next(iter(found.times.values()), [])), "sm_mhz": found.clocks}
+    missing |= measured.missing
+    times = {name: seconds for name, seconds in measured.times.items() if name != "cublasmp anchor"}
+    extra = fields(measured)
+    run: dict[str, Any] = {"rounds": len(next(iter(measured.times.values()), [])), "sm_mhz": measured.clocks}
     run |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit}
     if times:
         best = min(times, key=lambda name: sorted(times[name])[len(times[name]) // 2])
-        found.times["cublasmp"] = times[best]
+        measured.times["cublasmp"] = times[best]
         for field in ("steady_us", "cpu_us", "relative_errors"):
             if best in extra[field]:
                 extra[field]["cublasmp"] = extra[field][best]
         run["is"] = best
-        if "cublasmp anchor" in found.times:
-            run["e"] = efficiency(found.times["cublasmp anchor"], times[best])
+        if "cublasmp anchor" in measured.times:
+            run["e"] = efficiency(measured.times["cublasmp anchor"], times[best])
     else:
         missing["cublasmp"] = "; ".join(dict.fromkeys(missing.values()))
-    return report(row, found.times, missing, **extra, cublasmp_run=run)
+    return report(row, measured.times, missing, **extra, cublasmp_run=run)
 
 
 def main() -> None:
@@ -203,11 +203,11 @@ def main() -> None:
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
 
-    def publish(found: dict[str, Any]) -> None:
+    def publish(row: dict[str, Any]) -> None:
         if job.rank == 0:
-            print_row(merged_row({}, found), console)
+            print_row(merged_row({}, row), console)
             if options.json:
-                write_merged(options.json, about(job.device_name(), job.size, options.commit) | {"rows": [found]})
+                write_merged(options.json, about(job.device_name(), job.size, options.commit) | {"rows": [row]})
 
     with tempfile.TemporaryDirectory() as own:
         folder = Path(job.comm.bcast(own))

@@ -29,7 +29,7 @@ from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
 from pblas.plans.plan import Algorithm
 
-MOST_ROADS = 4
+MOST_ALGORITHMS = 4
 
 
 class Play:
@@ -50,8 +50,8 @@ class Play:
     def spread(self, addresses: list[int], pitch: int) -> list[int]:
         """Of what the ranks have, where this one's place is `rank * pitch` behind: such that the other GPU's is met."""
         return [
-            at if peer == self.rank else at + (self.source(peer) - self.rank) * pitch
-            for peer, at in enumerate(addresses)
+            address if peer == self.rank else address + (self.source(peer) - self.rank) * pitch
+            for peer, address in enumerate(addresses)
         ]
 
     def enlarge(self, backend: Any) -> None:
@@ -84,8 +84,8 @@ class Play:
             return flag(self, peer, source if peer == play.rank else play.source(peer), phase)
 
         def slots_at(self: Any, nbytes: int) -> Any:
-            found = slots(self, nbytes)
-            return found._replace(addresses=play.spread(found.addresses, nbytes))
+            layout = slots(self, nbytes)
+            return layout._replace(addresses=play.spread(layout.addresses, nbytes))
 
         def barrier_of(self: Any, stream: int, *, flags: list[int], **rest: Any) -> None:
             barrier(self, stream, flags=play.spread(flags, workspace.FLAG_NBYTES), **rest)
@@ -106,14 +106,14 @@ class Play:
         NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
 
 
-def best_roads(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
+def best_algorithms(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
     """Those that were asked for, or those that the estimate puts first."""
     plan = plan_of(row)
-    found = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
+    estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if wanted:
-        kinds = {algorithm.kind for algorithm in found}
+        kinds = {algorithm.kind for algorithm in estimates}
         return [algorithm for algorithm in wanted if algorithm.kind in kinds]
-    return sorted(found, key=lambda algorithm: found[algorithm])[:MOST_ROADS]
+    return sorted(estimates, key=lambda algorithm: estimates[algorithm])[:MOST_ALGORITHMS]
 
 
 def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
@@ -127,24 +127,24 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         job.deadline.step(f"{row.title}: cuBLAS")
         gemms = Gemms(job, ops)
         ours, columns = Ours(job, ops), [*gemms.columns]
-        algorithms = best_roads(row, options.algorithms)
+        algorithms = best_algorithms(row, options.algorithms)
         for algorithm in algorithms:
             job.deadline.step(f"{row.title}: planning {algorithm.short}")
             with taking(algorithm):
                 columns.append(replace(ours.plain(), name=algorithm.short))
         bench = Bench(job, ops, [replace(column, output=None) for column in columns], options.rounds, options.seconds)
-        found = bench.run()
+        measured = bench.run()
         columns.clear()
         gc.collect()
         job.deadline.step(f"{row.title}: closing")
         gemms.close()
         ours.close()
-    extra = fields(found) | {"played_by": job.size, "goal": row.goal, "sm_mhz": found.clocks}
+    extra = fields(measured) | {"played_by": job.size, "goal": row.goal, "sm_mhz": measured.clocks}
     extra["estimate_us"] = {algorithm.short: round(estimate(plan_of(row), algorithm), 1) for algorithm in algorithms}
     del ops, ours, gemms
     give_memory_back()
     job.deadline.step("")
-    return report(row, found.times, found.missing, **extra)
+    return report(row, measured.times, measured.missing, **extra)
 
 
 def main() -> None:

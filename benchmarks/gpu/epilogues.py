@@ -79,23 +79,23 @@ class Work:
         fused, kernel, stream = self._planned(epilogue), self.ctx.runtime.backend.arrays.pointwise, self.job.stream
         self.where[text] = fused.explain().splitlines()[-1].partition(", ")[2]
 
-        def apart(s: int) -> None:
+        def separate_pass(s: int) -> None:
             self._execute(product, s)
             kernel.evaluate(stream.cuda_stream, epilogue.tree, self.ops.d[s], operands, self.ops.d[s])
 
-        self.calls |= {text: lambda s: self._execute(fused, s), f"{text} apart": apart}
+        self.calls |= {text: lambda s: self._execute(fused, s), f"{text} apart": separate_pass}
 
     def check(self) -> dict[str, float]:
         """How far both results of an expression are apart, relative to the largest element."""
-        found = {}
+        errors = {}
         for text in EXPRESSIONS:
             results = []
             for name in (text, f"{text} apart"):
                 self.calls[name](0)
                 self.job.synchronize()
                 results.append(self.ops.td[0].float())
-            found[text] = float((results[0] - results[1]).abs().max() / results[1].abs().max())
-        return found
+            errors[text] = float((results[0] - results[1]).abs().max() / results[1].abs().max())
+        return errors
 
     def run(self, rounds: int) -> dict[str, list[float]]:
         """us of each column, round by round, of the slowest rank."""
@@ -108,12 +108,12 @@ class Work:
                 call, s = self.calls[name], turn % self.ops.sets
                 seconds, _, _ = self.job.timed(lambda call=call, s=s: call(s), DELAY)
                 times.setdefault(name, []).append(1e6 * seconds)
-        return {name: self.job.largest(found).tolist() for name, found in times.items()}
+        return {name: self.job.largest(seconds).tolist() for name, seconds in times.items()}
 
 
 def reported(row: Row, work: Work, times: dict[str, list[float]], errors: dict[str, float]) -> dict[str, Any]:
     """A row of the file."""
-    medians = {name: round(statistics.median(found), 1) for name, found in times.items()}
+    medians = {name: round(statistics.median(seconds), 1) for name, seconds in times.items()}
     ratios = {
         text: round(statistics.median(x / y for x, y in zip(times[text], times[f"{text} apart"], strict=True)), 3)
         for text in EXPRESSIONS
@@ -146,18 +146,18 @@ def main() -> None:
     measured = [row for row in rows(options.ops, options.models, options.m, options.tp, gpus) if not row.unfit()]
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(heap_nbytes(measured)))  # NVSHMEM's heap cannot grow everywhere
     job = Job(MPI.COMM_WORLD, options.deadline)
-    found = []
+    reports = []
     with job.current(), pblas.Context(job.comm, backend="nvshmem") as ctx:
         for row in measured:
             job.deadline.step(row.title)
             work = Work(job, ctx, row)
             times, errors = work.run(options.rounds), work.check()
-            found.append(reported(row, work, times, errors))
+            reports.append(reported(row, work, times, errors))
             if job.rank == 0:
-                console.print(row.title, found[-1], highlight=False, markup=False)
+                console.print(row.title, reports[-1], highlight=False, markup=False)
                 if options.json:
                     head = about(job.device_name(), job.size) | {"rounds": options.rounds}
-                    write_json(options.json, head | {"rows": found})
+                    write_json(options.json, head | {"rows": reports})
             del work
             gc.collect()
     job.close()

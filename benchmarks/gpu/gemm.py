@@ -61,13 +61,13 @@ class Row:
 
 
 def rows(models: list[str], tokens: list[int], orders: list[str]) -> list[Row]:
-    found = []
+    cases = []
     for model in models:
         hidden, forward = MODELS[model]
         shard = forward // RANKS
         for op, n, k in (("ag", shard, hidden), ("rs", hidden, shard)):
-            found += [Row(model, op, m, n, k, order) for order in orders for m in tokens]
-    return found
+            cases += [Row(model, op, m, n, k, order) for order in orders for m in tokens]
+    return cases
 
 
 def matrix(rng: Any, m: int, n: int, order: str) -> Any:
@@ -160,20 +160,20 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
 
 
 def table(results: list[dict[str, Any]], gpu: str) -> Table:
-    found = Table(title=f"bfloat16 products on one {gpu}: us, and TFLOP/s of the Hopper kernel")
+    summary = Table(title=f"bfloat16 products on one {gpu}: us, and TFLOP/s of the Hopper kernel")
     for head in ("model", "op", "orders", "m", "n", "k", "cuBLASLt", "Hopper", "TFLOP/s", "speed", "parts", "added"):
-        found.add_column(head, justify="left" if head in {"model", "op", "orders"} else "right")
+        summary.add_column(head, justify="left" if head in {"model", "op", "orders"} else "right")
     for result in results:
         medians, row = result["median_us"], result["row"]
         speed = medians["cublas"] / medians["hopper"]
-        found.add_row(
+        summary.add_row(
             *(str(row[name]) for name in ("model", "op", "orders", "m", "n", "k")),
             *(f"{medians[name]:.1f}" for name in ("cublas", "hopper")),
             f"{2 * row['m'] * row['n'] * row['k'] / medians['hopper'] / 1e6:.0f}",
             f"{speed:.3f}",
             *(f"{medians[name]:.1f}" for name in ("parts", "added")),
         )
-    return found
+    return summary
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def captured(works: Works) -> list[Any]:
     return graphs
 
 
-def replayed(name: str, works: Works, **rest: Any) -> Column:
+def replayed(name: str, works: Works, **options: Any) -> Column:
     """A column of which every set of operands is one graph."""
     graphs = captured(works)
-    return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **rest)
+    return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **options)

@@ -28,7 +28,7 @@ from pblas.plans.plan import Algorithm
 
 COMM = MPI.COMM_WORLD
 CALLS = {"new": 1, "captured": 2, "known": 5}  # on each D, in this order
-WAYS = ("recorded", "walked")
+MODES = ("recorded", "walked")
 ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
 GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (COLUMNS, ROWS, WHOLE)
 """Layouts of A, B and D."""
@@ -87,7 +87,7 @@ class Plan:
 
     def slowest(self, kind: str) -> list[float]:
         """us of each call, of the slowest rank."""
-        return [max(each) for each in zip(*COMM.allgather(self.us[kind]), strict=True)]
+        return [max(samples) for samples in zip(*COMM.allgather(self.us[kind]), strict=True)]
 
 
 def measure(ctx: Any, layouts: tuple[Any, ...], algorithm: Algorithm, n: int, outputs: int) -> dict[str, Any]:
@@ -100,20 +100,22 @@ def measure(ctx: Any, layouts: tuple[Any, ...], algorithm: Algorithm, n: int, ou
         with nothing_recorded(ctx.runtime.backend.engine()):
             plans["walked"] = Plan(ctx, layouts, n, outputs)
     for number in range(outputs):
-        for way in WAYS if number % 2 else WAYS[::-1]:
-            plans[way].turn(number)
+        for mode in MODES if number % 2 else MODES[::-1]:
+            plans[mode].turn(number)
     cupy.cuda.runtime.deviceSynchronize()
     first = plans["recorded"].outputs[0].local
-    alike = all(bool((d.local == first).all()) for plan in plans.values() for d in plan.outputs)
-    times = {way: {kind: plan.slowest(kind) for kind in CALLS} for way, plan in plans.items()}
+    same_bits = all(bool((d.local == first).all()) for plan in plans.values() for d in plan.outputs)
+    times = {mode: {kind: plan.slowest(kind) for kind in CALLS} for mode, plan in plans.items()}
     ratios = {
         kind: round(
             statistics.median(x / y for x, y in zip(times["recorded"][kind], times["walked"][kind], strict=True)), 3
         )
         for kind in CALLS
     }
-    us = {way: {kind: round(statistics.median(found), 1) for kind, found in of.items()} for way, of in times.items()}
-    return {"us": us, "recorded / walked": ratios, "alike": COMM.allreduce(alike, MPI.LAND)}
+    us = {
+        mode: {kind: round(statistics.median(seconds), 1) for kind, seconds in of.items()} for mode, of in times.items()
+    }
+    return {"us": us, "recorded / walked": ratios, "alike": COMM.allreduce(same_bits, MPI.LAND)}
 
 
 def main() -> None:
@@ -125,19 +127,19 @@ def main() -> None:
     options = parser.parse_args()
     import pblas
 
-    console, found = Console(soft_wrap=True), list[dict[str, Any]]()
+    console, rows = Console(soft_wrap=True), list[dict[str, Any]]()
     with pblas.Context(backend="nvshmem") as ctx:
         for name, layouts, algorithm in cases(ctx.nprocs):
             row = {"op": name, "algorithm": algorithm.short} | measure(
                 ctx, layouts, algorithm, options.n, options.outputs
             )
-            found.append(row)
+            rows.append(row)
             if ctx.rank == 0:
                 console.print(row, highlight=False, markup=False)
         if ctx.rank == 0 and options.json:
             device = ctx.describe()["GPU"].partition(",")[0]
             head = about(device, ctx.nprocs) | {"n": options.n, "outputs": options.outputs}
-            write_json(options.json, head | {"rows": found})
+            write_json(options.json, head | {"rows": rows})
 
 
 if __name__ == "__main__":

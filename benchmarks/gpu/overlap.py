@@ -49,19 +49,21 @@ if TYPE_CHECKING:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """The options, of which cublasmp.py has most too."""
-    found = argparse.ArgumentParser(description=description)
-    found.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
-    found.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    found.add_argument("--m", nargs="+", type=int, default=[], help="rows of the activations; 16 to 16384 (AR: from 1)")
-    found.add_argument(
+    result = argparse.ArgumentParser(description=description)
+    result.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
+    result.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    result.add_argument(
+        "--m", nargs="+", type=int, default=[], help="rows of the activations; 16 to 16384 (AR: from 1)"
+    )
+    result.add_argument(
         "--tp", type=int, default=8, help="N and K of a rank are those of this TP, on any number of GPUs"
     )
-    found.add_argument("--rounds", type=int, default=0, help="default 40, or 15 where the GEMM takes more than 2 ms")
-    found.add_argument("--seconds", type=float, default=20.0, help="for the rounds of a row; fewer are run if need be")
-    found.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
-    found.add_argument("--json", type=Path, help="merge the rows into this file, each as soon as it is measured")
-    found.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
-    return found
+    result.add_argument("--rounds", type=int, default=0, help="default 40, or 15 where the GEMM takes more than 2 ms")
+    result.add_argument("--seconds", type=float, default=20.0, help="for the rounds of a row; fewer are run if need be")
+    result.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
+    result.add_argument("--json", type=Path, help="merge the rows into this file, each as soon as it is measured")
+    result.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    return result
 
 
 def dry_run(measured: list[Row], console: Console) -> None:
@@ -102,9 +104,9 @@ def print_row(row: dict[str, Any], console: Console) -> None:
         us = row["us"][name]
         q1, q3 = row["us_quartiles"][name]
         ratio = f"{row['us']['cublas'] / us:.3f}" if "cublas" in row["us"] else ""
-        rest = [entry("steady_us", name, ".1f"), entry("cpu_us", name, ".1f"), entry("tflops", name, ".0f")]
-        rest += [entry("gb_per_s", name, ".0f"), entry("relative_errors", name, ".2g")]
-        table.add_row(name, f"{us:.1f}", f"{q1:.1f}", f"{q3:.1f}", ratio, *rest, row.get("wrong", {}).get(name, ""))
+        entries = [entry("steady_us", name, ".1f"), entry("cpu_us", name, ".1f"), entry("tflops", name, ".0f")]
+        entries += [entry("gb_per_s", name, ".0f"), entry("relative_errors", name, ".2g")]
+        table.add_row(name, f"{us:.1f}", f"{q1:.1f}", f"{q3:.1f}", ratio, *entries, row.get("wrong", {}).get(name, ""))
     console.print(table)
     for name, reason in row["missing"].items():
         console.print(f"  {name}: {reason}", highlight=False, markup=False)
@@ -151,45 +153,45 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
         columns = Columns(job, ops, left_out)
         built = time.perf_counter()
         facts = columns.topology | {column.name: column.topology for column in columns.columns if column.topology}
-        found = Bench(job, ops, columns.columns, options.rounds, options.seconds).run()
+        measured = Bench(job, ops, columns.columns, options.rounds, options.seconds).run()
         job.deadline.step(f"{row.title}: closing")
         columns.close()
     missing = columns.missing
     del ops, columns
     give_memory_back()
     job.deadline.step("")
-    errors = [found.errors[name] for name in ("pblas", "pblas symmetric") if name in found.errors]
-    extra = fields(found) | {
+    errors = [measured.errors[name] for name in ("pblas", "pblas symmetric") if name in measured.errors]
+    extra = fields(measured) | {
         "relative_error": max(errors) if errors and all(x == x for x in errors) else None,  # noqa: PLR0124 - NaN
-        "sm_mhz": found.clocks,
-        "rounds": len(next(iter(found.times.values()), [])),
-        "delay_us": round(1e6 * found.delay, 1),
+        "sm_mhz": measured.clocks,
+        "rounds": len(next(iter(measured.times.values()), [])),
+        "delay_us": round(1e6 * measured.delay, 1),
         "seconds": [round(built - began, 1), round(time.perf_counter() - built, 1)],
         "facts": facts,
     }
-    return report(row, found.times, missing | found.missing, **extra)
+    return report(row, measured.times, missing | measured.missing, **extra)
 
 
 def fitting(options: argparse.Namespace, gpus: int, console: Console) -> list[Row]:
     """The rows of a run that can be cut into equal parts; the console says why others cannot."""
-    found = []
+    kept = []
     for row in rows(options.ops, options.models, options.m, options.tp, gpus):
         if row.unfit():
             console.print(f"{row.title}: left out, {row.unfit()}", highlight=False)
         else:
-            found.append(row)
-    return found
+            kept.append(row)
+    return kept
 
 
-def publish(job: Job, options: argparse.Namespace, found: dict[str, Any], console: Console) -> None:
+def publish(job: Job, options: argparse.Namespace, row: dict[str, Any], console: Console) -> None:
     """Print a row and merge it into the file, on rank 0."""
     if job.rank:
         return
     head = about(job.device_name(), job.size, options.commit)
-    print_row(merged_row({}, found), console)
+    print_row(merged_row({}, row), console)
     if options.json:
         own = {key: head[key] for key in ("date", "device", "commit")}
-        write_merged(options.json, head | {"rows": [found | own]})
+        write_merged(options.json, head | {"rows": [row | own]})
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], 
     from pblas.backends.nvshmem.hopper.descriptors import Part, Term
 
     pieces = PIECES if mode == "ar" else 1
-    flags, other = cupy.zeros((3, pieces * gpus), cupy.uint32), cupy.empty_like(z)
+    flags, copy = cupy.zeros((3, pieces * gpus), cupy.uint32), cupy.empty_like(z)
     come, made, stored = ([int(word.data.ptr) for word in words] for words in flags)
     if mode == "gemm":
         return [Part(x, y, z)], flags
@@ -69,9 +69,9 @@ def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], 
     for first in range(0, pieces * gpus, gpus):
         peers = range(first + 1, first + gpus)
         parts += [Part(x[rows[i]], y, z[rows[i]], signal=made[i], partial=True) for i in peers] + sums
-        terms = tuple(Term(other[rows[i]], come[i], i - first) for i in peers)
+        terms = tuple(Term(copy[rows[i]], come[i], i - first) for i in peers)
         own = rows[first]
-        places, signal = ((other[own],), stored[first]) if mode == "ar" else ((), 0)
+        places, signal = ((copy[own],), stored[first]) if mode == "ar" else ((), 0)
         sums = [Part(x[own], y, z[own], signal=signal, terms=terms, places=places)]
     return parts + sums, flags
 
@@ -103,8 +103,8 @@ def sizes(mode: str, model: str) -> tuple[int, int]:
 
 def profiler() -> str:
     """Where Nsight Compute is."""
-    found = sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))
-    path = shutil.which("ncu") or (str(found[-1]) if found else None)
+    programs = sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))
+    path = shutil.which("ncu") or (str(programs[-1]) if programs else None)
     if path is None:
         raise SystemExit("Nsight Compute (ncu) is not on PATH; it comes with the CUDA Toolkit")
     return path
@@ -113,34 +113,34 @@ def profiler() -> str:
 def profiled(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
     """The second launch of a process, by its metrics."""
     names = ",".join(name for name, _ in METRICS.values())
-    which = ["--kernel-name", "hopper", "--launch-skip", "1", "--launch-count", "1", "--metrics", names]
-    ncu = [profiler(), "--clock-control", "none", "--print-units", "base", "--csv", "--page", "raw", *which]
+    choice = ["--kernel-name", "hopper", "--launch-skip", "1", "--launch-count", "1", "--metrics", names]
+    ncu = [profiler(), "--clock-control", "none", "--print-units", "base", "--csv", "--page", "raw", *choice]
     itself = [sys.executable, __file__, "--launch", mode, "--models", model]
     sized = ["--m", str(options.m), "--gpus", str(options.gpus)]
     ended = subprocess.run([*ncu, *itself, *sized], capture_output=True, text=True, timeout=LIMIT, check=False)
     lines = [line for line in ended.stdout.splitlines() if line.startswith('"')]
     if ended.returncode or len(lines) != 3:
         raise SystemExit(f"ncu ended with status {ended.returncode}:\n{ended.stdout}\n{ended.stderr}")
-    found = dict(zip(*list(csv.reader(lines))[::2], strict=True))
-    values = {key: float(found[name].replace(",", "")) * unit for key, (name, unit) in METRICS.items()}
+    metrics = dict(zip(*list(csv.reader(lines))[::2], strict=True))
+    values = {key: float(metrics[name].replace(",", "")) * unit for key, (name, unit) in METRICS.items()}
     n, k = sizes(mode, model)
     return {"mode": mode, "model": model, "m": options.m, "n": n, "k": k} | values
 
 
 def table(file: dict[str, Any]) -> Table:
     """The file as it is printed."""
-    found = Table(
+    result = Table(
         title=f"the Hopper kernel on one {file['device']} as one of {file['gpus']} ranks", title_justify="left"
     )
     heads = ("tensor cores %", "of the busiest %", "L2 %", "L2 hits %", "memory %", "issue slots %")
     for head in ("mode", "model", "M", "N", "K", "us", "MHz", "TFLOP/s", *heads):
-        found.add_column(head, justify="left" if head in {"mode", "model"} else "right")
+        result.add_column(head, justify="left" if head in {"mode", "model"} else "right")
     for row in file["rows"]:
         shares = (f"{row[name]:.1f}" for name in ("tensor", "busiest", "l2", "l2_hits", "memory", "issue"))
         rate = 2e-6 * row["m"] * row["n"] * row["k"] / row["us"]
         sized = (row["mode"], row["model"], *(str(row[name]) for name in "mnk"))
-        found.add_row(*sized, f"{row['us']:.0f}", f"{row['mhz']:.0f}", f"{rate:.0f}", *shares)
-    return found
+        result.add_row(*sized, f"{row['us']:.0f}", f"{row['mhz']:.0f}", f"{rate:.0f}", *shares)
+    return result
 
 
 def main() -> None:

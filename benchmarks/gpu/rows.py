@@ -194,8 +194,8 @@ def heap_nbytes(measured: Sequence[Row]) -> int:
     most = 0
     for row in measured:
         (am, ak), (dm, dn) = row.a_shape, row.d_shape
-        moved = row.m * (row.k if row.op == "ag_gemm" else row.n)
-        most = max(most, ITEMSIZE * (row.sets * (am * ak + dm * dn) + 4 * moved))
+        elements = row.m * (row.k if row.op == "ag_gemm" else row.n)
+        most = max(most, ITEMSIZE * (row.sets * (am * ak + dm * dn) + 4 * elements))
     return (most // 2**30 + 2) * 2**30
 
 
@@ -305,26 +305,26 @@ def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **e
     """
     alone = [name for name in ("torch.mm", "cublasLt") if name in times]
     times = dict(times)
-    found: dict[str, Any] = {"op": row.op, "model": row.model, "m": row.m, "n": row.n, "k": row.k}
-    found |= {"tp": row.tp, "gpus": row.gpus}
+    result: dict[str, Any] = {"op": row.op, "model": row.model, "m": row.m, "n": row.n, "k": row.k}
+    result |= {"tp": row.tp, "gpus": row.gpus}
     if alone:
-        found["cublas_is"] = min(alone, key=lambda name: statistics.median(times[name]))
-        times["cublas"] = times[found["cublas_is"]]
+        result["cublas_is"] = min(alone, key=lambda name: statistics.median(times[name]))
+        times["cublas"] = times[result["cublas_is"]]
     spread = {name: {key: 1e6 * value for key, value in quartiles(values).items()} for name, values in times.items()}
-    found["us"] = {name: round(values["median"], 3) for name, values in spread.items()}
-    found["us_quartiles"] = {name: [round(v["q1"], 3), round(v["q3"], 3)] for name, v in spread.items()}
+    result["us"] = {name: round(values["median"], 3) for name, values in spread.items()}
+    result["us_quartiles"] = {name: [round(v["q1"], 3), round(v["q3"], 3)] for name, v in spread.items()}
     if alone:
         for key, name in (("e", "pblas"), ("e_symmetric", "pblas symmetric")):
             if name in times:
-                found[key] = {k: round(v, 4) for k, v in efficiency(times["cublas"], times[name]).items()}
+                result[key] = {k: round(v, 4) for k, v in efficiency(times["cublas"], times[name]).items()}
         median = statistics.median(times["cublas"])
-        found["bound_us"] = round(1e6 * bound_seconds(row, median), 3)
-    found["tflops"] = {name: round(row.flops / us / 1e6, 1) for name, us in found["us"].items()}
-    moving = {name: us for name, us in found["us"].items() if name not in ALONE}
-    found["gb_per_s"] = {name: round(row.moved_nbytes / us / 1e3, 1) for name, us in moving.items()}
+        result["bound_us"] = round(1e6 * bound_seconds(row, median), 3)
+    result["tflops"] = {name: round(row.flops / us / 1e6, 1) for name, us in result["us"].items()}
+    moving = {name: us for name, us in result["us"].items() if name not in ALONE}
+    result["gb_per_s"] = {name: round(row.moved_nbytes / us / 1e3, 1) for name, us in moving.items()}
     if row.goal is not None:
-        found["goal"] = row.goal
-    return found | {"missing": missing} | extra
+        result["goal"] = row.goal
+    return result | {"missing": missing} | extra
 
 
 def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
@@ -336,19 +336,19 @@ def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
 def merged_row(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """A row measured in parts: columns that `new` speaks of, measured or missing, replace those of `old`."""
     spoken = set(new.get("us", {})) | set(new.get("missing", {}))
-    found = old | new
+    merged = old | new
     for key, value in new.items():
         if isinstance(value, dict) and key not in {"e", "e_symmetric"}:
             kept = {name: entry for name, entry in old.get(key, {}).items() if name not in spoken}
-            found[key] = kept | value
-    names = COLUMNS[found["op"]]
-    reasons = {name: why for name, why in found.get("missing", {}).items() if name not in found.get("us", {})}
+            merged[key] = kept | value
+    names = COLUMNS[merged["op"]]
+    reasons = {name: why for name, why in merged.get("missing", {}).items() if name not in merged.get("us", {})}
     reasons |= {
         name: NOT_RUN.get(name, "not measured")
         for name in names
-        if name not in found.get("us", {}) and name not in reasons
+        if name not in merged.get("us", {}) and name not in reasons
     }
-    return found | {"missing": reasons}
+    return merged | {"missing": reasons}
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -357,10 +357,10 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return OPS.index(row["op"]), list(MODELS).index(row["model"]), row["gpus"], row["m"]
 
-    found = {key(row): row for row in old.get("rows", [])}
+    rows = {key(row): row for row in old.get("rows", [])}
     for row in new["rows"]:
-        found[key(row)] = merged_row(found.get(key(row), {}), row)
-    ordered = [found[k] for k in sorted(found)]
+        rows[key(row)] = merged_row(rows.get(key(row), {}), row)
+    ordered = [rows[k] for k in sorted(rows)]
     return old | new | {"gpus": max((row["gpus"] for row in ordered), default=new.get("gpus", 0)), "rows": ordered}
 
 
@@ -393,14 +393,14 @@ def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
 
 def commit() -> str:
     """The commit of the tree that this file is in, with a + if the tree has changes; empty where git does not say."""
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=False)
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else ""
 
     try:
-        found = git("rev-parse", "--short", "HEAD")
-        return found + ("+" if found and git("status", "--porcelain", "--untracked-files=no") else "")
+        revision = git("rev-parse", "--short", "HEAD")
+        return revision + ("+" if revision and git("status", "--porcelain", "--untracked-files=no") else "")
     except OSError:
         return ""

@@ -77,10 +77,10 @@ def operands(ctx: Any, n: int, nb: int, dtype: str) -> tuple[Any, Any, Any]:
     import pblas
 
     desc = pblas.MatrixDescriptor(n, n, nb, nb, pblas.Grid(*grid_of(COMM.size)))
-    made = [ctx.empty(desc, dtype) for _ in range(3)]
-    for seed, matrix in enumerate(made):
+    matrices = [ctx.empty(desc, dtype) for _ in range(3)]
+    for seed, matrix in enumerate(matrices):
         fill(matrix.local, ctx.runtime.backend.arrays, seed)
-    return made[0], made[1], made[2]
+    return matrices[0], matrices[1], matrices[2]
 
 
 def check(ctx: Any, nb: int, dtype: str) -> float:
@@ -135,7 +135,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
         "plans": explained,
         "relative_errors": errors,
         "efficiency": {
-            name: statistics.median(one / other for one, other in zip(times["alone"], times[name], strict=True))
+            name: statistics.median(alone / beside for alone, beside in zip(times["alone"], times[name], strict=True))
             for name in explained
         },
     }
@@ -150,23 +150,23 @@ def measure_cublasmp(n: int, nb: int, dtype: str, options: Any) -> dict[str, Any
 
     nprow, npcol = grid_of(COMM.size)
     kind = getattr(torch, dtype)
-    made = []
+    plans = []
     for _ in range(2):
         tensor = nd.allocate_symmetric_memory((n // nprow, n // npcol), torch, dtype=kind, axis_order="F")
         tensor.copy_(torch.rand(tensor.shape, device=tensor.device, dtype=torch.float32) - 0.5)
-        made.append(tensor)
+        plans.append(tensor)
     grid = ProcessGrid(shape=(nprow, npcol), layout=ProcessGrid.Layout.COL_MAJOR)
-    product = Matmul(*made, distributions=[BlockCyclic(grid, (nb, nb))] * 3)
+    product = Matmul(*plans, distributions=[BlockCyclic(grid, (nb, nb))] * 3)
     product.plan()
     times = timed({"cublasmp": product.execute}, options.rounds, torch.cuda.synchronize)
     product.free()
-    nd.free_symmetric_memory(*made)
+    nd.free_symmetric_memory(*plans)
     return row_of(n, nb, dtype, times)
 
 
 def row_of(n: int, nb: int, dtype: str, times: dict[str, list[float]]) -> dict[str, Any]:
     """What a row of the file says of all columns."""
-    median = {name: statistics.median(found) for name, found in times.items()}
+    median = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {
         "n": n,
         "dtype": dtype,
@@ -178,29 +178,29 @@ def row_of(n: int, nb: int, dtype: str, times: dict[str, list[float]]) -> dict[s
     }
 
 
-def merge(path: Path, found: dict[str, Any], facts: dict[str, Any]) -> None:
+def merge(path: Path, new: dict[str, Any], facts: dict[str, Any]) -> None:
     """Add a row to the file, or its columns to those of the row that is there."""
     whole: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
     key = ("n", "dtype", "grid", "block")
-    same = [row for row in whole["rows"] if all(row[name] == found[name] for name in key)]
+    same = [row for row in whole["rows"] if all(row[name] == new[name] for name in key)]
     if same:
-        for name, value in found.items():
+        for name, value in new.items():
             same[0][name] = {**same[0].get(name, {}), **value} if isinstance(value, dict) else value
     else:
-        whole["rows"].append(found)
+        whole["rows"].append(new)
     whole |= facts
     write_json(path, whole)
 
 
-def publish(found: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
+def publish(row: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
     """Show a row, and write it."""
     if COMM.rank:
         return
-    shown = [f"{name} {us:,.0f} us ({found['tflops_per_gpu'][name]:.1f} TFLOP/s)" for name, us in found["us"].items()]
-    ratios = [f"{name} {x:.3f}{'' if x >= GOAL else ' (goal 0.85)'}" for name, x in found.get("efficiency", {}).items()]
-    print(f"{found['n']} {found['dtype']} {found['grid']} {found['block']}:", *shown, *ratios, sep="  ", flush=True)
+    shown = [f"{name} {us:,.0f} us ({row['tflops_per_gpu'][name]:.1f} TFLOP/s)" for name, us in row["us"].items()]
+    ratios = [f"{name} {x:.3f}{'' if x >= GOAL else ' (goal 0.85)'}" for name, x in row.get("efficiency", {}).items()]
+    print(f"{row['n']} {row['dtype']} {row['grid']} {row['block']}:", *shown, *ratios, sep="  ", flush=True)
     if options.json:
-        merge(options.json, found, facts)
+        merge(options.json, row, facts)
 
 
 def run_pblas(options: Any) -> None:

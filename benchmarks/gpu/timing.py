@@ -145,10 +145,10 @@ def captured(works: Works) -> list[Any]:
     return graphs
 
 
-def replayed(name: str, works: Works, **rest: Any) -> Column:
+def replayed(name: str, works: Works, **options: Any) -> Column:
     """A column of which every set of operands is one graph."""
     graphs = captured(works)
-    return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **rest)
+    return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **options)
 
 
 class Job:
@@ -213,7 +213,7 @@ class Job:
 
     def agree(self, reason: str | None) -> str | None:
         """**Collective.** The first reason that any rank has, or None."""
-        return next((found for found in self.comm.allgather(reason) if found), None)
+        return next((text for text in self.comm.allgather(reason) if text), None)
 
     def attempt(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
         """**Collective.** What `work` returns, or None; and why it failed on some rank, or None."""
@@ -227,9 +227,9 @@ class Job:
 
     def largest(self, values: Any) -> Any:
         """**Collective.** The maximum over ranks, element by element."""
-        found = np.array(values, dtype=np.float64)
-        self.comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-        return found
+        maxima = np.array(values, dtype=np.float64)
+        self.comm.Allreduce(MPI.IN_PLACE, maxima, MPI.MAX)
+        return maxima
 
     def _start_symmetric(self) -> str | None:
         """The barrier by torch's symmetric memory; or why torch has none that is safe here."""
@@ -411,7 +411,7 @@ class Operands:
         return wanted
 
 
-def worst_block(found: Any, wanted: Any) -> float:
+def worst_block(result: Any, wanted: Any) -> float:
     """The largest relative error, in the Frobenius norm, of a 128 x 128 block; NaN if there is one."""
     import torch
 
@@ -420,7 +420,7 @@ def worst_block(found: Any, wanted: Any) -> float:
         padded = torch.nn.functional.pad(x.square(), (0, -n % BLOCK, 0, -m % BLOCK))
         return padded.unflatten(1, (-1, BLOCK)).unflatten(0, (-1, BLOCK)).sum((1, 3))
 
-    return float((blocks(found.float() - wanted) / blocks(wanted)).sqrt().max())
+    return float((blocks(result.float() - wanted) / blocks(wanted)).sqrt().max())
 
 
 @dataclass
@@ -459,7 +459,7 @@ class Bench:
     def __init__(self, job: Job, operands: Operands, columns: list[Column], rounds: int, seconds: float) -> None:
         self.job, self.operands, self.columns = job, operands, columns
         self.wanted, self.seconds = rounds, seconds
-        self.found = Measured()
+        self.measured = Measured()
         self.calls = 0
 
     def run(self) -> Measured:
@@ -473,25 +473,25 @@ class Bench:
                     self._host(column)
                 self._check()
         self.job.deadline.step("")
-        return self.found
+        return self.measured
 
-    def _step(self, what: str, column: Column | None = None) -> None:
-        self.job.deadline.step(f"{self.operands.row.title}: {column.name + ': ' if column else ''}{what}")
+    def _step(self, step: str, column: Column | None = None) -> None:
+        self.job.deadline.step(f"{self.operands.row.title}: {column.name + ': ' if column else ''}{step}")
 
     def _drop(self, column: Column, reason: str) -> None:
         self.columns.remove(column)
-        self.found.missing[column.name] = reason
-        for times in (self.found.times, self.found.steady, self.found.host):
+        self.measured.missing[column.name] = reason
+        for times in (self.measured.times, self.measured.steady, self.measured.host):
             times.pop(column.name, None)
         with suppress(Exception):
             column.close()
 
-    def _attempt(self, column: Column, what: str, work: Callable[[], Any]) -> Any:
+    def _attempt(self, column: Column, step: str, work: Callable[[], Any]) -> Any:
         """Result of `work`, or None after the column was dropped because the work failed on some rank."""
-        self._step(what, column)
+        self._step(step, column)
         result, reason = self.job.attempt(work)
         if reason:
-            self._drop(column, f"{what}: {reason}")
+            self._drop(column, f"{step}: {reason}")
         return None if reason else result
 
     def _warm(self) -> None:
@@ -515,24 +515,24 @@ class Bench:
 
             host = self._attempt(column, "warming up", passes)
             if host is not None:
-                self.found.delay = max(self.found.delay, host)
-        slowest = float(self.job.largest(self.found.delay))
-        self.found.delay = min(MOST_DELAY, 1.5 * slowest + 100e-6)
+                self.measured.delay = max(self.measured.delay, host)
+        slowest = float(self.job.largest(self.measured.delay))
+        self.measured.delay = min(MOST_DELAY, 1.5 * slowest + 100e-6)
 
     def _round(self, turn: int) -> tuple[dict[str, tuple[float, float]], int]:
         by_name = {column.name: column for column in self.columns}
         first = self.calls % self.operands.sets
         self.operands.refill(turn, first)
-        found, mhz = {}, 0
+        times, mhz = {}, 0
         for place, name in enumerate(rotated(list(by_name), turn)):
             self._step(f"round {turn}", by_name[name])
             s = self.calls % self.operands.sets
             self.calls += 1
             seconds, host, clock = self.job.timed(
-                lambda call=by_name[name].call, s=s: call(s), self.found.delay, clock=place == 0
+                lambda call=by_name[name].call, s=s: call(s), self.measured.delay, clock=place == 0
             )
-            found[name], mhz = (seconds, host), mhz or clock
-        return found, mhz
+            times[name], mhz = (seconds, host), mhz or clock
+        return times, mhz
 
     def _rounds(self) -> None:
         names = [column.name for column in self.columns]
@@ -541,18 +541,18 @@ class Bench:
         alone = min(tries[1].get(name, (math.inf, 0))[0] for name in ("torch.mm", "cublasLt", *names[:1]))
         per_round, alone = self.job.largest([(time.perf_counter() - began) / 2, alone])
         count = rounds_within(per_round, self.seconds, alone, self.wanted)
-        found, clocks = [], []
+        samples, clocks = [], []
         for turn in range(3, 3 + count):
             times, mhz = self._round(turn)
-            found.append([times[name] for name in names])
+            samples.append([times[name] for name in names])
             clocks.append(mhz)
-        seconds = self.job.largest(found)  # rounds x columns x (GPU, CPU)
+        seconds = self.job.largest(samples)  # rounds x columns x (GPU, CPU)
         for place, name in enumerate(names):
-            self.found.times[name] = seconds[:, place, 0].tolist()
+            self.measured.times[name] = seconds[:, place, 0].tolist()
         everywhere = [mhz for part in self.job.comm.allgather(clocks) for mhz in part if mhz]
         if everywhere:
             median = statistics.median(everywhere)
-            self.found.clocks = {"min": min(everywhere), "median": median, "max": max(everywhere)}
+            self.measured.clocks = {"min": min(everywhere), "median": median, "max": max(everywhere)}
 
     def _steady(self) -> None:
         """Calls back to back, and the host takes part: what launches cost is not hidden here.
@@ -560,19 +560,19 @@ class Bench:
         Each column has its turn after others, in rotated order: it gets hot, and the clocks go down.
         """
         by_name = {column.name: column for column in self.columns}
-        names, found = list(by_name), {name: list[float]() for name in by_name}
+        names, samples = list(by_name), {name: list[float]() for name in by_name}
         for turn in range(STEADY_TURNS):
             for name in rotated(names, turn * max(1, len(names) // STEADY_TURNS)):
                 if by_name[name] not in self.columns:
                     continue
                 seconds = self._attempt(by_name[name], "steady state", partial(self._back_to_back, by_name[name]))
                 if seconds is not None:
-                    found[name].append(float(self.job.largest(seconds)))
-        self.found.steady |= {column.name: statistics.median(found[column.name]) for column in self.columns}
+                    samples[name].append(float(self.job.largest(seconds)))
+        self.measured.steady |= {column.name: statistics.median(samples[column.name]) for column in self.columns}
 
     def _back_to_back(self, column: Column) -> float:
         """Seconds of a call among many."""
-        calls = max(10, min(200, int(STEADY_SECONDS / statistics.median(self.found.times[column.name]))))
+        calls = max(10, min(200, int(STEADY_SECONDS / statistics.median(self.measured.times[column.name]))))
 
         def work() -> None:
             for number in range(calls):
@@ -582,7 +582,7 @@ class Bench:
 
     def _host(self, column: Column) -> None:
         """CPU time of a call while the GPU has work: median of up to 1,000, all ranks at once."""
-        sets, seconds = self.operands.sets, self.found.steady[column.name]
+        sets, seconds = self.operands.sets, self.measured.steady[column.name]
         calls = max(50, min(1000, int(0.2 / seconds)))
 
         def several() -> float:
@@ -597,7 +597,7 @@ class Bench:
 
         host = self._attempt(column, "CPU time", several)
         if host is not None:
-            self.found.host[column.name] = float(self.job.largest(host))
+            self.measured.host[column.name] = float(self.job.largest(host))
 
     def _check(self) -> None:
         """D of set 0 with the values of the last round, against float32; outputs are NaN before."""
@@ -616,10 +616,10 @@ class Bench:
                 self.job.synchronize()
                 return worst_block(output(0), wanted)
 
-            found = self._attempt(column, "check", error)
-            if found is not None:
-                errors = self.job.comm.allgather(found)
-                self.found.errors[column.name] = max(errors, key=lambda x: math.inf if math.isnan(x) else x)
+            result = self._attempt(column, "check", error)
+            if result is not None:
+                errors = self.job.comm.allgather(result)
+                self.measured.errors[column.name] = max(errors, key=lambda x: math.inf if math.isnan(x) else x)
 
 
 def wrong(errors: dict[str, float]) -> dict[str, str]:
@@ -627,17 +627,17 @@ def wrong(errors: dict[str, float]) -> dict[str, str]:
     return {name: f"relative error {x:.3g}" for name, x in errors.items() if not x <= TOLERANCE}
 
 
-def fields(found: Measured) -> dict[str, Any]:
+def fields(measured: Measured) -> dict[str, Any]:
     """What a row of the file says beside the times of the rounds.
 
     >>> fields(Measured(steady={"pblas": 1e-5}, errors={"pblas": 0.002}))["steady_us"]
     {'pblas': 10.0}
     """
     return {
-        "steady_us": {name: round(1e6 * x, 3) for name, x in found.steady.items()},
-        "cpu_us": {name: round(1e6 * x, 3) for name, x in found.host.items()},
-        "relative_errors": {name: x if math.isfinite(x) else None for name, x in found.errors.items()},
-        "wrong": wrong(found.errors),
+        "steady_us": {name: round(1e6 * x, 3) for name, x in measured.steady.items()},
+        "cpu_us": {name: round(1e6 * x, 3) for name, x in measured.host.items()},
+        "relative_errors": {name: x if math.isfinite(x) else None for name, x in measured.errors.items()},
+        "wrong": wrong(measured.errors),
     }
 
 

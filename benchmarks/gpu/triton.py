@@ -203,14 +203,14 @@ def column(job: Job, ops: Operands) -> Column:
     ops.mirrors += gathered.mirrors
     ops.refill(0)
     best = min(fitting, key=seconds)
-    found = replayed(
+    result = replayed(
         "triton",
         [work(best, s) for s in range(ops.sets)],
         output=lambda s: ops.td[s],
         poison=lambda s: (nan(ops.td[s]), gathered.poison(s)),
         facts=asdict(best),
     )
-    reset = found.close
+    reset = result.close
 
     def close() -> None:
         reset()
@@ -219,5 +219,5 @@ def column(job: Job, ops: Operands) -> Column:
         for shared in (gathered.mirrors, gathered.peers, gathered.handles, gathered.whole):
             shared.clear()
 
-    found.close = close
-    return found
+    result.close = close
+    return result

@@ -32,10 +32,10 @@ def entries(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Array:
     """A matrix with entries from (-1, 1), real and imaginary parts independent and none of them 0."""
     rng = np.random.default_rng(seed)
     signs = rng.choice([-1.0, 1.0], shape)
-    found: Array = signs * rng.uniform(0.1, 1.0, shape)
+    values: Array = signs * rng.uniform(0.1, 1.0, shape)
     if dtype.kind == "c":
-        found = found + 1j * rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
-    return found.astype(dtype)
+        values = values + 1j * rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
+    return values.astype(dtype)
 
 
 def applied(trans: str, x: Array) -> Array:
@@ -44,23 +44,23 @@ def applied(trans: str, x: Array) -> Array:
 
 
 def gauge(
-    found: Array, a: Array, b: Array, c: Array | None = None, *, alpha: complex = 1.0, beta: complex = 0.0
+    result: Array, a: Array, b: Array, c: Array | None = None, *, alpha: complex = 1.0, beta: complex = 0.0
 ) -> float:
-    """Largest error of `found` as alpha a b + beta c, in units of eps times the sum of the terms' absolute values.
+    """Largest error of `result` as alpha a b + beta c, in units of eps times the sum of the terms' absolute values.
 
     Args:
-        found: m x n, in the dtype whose eps counts.
+        result: m x n, in the dtype whose eps counts.
         a: op(A), m x k, as it is multiplied.
         b: op(B), k x n.
         c: C, m x n; not read when beta is 0.
         alpha: scalar; a and b are not read when it is 0.
         beta: scalar.
     """
-    assert found.shape == (a.shape[0], b.shape[1])
+    assert result.shape == (a.shape[0], b.shape[1])
     assert a.shape[1] == b.shape[0]
-    wide: Any = np.clongdouble if found.dtype.kind == "c" else np.longdouble
-    exact: Array = np.zeros(found.shape, wide)
-    size: Array = np.zeros(found.shape, np.longdouble)
+    wide: Any = np.clongdouble if result.dtype.kind == "c" else np.longdouble
+    exact: Array = np.zeros(result.shape, wide)
+    size: Array = np.zeros(result.shape, np.longdouble)
     if alpha != 0:
         exact += wide(alpha) * (a.astype(wide) @ b.astype(wide))
         size += _size(alpha) * (_sizes(a) @ _sizes(b))
@@ -68,11 +68,11 @@ def gauge(
         assert c is not None
         exact += wide(beta) * c.astype(wide)
         size += _size(beta) * _sizes(c)
-    error = np.abs(found.astype(wide) - exact)
+    error = np.abs(result.astype(wide) - exact)
     assert not np.isnan(error).any(), "NaN in the result"
     assert (error[size == 0] == 0).all(), "entries without terms must be exactly 0"
     inside = size != 0
-    return float((error[inside] / (eps_of(found.dtype) * size[inside])).max(initial=0.0))
+    return float((error[inside] / (eps_of(result.dtype) * size[inside])).max(initial=0.0))
 
 
 def _size(z: complex) -> float:

@@ -57,8 +57,8 @@ def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **s
 def culprits() -> list[frozenset[int]]:
     """Sets of ranks that make a mistake: the first, a middle one, the last, all."""
     size = COMM.size
-    found = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
-    return list(dict.fromkeys(found))
+    sets = [frozenset({0}), frozenset({size // 2}), frozenset({size - 1}), frozenset(range(size))]
+    return list(dict.fromkeys(sets))
 
 
 def some_wrong() -> list[frozenset[int]]:
@@ -66,7 +66,7 @@ def some_wrong() -> list[frozenset[int]]:
     return [wrong for wrong in culprits() if len(wrong) < COMM.size]
 
 
-def seen(call: Callable[[], object]) -> tuple[str, str]:
+def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
     """(class, text) of the exception that `call` raises on this rank."""
     try:
         value = call()
@@ -75,13 +75,13 @@ def seen(call: Callable[[], object]) -> tuple[str, str]:
     return "no exception", f"a {type(value).__name__} was returned"
 
 
-def tell(late: int) -> None:
+def release(late: int) -> None:
     """Say that this rank has seen what became of it without rank `late`, which may go on."""
     if COMM.rank != late:
         COMM.send(None, late)
 
 
-def sleep_until_told() -> None:
+def wait_for_release() -> None:
     """What rank `late` does meanwhile: a machine may be busy, and the others slow to find out who is missing."""
     for rank in range(COMM.size):
         if rank != COMM.rank:
@@ -90,18 +90,18 @@ def sleep_until_told() -> None:
             COMM.recv(source=rank)
 
 
-def seen_late(late: int, call: Callable[[], object]) -> tuple[str, str]:
-    """**Collective.** As `seen`, but rank `late` makes its call when those of all others have ended."""
+def outcome_with_late_rank(late: int, call: Callable[[], object]) -> tuple[str, str]:
+    """**Collective.** As `outcome_of`, but rank `late` makes its call when those of all others have ended."""
     if COMM.rank == late:
-        sleep_until_told()
-    found = seen(call)
-    tell(late)
-    return found
+        wait_for_release()
+    outcome = outcome_of(call)
+    release(late)
+    return outcome
 
 
-def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
+def raises_on_all_ranks(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
     """**Collective.** Assert that `call` raises `kind` on every rank, with one message, in which `text` stands."""
-    everywhere = COMM.allgather(seen(call))
+    everywhere = COMM.allgather(outcome_of(call))
     assert len(set(everywhere)) == 1, "the ranks saw different outcomes:\n" + "\n".join(map(str, everywhere))
     name, message = everywhere[0]
     assert name == kind.__name__, f"{name}: {message}"
@@ -109,7 +109,7 @@ def raises_alike(kind: type[Exception], text: str, call: Callable[[], object]) -
     return message
 
 
-def alike(value: Any) -> Any:
+def same_on_all_ranks(value: Any) -> Any:
     """**Collective.** Assert that the value is the same on every rank, and return it."""
     everywhere = COMM.allgather(value)
     assert all(other == everywhere[0] for other in everywhere), everywhere
@@ -129,22 +129,22 @@ def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
 @contextmanager
 def broken_later(**settings: Any) -> Iterator[pblas.Context]:
     """A context on which a test breaks the protocol, so that it cannot be closed as others are."""
-    there = open_context(**settings)
+    context = open_context(**settings)
     try:
-        yield there
+        yield context
     finally:
-        there.runtime.poison("a test has broken the protocol")
-        there.close()
+        context.runtime.poison("a test has broken the protocol")
+        context.close()
 
 
 def check_product(ctx: pblas.Context) -> None:
     """**Collective.** Assert that the context still makes matrices, multiplies and collects."""
     a = ctx.from_global(lambda i, j: i - 2.0 * j, MatrixDescriptor.row_wise(7, 5, ctx.nprocs))
     b = ctx.from_global(lambda i, j: i * j + 1.0, MatrixDescriptor.row_wise(5, 3, ctx.nprocs))
-    found = pblas.pmatmul(a, b).to_global(root=None)
+    result = pblas.pmatmul(a, b).to_global(root=None)
     i, j, k = np.arange(7.0)[:, None], np.arange(3.0)[None, :], np.arange(5.0)
-    assert found is not None
-    assert np.array_equal(found, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
+    assert result is not None
+    assert np.array_equal(result, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
 
 
 def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:

@@ -18,29 +18,29 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
     """Arguments without a fault, for a grid of one row: 2 x 2 matrices in blocks of one element."""
     _, npcol, _, mycol = scalapack.gridinfo(ictxt)
     columns = scalapack.numroc(2, 1, mycol, 0, npcol)
-    found: list[Any] = []
+    arguments: list[Any] = []
     for name in ARGUMENTS[routine].split():
         if name in "ABC":
-            found.append(np.ones((2, columns), DTYPES[letter], order="F"))
+            arguments.append(np.ones((2, columns), DTYPES[letter], order="F"))
         elif name.startswith("DESC"):
-            found.append([2, ictxt, 2, 2, 1, 1, 1, 1, 0, 0, 2])
+            arguments.append([2, ictxt, 2, 2, 1, 1, 1, 1, 0, 0, 2])
         else:
-            found.append({"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U"}.get(name, 1))
-    return found
+            arguments.append({"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U"}.get(name, 1))
+    return arguments
 
 
 def broken(arguments: list[Any], position: int, entry: int, value: object, ictxt: int) -> list[Any]:
     """The same with one argument, or one entry of a descriptor, set to something else."""
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     named = {"NPROW": nprow, "NPCOL": npcol, "SHORT": int(myrow == mycol == 0)}
-    found, to = list(arguments), named.get(value, value) if isinstance(value, str) else value
+    changed, to = list(arguments), named.get(value, value) if isinstance(value, str) else value
     if entry:
-        desc = list(found[position - 1])
+        desc = list(changed[position - 1])
         desc[entry - 1] = to
-        found[position - 1] = desc
+        changed[position - 1] = desc
     else:
-        found[position - 1] = to
-    return found
+        changed[position - 1] = to
+    return changed
 
 
 def info(verb: str, arguments: list[Any]) -> int:

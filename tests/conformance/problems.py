@@ -149,7 +149,7 @@ class Operand:
     def indices(self) -> tuple[Any, Any]:
         """Global rows and columns of this rank's part."""
         rows, columns = (
-            np.concatenate([np.arange(0), *(np.arange(*each) for each in ranges)]).astype(int)
+            np.concatenate([np.arange(0), *(np.arange(*bounds) for bounds in ranges)]).astype(int)
             for ranges in self.matrix.desc(self.grid).global_ranges(self.rank)
         )
         return rows, columns
@@ -230,9 +230,9 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     if not operands["C"].is_untouched_outside(problem.extents("C")):
         return Outcome("memory around sub(C) has changed")
     i, j, place = operands["C"].inside(problem.extents("C"))
-    found = operands["C"].part()[place]
+    result = operands["C"].part()[place]
     subs = {name: _sub(problem, name, whole) for name, whole in wholes.items()}
-    text, error = (_gemm_error if problem.routine == "gemm" else _sum_error)(problem, subs, i, j, found)
+    text, error = (_gemm_error if problem.routine == "gemm" else _sum_error)(problem, subs, i, j, result)
     return Outcome(text, error, seconds)
 
 
@@ -259,37 +259,37 @@ def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[
     return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
 
 
-def _gemm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, found: Array) -> tuple[str, float]:
+def _gemm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, result: Array) -> tuple[str, float]:
     a, b = applied(problem.trans[0], subs["A"])[i], applied(problem.trans[1], subs["B"])[:, j]
     alpha = problem.alpha
     if alpha == 0 or problem.k == 0:  # neither is read, and both are NaN
         a, b, alpha = np.zeros((len(i), 0)), np.zeros((0, len(j))), 0
-    if np.isnan(found).any():
+    if np.isnan(result).any():
         return "NaN in the result", np.inf
     # Upstream's eps is half of NumPy's.
-    error = 2 * gauge(found, a, b, subs["C"][np.ix_(i, j)], alpha=alpha, beta=problem.beta)
+    error = 2 * gauge(result, a, b, subs["C"][np.ix_(i, j)], alpha=alpha, beta=problem.beta)
     return "" if error <= THRESHOLD else f"gauge {error:.1f}", error
 
 
-def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, found: Array) -> tuple[str, float]:
+def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, result: Array) -> tuple[str, float]:
     """8 eps times the larger of the sums of positive and of negative terms is allowed; outside a trapezoid nothing.
 
     Source: ScaLAPACK PBLAS/TESTING, P?ERRAXPBY.
     """
     x, old = applied(problem.trans[0], subs["A"])[np.ix_(i, j)], subs["C"][np.ix_(i, j)]
-    terms = np.zeros((2, 2, 2, *found.shape), np.longdouble)  # of alpha op(A) and beta C; two products; re and im
-    for each, (scalar, values) in zip(terms, ((problem.alpha, x), (problem.beta, old)), strict=True):
+    terms = np.zeros((2, 2, 2, *result.shape), np.longdouble)  # of alpha op(A) and beta C; two products; re and im
+    for term, (scalar, values) in zip(terms, ((problem.alpha, x), (problem.beta, old)), strict=True):
         if scalar != 0:
-            each[...] = _products(scalar, values)
+            term[...] = _products(scalar, values)
     exact = terms.sum(axis=(0, 1))
     sizes = np.maximum(np.maximum(terms, 0).sum(axis=(0, 1)), np.maximum(-terms, 0).sum(axis=(0, 1))).max(axis=0)
-    error = np.hypot(found.real - exact[0], found.imag - exact[1])
+    error = np.hypot(result.real - exact[0], result.imag - exact[1])
     if problem.routine == "tradd":
         inside = j[None, :] >= i[:, None] if problem.uplo == "U" else j[None, :] <= i[:, None]
-        if not np.array_equal(found[~inside], old[~inside], equal_nan=True):
+        if not np.array_equal(result[~inside], old[~inside], equal_nan=True):
             return "the other triangle has changed", np.inf
         error, sizes = error[inside], sizes[inside]
-    eps = np.finfo(found.dtype).eps / 2
+    eps = np.finfo(result.dtype).eps / 2
     unit = eps * (1 + 2 * eps) * sizes
     if not (error <= 8 * unit).all():
         return "an error exceeds 8 eps times the terms, or is NaN", np.inf
@@ -315,17 +315,17 @@ def from_column(column: Column, routine: str, letter: str, trans: tuple[str, ...
 def table(routine: str, letter: str) -> list[Problem]:
     """All columns of the level 3 table with all options of a routine."""
     pairs = [(a, b) for a in "NTC" for b in "NTC"]
-    found = []
+    problems = []
     for column in LEVEL3:
         if routine == "gemm":
-            found += [from_column(column, routine, letter, pair) for pair in pairs]
+            problems += [from_column(column, routine, letter, pair) for pair in pairs]
         elif routine == "geadd":
-            found += [from_column(column, routine, letter, (trans,)) for trans in "NTC"]
+            problems += [from_column(column, routine, letter, (trans,)) for trans in "NTC"]
         elif routine == "tradd":
-            found += [from_column(column, routine, letter, (trans,), uplo) for trans in "NTC" for uplo in "UL"]
+            problems += [from_column(column, routine, letter, (trans,), uplo) for trans in "NTC" for uplo in "UL"]
         else:
-            found += [from_column(column, routine, letter, (trans,)) for trans in ("TC" if letter in "cz" else "T")]
-    return found
+            problems += [from_column(column, routine, letter, (trans,)) for trans in ("TC" if letter in "cz" else "T")]
+    return problems
 
 
 def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
@@ -343,15 +343,15 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
     """
     rng = random.Random(f"{routine} {letter} {grid.nprow} {grid.npcol}")
     scalars = [0.0, 1.0, -1.0, *SCALARS[letter]]
-    found = []
+    problems = []
     for _ in range(count):
         m, n, k = (rng.choice([0, 1, 2, 3, 7, 8, 9, 13, 17]) for _ in range(3))
         trans = tuple(rng.choice("NTC") for _ in range(2))
         if routine == "tran":
             trans = (rng.choice("TC") if letter in "cz" else "T",)
         bare = Problem(routine, letter, m, n, k, {}, trans, rng.choice("UL"), rng.choice(scalars), rng.choice(scalars))
-        found.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
-    return found
+        problems.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
+    return problems
 
 
 def _anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:

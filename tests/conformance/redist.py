@@ -21,16 +21,16 @@ Row = tuple[int, int, Matrix, tuple[int, int], Matrix, tuple[int, int], str, str
 
 def rows(routine: str) -> list[Row]:
     """The table of "gemr2d" or "trmr2d"."""
-    found: list[Row] = []
+    result: list[Row] = []
     if routine == "gemr2d":
         for n, p0, q0, mb0, nb0, p1, q1, mb1, nb1 in GEMR2D:
             a, b = Matrix(n, n, mb0, nb0), Matrix(n, n, mb1, nb1)
-            found.append((n, n, a, (p0, q0), b, (p1, q1), "", ""))
-        return found
+            result.append((n, n, a, (p0, q0), b, (p1, q1), "", ""))
+        return result
     for m, n, source, target, uplo, diag in TRMR2D:
         (a, grid_a), (b, grid_b) = _matrix(source), _matrix(target)
-        found.append((m, n, a, grid_a, b, grid_b, uplo, diag))
-    return found
+        result.append((m, n, a, grid_a, b, grid_b, uplo, diag))
+    return result
 
 
 def _matrix(row: Any) -> tuple[Matrix, tuple[int, int]]:
@@ -50,20 +50,20 @@ def run(row: Row, letter: str, whole: int, comm: Any) -> str:
     m, n, a, grid_a, b, grid_b, uplo, diag = row
     dtype = np.dtype(DTYPES[letter])
     full = entries((a.m, a.n), dtype, 100)
-    there, back = _Side(a, grid_a, full, comm), _Side(b, grid_b, np.full((b.m, b.n), GUARD, dtype), comm)
+    target, back = _Side(a, grid_a, full, comm), _Side(b, grid_b, np.full((b.m, b.n), GUARD, dtype), comm)
     options = (uplo, diag) if uplo else ()
     move = getattr(scalapack, f"p{letter}{'trmr2d' if uplo else 'gemr2d'}")
-    move(*options, m, n, *there.arguments, *back.arguments, whole)
+    move(*options, m, n, *target.arguments, *back.arguments, whole)
     inside = _inside(m, n, uplo, diag)
     expected = np.full((b.m, b.n), GUARD, dtype)
     expected[b.i - 1 :, b.j - 1 :][:m, :n][inside] = full[a.i - 1 :, a.j - 1 :][:m, :n][inside]
-    text = there.wrong("A", full) or back.wrong("B", expected)
-    there.erase(m, n)
-    move(*options, m, n, *back.arguments, *there.arguments, whole)
+    text = target.wrong("A", full) or back.wrong("B", expected)
+    target.erase(m, n)
+    move(*options, m, n, *back.arguments, *target.arguments, whole)
     home = np.array(full)
     home[a.i - 1 :, a.j - 1 :][:m, :n][~inside] = GUARD
-    text = text or there.wrong("A, when it is back,", home)
-    for side in (there, back):
+    text = text or target.wrong("A, when it is back,", home)
+    for side in (target, back):
         side.close()
     return text
 

@@ -35,12 +35,12 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*GRIDS, *others]))
 
 
-def run_problems(found: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
+def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
     """**Collective** over the grid. What this rank sees of each problem."""
     nprow, npcol, myrow, mycol = library.gridinfo(ictxt)
     grid = Grid(nprow, npcol, "R")
     outcomes = []
-    for problem in found:
+    for problem in cases:
         try:
             outcomes.append(problems.run(problem, ictxt, grid, grid.rank(myrow, mycol), library))
         except (PblasError, AssertionError) as caught:
@@ -61,10 +61,10 @@ def main() -> int:
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         for routine in options.routines.split(","):
             for letter in options.letters:
-                found = problems.table(routine, letter)
-                found += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
-                texts = [x.text for x in run_problems(found, ictxt)] if ictxt >= 0 else [""] * len(found)
-                count(found, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
+                cases = problems.table(routine, letter)
+                cases += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
+                texts = [x.text for x in run_problems(cases, ictxt)] if ictxt >= 0 else [""] * len(cases)
+                count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
     run_redistributions(options, total, failures)
@@ -74,7 +74,7 @@ def main() -> int:
 
 
 def count(
-    found: list[problems.Problem],
+    cases: list[problems.Problem],
     texts: list[list[str]],
     fits: bool,
     total: dict[str, Counter[str]],
@@ -82,8 +82,8 @@ def count(
     shape: tuple[int, int],
 ) -> None:
     """Add the outcomes of some problems, which all ranks know."""
-    for problem, *each in zip(found, *texts, strict=True):
-        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(each) if text]
+    for problem, *rank_texts in zip(cases, *texts, strict=True):
+        wrong = [f"rank {rank}: {text}" for rank, text in enumerate(rank_texts) if text]
         outcome = "skipped" if not fits else "failed" if wrong else "passed"
         total.setdefault(problem.verb, Counter())[outcome] += 1
         if wrong:
@@ -102,7 +102,7 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
             for position, entry, value, expected in codes:
                 info = errors.info(verb, errors.broken(arguments, position, entry, value, ictxt))
                 infos = COMM.allgather(info)
-                wrong = any(each != expected for each in infos)
+                wrong = any(info != expected for info in infos)
                 total.setdefault(f"{verb}, error exits", Counter())["failed" if wrong else "passed"] += 1
                 if wrong:
                     failures.append(f"{verb}: {infos} in place of {expected}")

@@ -70,20 +70,20 @@ def error_exits(routine: str) -> list[tuple[int, int, object, int]]:
     >>> len(error_exits("gemm")), error_exits("gemm")[:2], error_exits("gemm")[-1]
     (53, [(1, 0, '/', -1), (2, 0, '/', -2)], (19, 11, 'SHORT', -1911))
     """
-    found: list[tuple[int, int, object, int]] = []
+    cases: list[tuple[int, int, object, int]] = []
     for position, name in enumerate(ARGUMENTS[routine].split(), 1):
         if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE"):
-            found.append((position, 0, "/", -position))
+            cases.append((position, 0, "/", -position))
         elif name in ("M", "N", "K") or name in ("IA", "JA", "IB", "JB", "IC", "JC"):
-            found.append((position, 0, -1, -position))
+            cases.append((position, 0, -1, -position))
         elif name.startswith("DESC"):
             for entry, which in enumerate(DESCRIPTOR_ENTRIES, 1):
                 info = -(100 * position + entry)
-                found.append((position, entry, -2, info))
+                cases.append((position, entry, -2, info))
                 again = {"RSRC": "NPROW", "CSRC": "NPCOL", "LLD": "SHORT"}.get(which)
                 if again:
-                    found.append((position, entry, again, info))
-    return found
+                    cases.append((position, entry, again, info))
+    return cases
 
 
 ARGUMENTS = {

@@ -81,9 +81,9 @@ static void __syncthreads() {
 static int __syncthreads_or(int value) {
     fibers::any |= value != 0;
     __syncthreads();
-    const int found = fibers::any_before;
+    const int value = fibers::any_before;
     __syncthreads();
-    return found;
+    return value;
 }
 
 template <class T>
@@ -91,9 +91,9 @@ T __shfl_xor_sync(unsigned, T value, int lane) {
     static thread_local T values[1024];
     values[fibers::current] = value;
     __syncthreads();
-    const T found = values[fibers::current ^ lane];
+    const T value = values[fibers::current ^ lane];
     __syncthreads();
-    return found;
+    return value;
 }
 
 template <class To, class From>

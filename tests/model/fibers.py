@@ -93,7 +93,7 @@ class Kernels:
 
     def start(self, name: str, ctas: int, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...]) -> None:
         """The same with the scalars and tables of its struct."""
-        made = Arguments(STRUCTS["all_reduce"])
-        made.fill(scalars, tables)
-        pointer = ctypes.cast(made.address, ctypes.POINTER(ctypes.c_void_p))
+        arguments = Arguments(STRUCTS["all_reduce"])
+        arguments.fill(scalars, tables)
+        pointer = ctypes.cast(arguments.address, ctypes.POINTER(ctypes.c_void_p))
         getattr(self._library, f"launch_{name}")(ctypes.c_void_p(pointer[0]), ctypes.c_uint(ctas))

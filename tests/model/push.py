@@ -45,8 +45,8 @@ def algorithms(
 ) -> list[Algorithm]:
     """Every algorithm that a plan of a layout can take."""
     if layout.startswith("AR"):
-        each = itertools.product(("copy_engine", "tile_signals", "fused_stores", "two-shot"), pieces)
-        return [Algorithm("one-shot"), *(Algorithm(*algorithm) for algorithm in each)]  # type: ignore[arg-type]
+        names = itertools.product(("copy_engine", "tile_signals", "fused_stores", "two-shot"), pieces)
+        return [Algorithm("one-shot"), *(Algorithm(*algorithm) for algorithm in names)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     tiles = [Algorithm("tile_signals"), Algorithm("tile_signals", (2, 3))]
     if layout.startswith("RS"):
@@ -114,8 +114,8 @@ class Calls:
         for i, sets in enumerate(self._matrices):
             for turn, (_, _, d) in enumerate(sets):
                 a, b = self._data(seed, i, turn)
-                found = d.runtime.backend.reading(d.local)
-                right = np.array_equal(found, part_of(a @ b, d.desc, self._ctx.rank))
+                local = d.runtime.backend.reading(d.local)
+                right = np.array_equal(local, part_of(a @ b, d.desc, self._ctx.rank))
                 assert right, f"{self._plans[i].plan.name}, call {turn}: wrong"
 
     def close(self) -> None:

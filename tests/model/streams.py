@@ -400,7 +400,7 @@ def _part(call: int, rank: int, line: int) -> Term:
 
 def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Value]:
     """D of a GemmAllReduce, on every rank the same: C too, which only in one shot each rank adds for itself."""
-    nprocs, algorithm, n, found = plan.product.nprocs, plan.algorithm, plan.oriented.n, list[Value]()
+    nprocs, algorithm, n, values = plan.product.nprocs, plan.algorithm, plan.oriented.n, list[Value]()
     assert algorithm is not None
     orders = [list(_order(plan, owner)) for owner in range(nprocs)]
     if algorithm.kind == "one-shot":
@@ -411,8 +411,8 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
             own = plan.shares_of_pieces[piece][owner]
             of = _flat(Block("result", start, stop), owner, nprocs) if pulled else own
             lines = range(*of)
-            found += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
-    return found
+            values += [(*(_part(call, r, i) for r in order), ("old", call, owner, i)) for i in lines]
+    return values
 
 
 class World:
@@ -480,10 +480,10 @@ class World:
             shard = plan.shards.count(rank)
         memory = self._queues[e]
         result = Span((rank, "result", memory, -1), 0, len(lines))
-        given = Span((rank, "shard", memory, -1), 0, shard)
+        operand = Span((rank, "shard", memory, -1), 0, shard)
 
         def begin(contents: Contents) -> None:
-            contents.write(given, [(("shard", e, rank, i),) for i in range(shard)])
+            contents.write(operand, [(("shard", e, rank, i),) for i in range(shard)])
             contents.write(result, [(("old", e, rank, i),) for i in range(len(lines))])
 
         def end(contents: Contents) -> None:
@@ -496,7 +496,7 @@ class World:
         operands = Span((rank, "operands", memory, -1), 0, 1)
         before = self._issue(e, rank, "main", before)
         user = self._add(
-            Task((f"user of rank {rank} writes, call {e}",), e, before, (), (given, result, operands), effect=begin)
+            Task((f"user of rank {rank} writes, call {e}",), e, before, (), (operand, result, operands), effect=begin)
         )
         self._issued(e, rank, "main", user)
         lane, ended = dict.fromkeys(LANES, user), list[int]()
@@ -596,29 +596,31 @@ class World:
         for task in self.tasks:
             for span in (*task.reads, *task.writes):
                 borders[span.memory] |= {span.start, span.stop} if span.start < span.stop else set()
-        ordered = {memory: sorted(found) for memory, found in borders.items()}
+        ordered = {memory: sorted(edges) for memory, edges in borders.items()}
 
         def cells(spans: Iterable[Span]) -> list[Cell]:
             """Parts of memories that no span starts or stops inside."""
-            found: list[Cell] = []
+            overlapping: list[Cell] = []
             for span in spans:
                 if span.start < span.stop:
-                    here = ordered[span.memory]
-                    found += ((span.memory, i) for i in range(bisect(here, span.start), bisect(here, span.stop)))
-            return found
+                    starts = ordered[span.memory]
+                    overlapping += (
+                        (span.memory, i) for i in range(bisect(starts, span.start), bisect(starts, span.stop))
+                    )
+            return overlapping
 
         read, written = [cells(task.reads) for task in self.tasks], [cells(task.writes) for task in self.tasks]
         calls: defaultdict[int, int] = defaultdict(int)
         for t, task in enumerate(self.tasks):
             calls[task.call] |= 1 << t
-        copies = [_copies(found) for found in read], [_copies(found) for found in written]
+        copies = [_copies(spans) for spans in read], [_copies(spans) for spans in written]
         within, across = _Users(read, written), _Users(*copies)
         self.conflicts, self.sources = list[int](), list[set[int]]()
         for t, task in enumerate(self.tasks):
             call = calls[task.call]
-            found = within.conflicts(read[t], written[t])
-            found |= across.conflicts(copies[0][t], copies[1][t]) & ~call
-            self.conflicts.append(found & ~(1 << t))
+            conflicts = within.conflicts(read[t], written[t])
+            conflicts |= across.conflicts(copies[0][t], copies[1][t]) & ~call
+            self.conflicts.append(conflicts & ~(1 << t))
             # D as the user left it is nothing that could be sent.
             users = 0 if self.users >> t & 1 else self.users
             self.sources.append({
@@ -639,12 +641,12 @@ class _Users(Generic[Place]):
 
     def conflicts(self, read: Iterable[Place], written: Iterable[Place]) -> int:
         """All tasks that write what is read, or read or write what is written."""
-        found = 0
+        mask = 0
         for place in read:
-            found |= self.writers[place]
+            mask |= self.writers[place]
         for place in written:
-            found |= self.writers[place] | self.readers[place]
-        return found
+            mask |= self.writers[place] | self.readers[place]
+        return mask
 
 
 def _copies(cells: Iterable[Cell]) -> set[tuple[int, bool, int]]:
@@ -718,8 +720,8 @@ def prove(world: World) -> list[Finding]:
     for t in order:
         for b in uses.before[t]:
             earlier[t] |= earlier[b] | 1 << b
-        for other in bits(world.conflicts[t] & seen & ~earlier[t]):
-            findings.append(Finding("race", f"{tasks[other]} and {tasks[t]}"))
+        for u in bits(world.conflicts[t] & seen & ~earlier[t]):
+            findings.append(Finding("race", f"{tasks[u]} and {tasks[t]}"))
         if not all(source & earlier[t] for source in world.sources[t]):
             findings.append(Finding("read before write", str(tasks[t])))
         seen |= 1 << t
@@ -767,8 +769,8 @@ class _Uses:
 def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
     """A topological order; what lies on a cycle or behind it is left out."""
     missing, after = [len(b) for b in before], defaultdict[int, list[int]](list)
-    for t, found in enumerate(before):
-        for b in found:
+    for t, predecessors in enumerate(before):
+        for b in predecessors:
             after[b].append(t)
     order = [t for t, count in enumerate(missing) if not count]
     for t in order:
@@ -799,8 +801,8 @@ class _Machine:
     def starting(self, t: int, ended: int, running: int, up: int) -> Finding | None:
         """What is wrong if a task starts now."""
         task = self.tasks[t]
-        for other in bits(self.world.conflicts[t] & running):
-            return Finding("race", f"{task} starts while {self.tasks[other]} runs")
+        for u in bits(self.world.conflicts[t] & running):
+            return Finding("race", f"{task} starts while {self.tasks[u]} runs")
         if not all(source & ended for source in self.world.sources[t]):
             return Finding("read before write", str(task))
         if self.sets[t] & up:

@@ -25,9 +25,9 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def contexts(request: pytest.FixtureRequest) -> Iterator[Contexts]:
     """A context for each of the SETTINGS of the file."""
-    made = {name: open_context(timeout=30, **TRANSPORTS[name]) for name in request.module.SETTINGS}
-    yield made
-    for ctx in made.values():
+    opened = {name: open_context(timeout=30, **TRANSPORTS[name]) for name in request.module.SETTINGS}
+    yield opened
+    for ctx in opened.values():
         ctx.close()
 
 

@@ -72,9 +72,9 @@ class Library:
 
     def gridinfo(self, ictxt: int) -> tuple[int, int, int, int]:
         """(nprow, npcol, myrow, mycol)."""
-        found = [ctypes.c_int(-1) for _ in range(4)]
-        self._library.Cblacs_gridinfo(ictxt, *map(ctypes.byref, found))
-        nprow, npcol, myrow, mycol = (each.value for each in found)
+        values = [ctypes.c_int(-1) for _ in range(4)]
+        self._library.Cblacs_gridinfo(ictxt, *map(ctypes.byref, values))
+        nprow, npcol, myrow, mycol = (value.value for value in values)
         return nprow, npcol, myrow, mycol
 
     def gridexit(self, ictxt: int) -> None:

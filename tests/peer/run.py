@@ -43,10 +43,10 @@ class Column:
 
     def add(self, outcomes: list[problems.Outcome]) -> str:
         """**Collective.** Count one problem, of which every rank has an outcome; what the first one found wrong."""
-        texts = [each.text for each in outcomes if each.text]
+        texts = [outcome.text for outcome in outcomes if outcome.text]
         self.failed += bool(texts)
-        self.error = max([self.error, *(each.error for each in outcomes if not each.text)])
-        self.seconds += max(each.seconds for each in outcomes)
+        self.error = max([self.error, *(outcome.error for outcome in outcomes if not outcome.text)])
+        self.seconds += max(outcome.seconds for outcome in outcomes)
         return texts[0] if texts else ""
 
 
@@ -62,13 +62,15 @@ def results(peer: Library, count: int) -> tuple[int, list[str]]:
         for letter in "sdcz":
             ours, theirs, total = Column(), Column(), 0
             for nprow, npcol in grids:
-                found = problems.table(routine, letter) + problems.holes(routine, letter, count, Grid(nprow, npcol))
-                found = [as_fortran(problem) for problem in found]
-                mine, other = (outcomes(library, found, nprow, npcol) for library in (scalapack, peer))
-                for problem, x, y in zip(found, mine, other, strict=True):
+                cases = problems.table(routine, letter) + problems.holes(routine, letter, count, Grid(nprow, npcol))
+                cases = [as_fortran(problem) for problem in cases]
+                pblas_outcomes, peer_outcomes = (
+                    outcomes(library, cases, nprow, npcol) for library in (scalapack, peer)
+                )
+                for problem, x, y in zip(cases, pblas_outcomes, peer_outcomes, strict=True):
                     total += 1
-                    for name, column, each in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
-                        text = column.add(each)
+                    for name, column, outcome in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
+                        text = column.add(outcome)
                         if text:
                             failures.append(f"{name}, {problem.verb} on {nprow} x {npcol}: {text}\n    {problem}")
             wrong += ours.failed
@@ -88,14 +90,14 @@ def as_fortran(problem: problems.Problem) -> problems.Problem:
     return replace(problem, matrices=matrices)
 
 
-def outcomes(library: Any, found: list[problems.Problem], nprow: int, npcol: int) -> list[list[problems.Outcome]]:
+def outcomes(library: Any, cases: list[problems.Problem], nprow: int, npcol: int) -> list[list[problems.Outcome]]:
     """**Collective.** For every problem the outcomes of all ranks of the grid."""
     ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
-    each: list[problems.Outcome] | None = None
+    outcome: list[problems.Outcome] | None = None
     if library.gridinfo(ictxt)[0] >= 0:
-        each = run_problems(found, ictxt, library)
+        outcome = run_problems(cases, ictxt, library)
         library.gridexit(ictxt)
-    everywhere = [x for x in COMM.allgather(each) if x is not None]
+    everywhere = [x for x in COMM.allgather(outcome) if x is not None]
     return [list(ranks) for ranks in zip(*everywhere, strict=True)]
 
 

@@ -45,9 +45,9 @@ def main(folder: Path) -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is told
             name, text = type(error).__name__, str(error)
             break
-    told = {"name": name, "text": text, "seconds": time.monotonic() - start}
+    outcome = {"name": name, "text": text, "seconds": time.monotonic() - start}
     temporary = folder / f"told.{ctx.rank}"
-    temporary.write_text(json.dumps(told))
+    temporary.write_text(json.dumps(outcome))
     temporary.rename(folder / f"rank.{ctx.rank}")
     os._exit(0)  # MPI would wait for the rank that is dead
 

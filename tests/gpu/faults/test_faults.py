@@ -13,7 +13,7 @@ import pytest
 
 import pblas
 from pblas.plans.plan import Algorithm
-from tests.common.ranks import COMM, check_product, seen
+from tests.common.ranks import COMM, check_product, outcome_of
 from tests.gpu.products.products import note, sync, take
 from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
 
@@ -88,10 +88,10 @@ ROADS = {
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
     if request.param in ROADS:
         take(ROADS[request.param], monkeypatch)
-    found = Scene(request.param)
+    result = Scene(request.param)
     monkeypatch.undo()
-    yield found
-    found.end()
+    yield result
+    result.end()
 
 
 def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
@@ -103,7 +103,7 @@ def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
         sync()
 
     for _ in range(5):
-        name, text = seen(once)
+        name, text = outcome_of(once)
         if name != "no exception":
             break
     return name, text, time.monotonic() - start
@@ -113,22 +113,22 @@ def check_broken(scene: Scene, text: str) -> None:
     """Whatever is called now raises at once, and says why."""
     start = time.monotonic()
     for call in (scene.execute, partial(scene.ctx.zeros, scene.d.desc), partial(scene.d.to_global, None)):
-        name, again = seen(call)
+        name, again = outcome_of(call)
         assert name == "ContextError", again
         assert text in again
     assert time.monotonic() - start < 0.5
 
 
-def check_late(scene: Scene, late: int, found: tuple[str, str, float], what: str) -> None:
+def check_late(scene: Scene, late: int, outcome: tuple[str, str, float], step: str) -> None:
     """Every rank has raised PeerTimeout, and those that were in time soon enough."""
-    text = found[1]
-    everywhere = COMM.allgather(found)
+    text = outcome[1]
+    everywhere = COMM.allgather(outcome)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert f"execute: rank {late} of {COMM.size} did not send what the others wait for within {TIMEOUT:g} s" in text
     slowest = max(entry[2] for rank, entry in enumerate(everywhere) if rank != late)
     assert slowest < TIMEOUT + SLACK, everywhere
     check_broken(scene, text)
-    note(f"{COMM.size} ranks: {what}: PeerTimeout after {slowest:.1f} s, limit {TIMEOUT:g} s ({scene.name})")
+    note(f"{COMM.size} ranks: {step}: PeerTimeout after {slowest:.1f} s, limit {TIMEOUT:g} s ({scene.name})")
 
 
 def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
@@ -138,7 +138,7 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
     check_late(scene, late, until_error(scene.execute), "a rank sleeps")
 
 
-def test_a_rank_says_what_it_has_waited_for_itself() -> None:
+def test_a_rank_reports_its_own_timeout() -> None:
     """In a note of its own error, whose text is everybody's."""
     scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
     if COMM.rank == late:
@@ -166,13 +166,13 @@ def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
 
 
-def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) -> None:
+def test_arguments_refused_on_one_rank_are_an_error_on_every_rank(scene: Scene) -> None:
     wrong = COMM.size // 2
     left = scene.wrong if COMM.rank == wrong else scene.a
-    found = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
-    everywhere = COMM.allgather(found)
-    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
-    name, text, _ = found
+    outcome = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
+    everywhere = COMM.allgather(outcome)
+    assert {entry[:2] for entry in everywhere} == {outcome[:2]}, everywhere
+    name, text, _ = outcome
     assert name == "DTypeError"
     assert f"A is float64, planned was {scene.dtype}; plan anew; found on rank {wrong} of {COMM.size}" in text
     slowest = max(entry[2] for entry in everywhere)
@@ -181,14 +181,14 @@ def test_a_rank_that_refuses_its_arguments_says_so_on_all_ranks(scene: Scene) ->
     note(f"{COMM.size} ranks: a rank refuses its arguments: {name} on all after {slowest:.1f} s")
 
 
-def test_a_rank_that_has_closed_its_plan_says_so_on_all_ranks(scene: Scene) -> None:
+def test_a_plan_closed_on_one_rank_is_an_error_on_every_rank(scene: Scene) -> None:
     if COMM.rank == 0:
         scene.planned.close()
-    found = until_error(scene.execute)
-    everywhere = COMM.allgather(found)
-    assert {entry[:2] for entry in everywhere} == {found[:2]}, everywhere
-    assert found[0] == "ContextError"
-    assert "the planned product is closed" in found[1]
+    outcome = until_error(scene.execute)
+    everywhere = COMM.allgather(outcome)
+    assert {entry[:2] for entry in everywhere} == {outcome[:2]}, everywhere
+    assert outcome[0] == "ContextError"
+    assert "the planned product is closed" in outcome[1]
 
 
 def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
@@ -198,16 +198,16 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
         with pytest.raises(ZeroDivisionError), scene.ctx:
             raise ZeroDivisionError
         assert time.monotonic() - start < 1.0 + SLACK
-        found = ("PeerTimeout", "", 0.0)
+        outcome = ("PeerTimeout", "", 0.0)
     else:
-        found = until_error(scene.execute)
-        assert f"rank {late}" in found[1]
-    everywhere = COMM.allgather(found)
+        outcome = until_error(scene.execute)
+        assert f"rank {late}" in outcome[1]
+    everywhere = COMM.allgather(outcome)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert max(entry[2] for entry in everywhere) < TIMEOUT + SLACK
 
 
-def test_an_execution_is_broken_off_where_a_rank_leaves_meanwhile(scene: Scene) -> None:
+def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
     """Nobody else makes it. The others are told, which would get what was not computed."""
     late = 0
     if COMM.rank == late:
@@ -219,10 +219,10 @@ def test_an_execution_is_broken_off_where_a_rank_leaves_meanwhile(scene: Scene) 
         sync()
     COMM.Barrier()
     if COMM.rank != late:
-        found = until_error(scene.execute)
-        assert found[0] == "PeerTimeout"
-        assert f"rank {late}" in found[1]
-        assert found[2] < SLACK
+        outcome = until_error(scene.execute)
+        assert outcome[0] == "PeerTimeout"
+        assert f"rank {late}" in outcome[1]
+        assert outcome[2] < SLACK
 
 
 def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.settings import SIZE_VARIABLE
 from pblas.backends.nvshmem.startup import join, running
 from pblas.cli import main
-from tests.common.ranks import COMM, alike, raises_alike
+from tests.common.ranks import COMM, raises_on_all_ranks, same_on_all_ranks
 from tests.harness.run import ROOT
 
 cupy = pytest.importorskip("cupy")
@@ -76,53 +76,53 @@ def exchange_numbers(part: Part, nelements: int, salt: int) -> Any:
     size, rank = part.comm.size, part.comm.rank
     dtype, nbytes = np.dtype(np.int32), 4 * nelements
     block = part.heap.allocate(size * nbytes)
-    here = part.heap.array(block, 0, (size, nelements), None, dtype)
-    here[...] = -99
+    received = part.heap.array(block, 0, (size, nelements), None, dtype)
+    received[...] = -99
     settle(part.comm)
-    mine = cupy.arange(nelements, dtype=dtype) + (salt + 1000 * rank)
+    sent = cupy.arange(nelements, dtype=dtype) + (salt + 1000 * rank)
     for peer in range(size):
-        put(part.heap.peer_address(block, peer) + rank * nbytes, mine)
+        put(part.heap.peer_address(block, peer) + rank * nbytes, sent)
     settle(part.comm)
-    return block, here
+    return block, received
 
 
-def check_numbers(here: Any, nelements: int, salt: int) -> None:
-    expected = np.arange(nelements)[None, :] + salt + 1000 * np.arange(here.shape[0])[:, None]
-    assert np.array_equal(cupy.asnumpy(here), expected)
+def check_numbers(received: Any, nelements: int, salt: int) -> None:
+    expected = np.arange(nelements)[None, :] + salt + 1000 * np.arange(received.shape[0])[:, None]
+    assert np.array_equal(cupy.asnumpy(received), expected)
 
 
-def test_every_rank_has_a_gpu_of_its_own_that_serves() -> None:
+def test_every_rank_has_a_gpu_of_its_own() -> None:
     pblas.init_nvshmem()
-    found = running()
-    assert found is not None
-    assert found.device.stream_memops
-    assert found.device.index == cupy.cuda.runtime.getDevice()
-    assert found.nbytes == alike(found.nbytes)
-    assert len(set(COMM.allgather(found.device.uuid))) == COMM.size
-    assert sorted(COMM.allgather(found.pe)) == list(range(found.npes))
+    library = running()
+    assert library is not None
+    assert library.device.stream_memops
+    assert library.device.index == cupy.cuda.runtime.getDevice()
+    assert library.nbytes == same_on_all_ranks(library.nbytes)
+    assert len(set(COMM.allgather(library.device.uuid))) == COMM.size
+    assert sorted(COMM.allgather(library.pe)) == list(range(library.npes))
     assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
     assert gpu.free_nbytes() > 0
-    print(found.device, found.version)
+    print(library.device, library.version)
 
 
-def test_it_is_one_per_process() -> None:
+def test_library_starts_once_per_process() -> None:
     pblas.init_nvshmem()
-    found = running()
-    assert found is not None
+    library = running()
+    assert library is not None
     pblas.init_nvshmem()
-    assert running() is found
+    assert running() is library
     with pytest.raises(BackendError, match="NVSHMEM runs already"):
-        pblas.init_nvshmem(nbytes=found.nbytes + (1 << 40))
+        pblas.init_nvshmem(nbytes=library.nbytes + (1 << 40))
     with pytest.raises(BackendError, match="NVSHMEM runs already"):
-        pblas.init_nvshmem(device=found.device.index + 1)
+        pblas.init_nvshmem(device=library.device.index + 1)
 
 
-def test_what_is_pushed_arrives_where_the_integers_say(whole: Part) -> None:
+def test_pushed_data_arrives_at_its_address(whole: Part) -> None:
     kept = []
     for turn, nelements in enumerate((1, 77, 1 << 20)):
         kept.append((exchange_numbers(whole, nelements, turn), nelements, turn))
-    for (_, here), nelements, turn in kept:  # none has been written over by a later one
-        check_numbers(here, nelements, turn)
+    for (_, received), nelements, turn in kept:  # none has been written over by a later one
+        check_numbers(received, nelements, turn)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -133,10 +133,10 @@ def test_contexts_over_overlapping_ranks_keep_apart(whole: Part) -> None:
         for number, part in enumerate(parts):
             salt = 10**6 * (4 * turn + number)
             kept.append((exchange_numbers(part, 1000 + turn, salt), 1000 + turn, salt))
-    for (block, here), nelements, salt in kept:
-        assert block.nbytes >= here.nbytes
-        check_numbers(here, nelements, salt)
-    del kept, block, here
+    for (block, received), nelements, salt in kept:
+        assert block.nbytes >= received.nbytes
+        check_numbers(received, nelements, salt)
+    del kept, block, received
     for part in parts[1:]:
         assert part.heap.leaks() == []
         part.close()
@@ -185,28 +185,28 @@ def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
 
 
 def test_too_large_a_block_is_refused_on_all_and_the_rest_works(whole: Part) -> None:
-    raises_alike(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
-    _, here = exchange_numbers(whole, 100, 5)
-    check_numbers(here, 100, 5)
+    raises_on_all_ranks(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
+    _, received = exchange_numbers(whole, 100, 5)
+    check_numbers(received, 100, 5)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_context_over_some_ranks_does_not_grow() -> None:
     part = Part(COMM.rank % 2)
     if part.comm.size < COMM.size:
-        raises_alike(WorkspaceError, SIZE_VARIABLE, partial(part.heap.allocate, 2 * part.nvshmem.nbytes))
+        raises_on_all_ranks(WorkspaceError, SIZE_VARIABLE, partial(part.heap.allocate, 2 * part.nvshmem.nbytes))
     part.close()
 
 
 def test_a_context_over_all_ranks_grows_or_says_what_to_set(whole: Part) -> None:
     """Whether NVSHMEM's heap grows depends on the driver; either outcome is the same on every rank."""
-    before = alike(whole.nvshmem.nbytes)
+    before = same_on_all_ranks(whole.nvshmem.nbytes)
     nbytes, outcome = before + 1, ""
     try:
         block = whole.heap.allocate(nbytes)
     except WorkspaceError as error:
         outcome = str(error)
-    alike(outcome.partition("; found on rank")[0])
+    same_on_all_ranks(outcome.partition("; found on rank")[0])
     if outcome:
         assert SIZE_VARIABLE in outcome
         assert whole.nvshmem.nbytes == before
@@ -243,9 +243,9 @@ core.init(device=device, uid=core.get_unique_id(), rank=0, nranks=1, initializer
 import pblas
 from pblas.backends.nvshmem.startup import running
 pblas.init_nvshmem(nbytes=8 << 20)
-found = running()
-assert (found.ours, found.pe, found.npes) == (False, 0, 1)
-found.stop()
+library = running()
+assert (library.ours, library.pe, library.npes) == (False, 0, 1)
+library.stop()
 from nvshmem import bindings
 assert bindings.init_status() >= 2, "it is the program's to end"
 core.finalize()
@@ -260,7 +260,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_it_ends_in_order(name: str, tmp_path: Path) -> None:
+def test_library_shuts_down_in_order(name: str, tmp_path: Path) -> None:
     done = None
     if COMM.rank == 0:
         script = tmp_path / "script.py"

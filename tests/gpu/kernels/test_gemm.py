@@ -53,7 +53,7 @@ class Stored:
     def _view(self, host: Array) -> Array:
         return np.ndarray(self._shape, host.dtype, host.view(np.uint8).data, self._offset * self._item, self._strides)
 
-    def found(self) -> Array:
+    def read(self) -> Array:
         """The elements as they are now; what lies between and around them, and has been poisoned, is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
@@ -73,8 +73,8 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def gemm() -> Any:
-    with Gemm(lanes=("main", "side")) as found:
-        yield found
+    with Gemm(lanes=("main", "side")) as library:
+        yield library
 
 
 @pytest.fixture(scope="module")
@@ -84,10 +84,10 @@ def stream() -> Any:
 
 def entries(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> Array:
     rng = np.random.default_rng(seed)
-    found: Array = rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
+    values: Array = rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
     if dtype.kind == "c":
-        found = found + 1j * rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
-    return found.astype(dtype)
+        values = values + 1j * rng.choice([-1.0, 1.0], shape) * rng.uniform(0.1, 1.0, shape)
+    return values.astype(dtype)
 
 
 def scalars(dtype: np.dtype[Any]) -> itertools.cycle[tuple[complex, complex]]:
@@ -104,7 +104,7 @@ def run(
     gemm: Gemm, stream: Any, alpha: complex, x: Stored, y: Stored, beta: complex, z: Stored, **options: Any
 ) -> Array:
     gemm.matmul(stream.ptr, alpha, x.array, y.array, beta, z.array, **options)
-    return z.found()
+    return z.read()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,15 +118,15 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
         for layout_x, layout_y, layout_z in itertools.product(LAYOUTS, repeat=3):
             alpha, beta = next(pairs)
             stored = Stored(x, *layout_x), Stored(y, *layout_y), Stored(z, *layout_z)
-            found = run(gemm, stream, alpha, *stored[:2], beta, stored[2])
-            assert gauge(found, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
-            assert np.array_equal(stored[0].found(), x)
-            assert np.array_equal(stored[1].found(), y)
+            result = run(gemm, stream, alpha, *stored[:2], beta, stored[2])
+            assert gauge(result, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
+            assert np.array_equal(stored[0].read(), x)
+            assert np.array_equal(stored[1].read(), y)
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (8, 40, 333)])
-def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
+def test_epilogues_are_fused_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
     """What cuBLASLt has a name for, by the product, rounded once; all else is left, and Z a plain product."""
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     x, y, z, h = (entries(shape, dtype, seed) for seed, shape in enumerate([(m, k), (k, n), (m, n), (m, n)]))
@@ -146,10 +146,10 @@ def test_what_follows_is_done_or_left_to_the_caller(gemm: Gemm, stream: Any, nam
         elif dtype.itemsize == 2 and not layout[1] and m % 64 == 0:
             assert done, text
         exact = alpha * (x.astype(float) @ y.astype(float)) + beta * z.astype(float)
-        given = {key: v.get().astype(float) for key, v in finish.operands.items() if key != "s"}
-        expected = evaluate(tree, exact, given) if done else exact
-        found = stored.found().astype(float)
-        assert np.abs(found - expected).max() <= eps_of(dtype) * np.abs(expected).max() + 2 * k * eps_of(wide), text
+        operands = {key: v.get().astype(float) for key, v in finish.operands.items() if key != "s"}
+        expected = evaluate(tree, exact, operands) if done else exact
+        result = stored.read().astype(float)
+        assert np.abs(result - expected).max() <= eps_of(dtype) * np.abs(expected).max() + 2 * k * eps_of(wide), text
 
 
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
@@ -166,14 +166,14 @@ def test_conjugation(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int)
             if copy_x or copy_y:
                 with pytest.raises(AssertionError, match="conjugate it first"):
                     gemm.matmul(stream.ptr, alpha, x_.array, y_.array, beta, z_.array, conj=conj)
-                assert np.array_equal(z_.found(), z)
+                assert np.array_equal(z_.read(), z)
             x_ = Stored(x.conj(), *layout_x) if copy_x else x_
             y_ = Stored(y.conj(), *layout_y) if copy_y else y_
             left = (conj[0] and not copy_x, conj[1] and not copy_y)
             flags += sum(left)
-            found = run(gemm, stream, alpha, x_, y_, beta, z_, conj=left)
+            result = run(gemm, stream, alpha, x_, y_, beta, z_, conj=left)
             exact = (x.conj() if conj[0] else x), (y.conj() if conj[1] else y)
-            assert gauge(found, *exact, z, alpha=alpha, beta=beta) <= THRESHOLD
+            assert gauge(result, *exact, z, alpha=alpha, beta=beta) <= THRESHOLD
     assert flags
 
 
@@ -189,23 +189,23 @@ def test_batches(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> 
         for shared in (None, 0, 1):  # which operand all products have in common
             x_ = x[0] if shared == 0 else x
             y_ = y[0] if shared == 1 else y
-            one, other, result = (Stored(w, *layout) for w, layout in zip((x_, y_, z), layouts, strict=True))
-            found = run(gemm, stream, alpha, one, other, beta, result)
+            left, right, result = (Stored(w, *layout) for w, layout in zip((x_, y_, z), layouts, strict=True))
+            actual = run(gemm, stream, alpha, left, right, beta, result)
             for i in range(batch):
                 factors = x[0] if shared == 0 else x[i], y[0] if shared == 1 else y[i]
-                assert gauge(found[i], *factors, z[i], alpha=alpha, beta=beta) <= THRESHOLD
+                assert gauge(actual[i], *factors, z[i], alpha=alpha, beta=beta) <= THRESHOLD
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_address_is_served(gemm: Gemm, stream: Any, name: str) -> None:
+def test_every_alignment_is_supported(gemm: Gemm, stream: Any, name: str) -> None:
     dtype = dtype_of(name)
     m, n, k = 48, 64, 96
     x, y, z = entries((m, k), dtype, 1), entries((k, n), dtype, 2), entries((m, n), dtype, 3)
     for offsets in itertools.product((0, 1, 2, 8), repeat=3):
         for order in "FC":
-            one, other, result = (Stored(w, order, 0, offset) for w, offset in zip((x, y, z), offsets, strict=True))
-            found = run(gemm, stream, 0.75, one, other, -0.5, result)
-            assert gauge(found, x, y, z, alpha=0.75, beta=-0.5) <= THRESHOLD
+            left, right, result = (Stored(w, order, 0, offset) for w, offset in zip((x, y, z), offsets, strict=True))
+            actual = run(gemm, stream, 0.75, left, right, -0.5, result)
+            assert gauge(actual, x, y, z, alpha=0.75, beta=-0.5) <= THRESHOLD
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,8 +215,8 @@ def test_beta_zero_never_reads_z(gemm: Gemm, stream: Any, name: str, m: int, n: 
     x, y = entries((m, k), dtype, 1), entries((k, n), dtype, 2)
     for dtype_z, order in itertools.product(results(dtype), "FC"):
         z = Stored(np.full((m, n), np.nan, dtype_z), order, 2)
-        found = run(gemm, stream, 0.75, Stored(x), Stored(y), 0.0, z)
-        assert gauge(found, x, y, alpha=0.75) <= THRESHOLD
+        result = run(gemm, stream, 0.75, Stored(x), Stored(y), 0.0, z)
+        assert gauge(result, x, y, alpha=0.75) <= THRESHOLD
 
 
 def test_empty_results_are_left_alone(gemm: Gemm, stream: Any) -> None:
@@ -236,8 +236,8 @@ def test_16_bit_products_are_added_in_32_bits(gemm: Gemm, stream: Any, name: str
     dtype, k = dtype_of(name), 32768
     for dtype_z in results(dtype):
         z = Stored(np.zeros((2, 3), dtype_z))
-        found = run(gemm, stream, 1.0, Stored(np.ones((2, k), dtype)), Stored(np.ones((k, 3), dtype)), 0.0, z)
-        assert (found == k).all()
+        result = run(gemm, stream, 1.0, Stored(np.ones((2, k), dtype)), Stored(np.ones((k, 3), dtype)), 0.0, z)
+        assert (result == k).all()
 
 
 def test_tf32_is_taken_on_request_only(gemm: Gemm, stream: Any) -> None:
@@ -287,20 +287,20 @@ def test_captured_products_replay(gemm: Gemm, stream: Any, name: str) -> None:
         gemm.matmul(stream.ptr, -1.0, x.array, y.array, 1.0, sum_.array)
     finally:
         graph = stream.end_capture()
-    assert not z.found().any()  # nothing has run yet
+    assert not z.read().any()  # nothing has run yet
     gemm.matmul(stream.ptr, 3.0, x.array, y.array, 0.0, Stored(np.zeros((m, n), dtype)).array)  # another alpha since
     for seed in range(3):
         new = entries((m, k), dtype, 10 + seed)
-        other = entries((m, n), dtype, 20 + seed)
+        addend = entries((m, n), dtype, 20 + seed)
         x.set(new)
-        sum_.set(other)
+        sum_.set(addend)
         graph.launch(stream)
-        found = z.found()
-        assert gauge(found, new, entries((k, n), dtype, 2)) <= THRESHOLD
-        assert gauge(square.found(), new, new.T, alpha=0.5) <= THRESHOLD
-        assert gauge(sum_.found(), new, entries((k, n), dtype, 2), other, alpha=-1.0, beta=1.0) <= THRESHOLD
+        result = z.read()
+        assert gauge(result, new, entries((k, n), dtype, 2)) <= THRESHOLD
+        assert gauge(square.read(), new, new.T, alpha=0.5) <= THRESHOLD
+        assert gauge(sum_.read(), new, entries((k, n), dtype, 2), addend, alpha=-1.0, beta=1.0) <= THRESHOLD
         eager = run(gemm, stream, 1.0, x, y, 0.0, Stored(np.zeros((m, n), dtype)))
-        assert np.array_equal(found.view(np.uint8), eager.view(np.uint8))
+        assert np.array_equal(result.view(np.uint8), eager.view(np.uint8))
 
 
 def test_lanes_run_at_the_same_time(gemm: Gemm) -> None:
@@ -320,7 +320,7 @@ def test_lanes_run_at_the_same_time(gemm: Gemm) -> None:
             for (x, y, z), stream, lane in zip(operands, streams, ("main", "side"), strict=True):
                 gemm.matmul(stream.ptr, 1.0, x.array, y.array, 0.0, z.array, lane=lane)
         for (_, _, z), expected in zip(operands, alone, strict=True):
-            assert np.array_equal(z.found(), expected)
+            assert np.array_equal(z.read(), expected)
 
 
 def test_repeated_calls_take_no_memory(gemm: Gemm, stream: Any) -> None:
@@ -347,22 +347,22 @@ def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: P
     x, y, z = entries((160, 2048), dtype, 1), entries((2048, 96), dtype, 2), np.zeros((160, 96), dtype)
     stored = Stored(x, "F"), Stored(y, "C"), Stored(z, "C", 0, 1)  # Z misaligned
     problem = read(*(part.array for part in stored)).problem
-    with Gemm() as one, Gemm() as other, Gemm() as third:
-        run(other, stream, 1.0, *stored[:2], 0.0, stored[2])  # prepared before it loads
-        one.tune([problem, problem], stream.ptr)
-        choices = one.choices.entries.copy()
-        ((found, choice),) = choices.items()
-        assert found == problem
+    with Gemm() as first, Gemm() as second, Gemm() as third:
+        run(second, stream, 1.0, *stored[:2], 0.0, stored[2])  # prepared before it loads
+        first.tune([problem, problem], stream.ptr)
+        choices = first.choices.entries.copy()
+        ((key, choice),) = choices.items()
+        assert key == problem
         assert 0 < choice.seconds <= choice.default_seconds < 1
-        one.tune([problem], stream.ptr)
-        assert one.choices.entries == choices  # not tuned again
-        for each in (one, other, third):
+        first.tune([problem], stream.ptr)
+        assert first.choices.entries == choices  # not tuned again
+        for each in (first, second, third):
             each.choices.path = tmp_path / "gemm.json"
-        one.choices.save()
-        for each in (other, third):
+        first.choices.save()
+        for each in (second, third):
             each.load()
-        assert choices == other.choices.entries == third.choices.entries
-        results = [run(each, stream, 1.0, *stored[:2], 0.0, stored[2]) for each in (one, other, third)]
+        assert choices == second.choices.entries == third.choices.entries
+        results = [run(gemm, stream, 1.0, *stored[:2], 0.0, stored[2]) for gemm in (first, second, third)]
         assert gauge(results[0], x, y) <= THRESHOLD
         assert np.array_equal(results[0].view(np.uint8), results[1].view(np.uint8))
         assert np.array_equal(results[0].view(np.uint8), results[2].view(np.uint8))
@@ -376,18 +376,18 @@ def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
     with Gemm() as fresh:
         fresh.choices.entries[problem] = Choice(b"\xff" * 64, 1e-6, 1e-6)
         with pytest.warns(UserWarning, match="refuses the algorithm"):
-            found = run(fresh, stream, 1.0, *stored[:2], 0.0, stored[2])
-        assert gauge(found, x, y) <= THRESHOLD
+            result = run(fresh, stream, 1.0, *stored[:2], 0.0, stored[2])
+        assert gauge(result, x, y) <= THRESHOLD
 
 
-def test_the_store_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_file_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with Gemm(workspace_nbytes=1 << 20) as fresh:
-        path, other = fresh.choices.path, gemm.choices.path
+        path, usual = fresh.choices.path, gemm.choices.path
         assert path is not None
-        assert other is not None
+        assert usual is not None
         assert path.is_relative_to(tmp_path)
         assert str(fresh.version) in path.name
-        assert path.name != other.name
+        assert path.name != usual.name
         fresh.load()
         assert not fresh.choices.entries

@@ -61,7 +61,7 @@ class Stored:
         rows, columns = self._shape
         return host[:rows, :columns] if self._order == "C" else host[:columns, :rows].T
 
-    def found(self) -> Array:
+    def read(self) -> Array:
         """The elements as they are now; what lies around them is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
@@ -85,9 +85,9 @@ def stream() -> Any:
 @pytest.fixture
 def record() -> Array:
     memory = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
-    found: Array = np.frombuffer(memory, RECORD, 1)
-    found[0] = 0
-    return found
+    result: Array = np.frombuffer(memory, RECORD, 1)
+    result[0] = 0
+    return result
 
 
 def check_product(
@@ -109,10 +109,10 @@ def check_product(
     assert supports(read(x_.array, y_.array, z_.array).problem)
     cupy.cuda.runtime.deviceSynchronize()
     hopper.matmul(stream.ptr, alpha, [Part(x_.array, y_.array, z_.array)], beta, shape=shape)
-    found = z_.found()
-    assert gauge(found, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
-    assert np.array_equal(x_.found(), x)
-    assert np.array_equal(y_.found(), y)
+    result = z_.read()
+    assert gauge(result, x, y, z, alpha=alpha, beta=beta) <= THRESHOLD
+    assert np.array_equal(x_.read(), x)
+    assert np.array_equal(y_.read(), y)
 
 
 @pytest.mark.parametrize("case", SIZES)
@@ -129,22 +129,22 @@ def test_every_width_and_the_same_bits_every_time(hopper: Hopper, stream: Any, m
     k = 520
     x, y = (cupy.asarray(rng.standard_normal(size), cupy.float16) for size in ((m, k), (k, n)))
     exact = x.astype(cupy.float32) @ y.astype(cupy.float32)
-    found = [cupy.full((m, n), cupy.nan, cupy.float16) for _ in range(5)]
+    results = [cupy.full((m, n), cupy.nan, cupy.float16) for _ in range(5)]
     cupy.cuda.runtime.deviceSynchronize()
-    for z in found:
+    for z in results:
         hopper.matmul(stream.ptr, 1.0, [Part(x, y, z)], 0.0)
     stream.synchronize()
     # An element's error is at most half a unit in its last place, and float32's in a sum of k terms.
-    assert float(cupy.abs(found[0] - exact).max() / cupy.abs(exact).max()) < 2.0**-11 + k * 2.0**-24
-    assert all((z.view(cupy.uint16) == found[0].view(cupy.uint16)).all() for z in found)
+    assert float(cupy.abs(results[0] - exact).max() / cupy.abs(exact).max()) < 2.0**-11 + k * 2.0**-24
+    assert all((z.view(cupy.uint16) == results[0].view(cupy.uint16)).all() for z in results)
 
 
 def placed(x: Array, order: str, offset: int = 0) -> Any:
     """A copy on the GPU, so many elements behind the beginning of its memory."""
     memory = cupy.empty(x.size + offset, np.uint16)[offset:]
-    found = cupy.ndarray(x.shape, x.dtype, memory.data, order=order)
-    found.view(np.uint16)[...] = cupy.asarray(x.view(np.uint16))
-    return found
+    copy = cupy.ndarray(x.shape, x.dtype, memory.data, order=order)
+    copy.view(np.uint16)[...] = cupy.asarray(x.view(np.uint16))
+    return copy
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def placed(x: Array, order: str, offset: int = 0) -> Any:
         ("float16", Shape(64, 2), "F", 1),
     ],
 )
-def test_what_follows_is_of_the_sums(
+def test_epilogues_are_of_the_sums(
     hopper: Hopper, stream: Any, name: str, shape: Shape, order: str, offset: int
 ) -> None:
     """Of parts of a D but a partial one; with operands along its lines, across them, and like D, in both orders."""
@@ -170,11 +170,11 @@ def test_what_follows_is_of_the_sums(
     host = {name: rng.integers(1, 4, size).astype(dtype) for name, size in sizes.items()}
     host["wide"] = rng.standard_normal((m, n)).astype(np.float32)
     orders = {"z": order, "y": "F", "turned": "F" if order == "C" else "C"}
-    there = {
+    on_device = {
         name: placed(w, orders.get(name, "C"), offset * (name == "h")) for name, w in host.items() if w.itemsize == 2
     }
-    X, Y, Z = (there.pop(name) for name in "xyz")
-    operands = {name: cupy.broadcast_to(w, (m, n)) for name, w in there.items()}
+    X, Y, Z = (on_device.pop(name) for name in "xyz")
+    operands = {name: cupy.broadcast_to(w, (m, n)) for name, w in on_device.items()}
     operands["wide"] = cupy.asarray(host["wide"], order=order)
     blocks = [(slice(*a), slice(*b)) for a in [(0, 264), (264, m)] for b in [(0, 136), (136, n)]]
     parts = [Part(X[a], Y[:, b], Z[a, b], at=(a.start, b.start), partial=i == 1) for i, (a, b) in enumerate(blocks)]
@@ -187,14 +187,12 @@ def test_what_follows_is_of_the_sums(
         cupy.cuda.runtime.deviceSynchronize()
         hopper.matmul(stream.ptr, 0.5, parts, -1.0, finish=Finish(tree, operands | {"s": s}), shape=shape)
         stream.synchronize()
-        found = Z.view(np.uint16).get().view(dtype).astype(float)
+        result = Z.view(np.uint16).get().view(dtype).astype(float)
         bound = 0.51 * eps_of(dtype) * np.abs(expected) + 2.0**-18 * (1 + np.abs(expected))
-        assert (np.abs(found - expected) <= bound).all()
+        assert (np.abs(result - expected) <= bound).all()
 
 
-def test_operands_that_lie_otherwise_than_planned_need_no_compiler(
-    stream: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operands_with_another_memory_layout_need_no_compiler(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (m, n, k), dtype, tree, hopper = (264, 136, 72), dtype_of("float16"), parse("x + h"), Hopper()
     rng = np.random.default_rng(0)
     x, y, h = (rng.integers(1, 4, size).astype(dtype) for size in ((m, k), (k, n), (m, n)))
@@ -206,15 +204,15 @@ def test_operands_that_lie_otherwise_than_planned_need_no_compiler(
         cupy.cuda.runtime.deviceSynchronize()
         hopper.matmul(stream.ptr, 1.0, [Part(X, Y, Z)], 0.0, finish=Finish(tree, {"h": H}))
         stream.synchronize()
-        found = Z.view(np.uint16).get().view(dtype)
-        assert np.array_equal(found, (x.astype(float) @ y.astype(float) + h.astype(float)).astype(dtype))
+        result = Z.view(np.uint16).get().view(dtype)
+        assert np.array_equal(result, (x.astype(float) @ y.astype(float) + h.astype(float)).astype(dtype))
 
 
 def pinned(x: Array) -> Array:
     """A copy in memory from which copy engines copy while the host goes on."""
-    found: Array = np.frombuffer(cupy.cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size).reshape(x.shape)
-    found[...] = x
-    return found
+    copy: Array = np.frombuffer(cupy.cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 def copy_from_host(stream: Any, source: Array, target: Any, flag: int) -> None:
@@ -374,11 +372,11 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
     stored, told_too = cupy.zeros(len(pieces), cupy.uint32), cupy.zeros(1, cupy.uint32)
     first = cupy.full_like(pieces[0].z, cupy.nan)
     kept = [piece.own(stored[i].data.ptr, () if i else (Place(first),)) for i, piece in enumerate(pieces[:-1])]
-    behind = [[], *([own] for own in kept)]
-    parts = [part for piece, own in zip(pieces, behind, strict=True) for part in (*piece.sent(), *own)]
+    after = [[], *([own] for own in kept)]
+    parts = [part for piece, own in zip(pieces, after, strict=True) for part in (*piece.sent(), *own)]
     places = tuple(cupy.full_like(pieces[-1].z, cupy.nan) for _ in range(3))
-    told = [0, stored[-1].data.ptr, told_too.data.ptr]
-    parts.append(pieces[-1].own(places=tuple(map(Place, places, told))))
+    flags = [0, stored[-1].data.ptr, told_too.data.ptr]
+    parts.append(pieces[-1].own(places=tuple(map(Place, places, flags))))
     for _ in range(5):
         for piece in pieces:
             piece.z[...] = piece.old if beta else cupy.nan
@@ -396,13 +394,13 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
 
 
 @pytest.mark.parametrize("k", [520, 1600])
-def test_sums_are_stored_at_all_places_among_products(hopper: Hopper, stream: Any, k: int) -> None:
+def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: Any, k: int) -> None:
     """Own tiles among those of the second piece behind theirs, and a word for each place."""
     pieces = [Shares(4, rows, 2048, k) for rows in (1024, 1024, 512, 264)]
     places = [[cupy.full_like(piece.z, cupy.nan) for _ in range(3)] for piece in pieces]
-    told = cupy.zeros((len(pieces), 3), cupy.uint32)
+    flags = cupy.zeros((len(pieces), 3), cupy.uint32)
     own = [
-        piece.own(places=tuple(Place(z, told[i, j].data.ptr) for j, z in enumerate(places[i])), late=True)
+        piece.own(places=tuple(Place(z, flags[i, j].data.ptr) for j, z in enumerate(places[i])), late=True)
         for i, piece in enumerate(pieces)
     ]
     parts = [*pieces[0].sent(), *pieces[1].sent()]
@@ -412,11 +410,11 @@ def test_sums_are_stored_at_all_places_among_products(hopper: Hopper, stream: An
     for _ in range(5):
         for piece in pieces:
             piece.z[...] = cupy.nan
-        told[...] = 0
+        flags[...] = 0
         cupy.cuda.runtime.deviceSynchronize()
         hopper.matmul(stream.ptr, 1.0, parts, 0.0, watch=Watch(20 * SECOND))
         stream.synchronize()
-        assert (told == 1).all()
+        assert (flags == 1).all()
         for piece, stored in zip(pieces, places, strict=True):
             piece.check()
             for z in stored:
@@ -443,7 +441,7 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
     shares.check()
 
 
-def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper, stream: Any, record: Array) -> None:
+def test_it_starts_beside_kernels_that_wait_for_it(hopper: Hopper, stream: Any, record: Array) -> None:
     """They are behind a kernel that takes little shared memory, on streams that come first; it is on the main one."""
     kernels, watch = Kernels(), Watch(SECOND // 4, record=record.ctypes.data)
     kernels.load(stream.ptr)
@@ -469,7 +467,7 @@ def test_it_begins_beside_kernels_that_wait_for_it_and_came_first(hopper: Hopper
         piece.check()
 
 
-def test_what_tma_cannot_address_is_known() -> None:
+def test_operands_that_tma_cannot_address_are_rejected() -> None:
     def problem(m: int, n: int, k: int, offset: int = 0) -> Any:
         memory = cupy.zeros(4096, cupy.float16)
         x = memory[offset : offset + m * k].reshape(m, k)
@@ -483,7 +481,7 @@ def test_what_tma_cannot_address_is_known() -> None:
     assert not supports(read(*single).problem)
 
 
-def test_a_part_that_does_not_come_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
+def test_a_missing_part_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
     # The last test here: a kernel that ends in an error takes the context with it.
     parts = Parts(4, 1000, 1104, 520)
     beside = cupy.cuda.Stream(non_blocking=True)

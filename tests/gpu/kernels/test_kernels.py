@@ -52,17 +52,17 @@ PADDINGS = ((0, 0), (8, 0), (3, 0), (8, 1), (0, 1))  # of the lines, and before 
 
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    made = Kernels()
-    made.load(0)
+    library = Kernels()
+    library.load(0)
     cupy.cuda.runtime.deviceSynchronize()
-    return made
+    return library
 
 
 @pytest.fixture
 def stream() -> Iterator[Any]:
-    made = cupy.cuda.Stream(non_blocking=True)
-    yield made
-    made.synchronize()
+    created = cupy.cuda.Stream(non_blocking=True)
+    yield created
+    created.synchronize()
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +94,10 @@ class Lines:
     def read(self) -> Array:
         """The elements; what lies around them is as it was."""
         memory = self.memory.get()
-        found = self._view(memory).copy()
+        values = self._view(memory).copy()
         self._view(memory)[...] = self._view(self.before)
         assert np.array_equal(memory, self.before)
-        return found
+        return values
 
 
 def same_bits(x: Array, y: Array) -> bool:
@@ -110,10 +110,10 @@ def times(beta: complex, x: Array) -> Array:
     if x.dtype.kind != "c":
         return (x.real.dtype.type(beta.real) * x).astype(x.dtype)
     a, b = x.real.dtype.type(beta.real), x.real.dtype.type(beta.imag)
-    found = np.empty_like(x)
-    found.real = a * x.real - b * x.imag if beta.imag else a * x.real
-    found.imag = a * x.imag + b * x.real if beta.imag else a * x.imag
-    return found
+    product = np.empty_like(x)
+    product.real = a * x.real - b * x.imag if beta.imag else a * x.real
+    product.imag = a * x.imag + b * x.real if beta.imag else a * x.imag
+    return product
 
 
 def added(parts: Sequence[Array], beta: complex, old: Array | None, dtype: np.dtype[Any]) -> Array:
@@ -124,8 +124,8 @@ def added(parts: Sequence[Array], beta: complex, old: Array | None, dtype: np.dt
         total = total + part.astype(wide)
     if beta and old is not None:
         total = total + times(complex(beta), old.astype(wide))
-    found: Array = total.astype(dtype)
-    return found
+    result: Array = total.astype(dtype)
+    return result
 
 
 def run_sum(
@@ -135,12 +135,12 @@ def run_sum(
     out: Lines,
     old: Lines | None = None,
     beta: complex = 0,
-    **rest: Any,
+    **options: Any,
 ) -> Array:
     keep = {} if old is None else {"old": old.address, "old_ld": old.ld}
     kernels.sum(
         stream.ptr, out.dtype, out.rows, out.columns, [part.address for part in parts], [part.ld for part in parts],
-        out.address, out.ld, beta=beta, wire=parts[0].dtype, **keep, **rest,
+        out.address, out.ld, beta=beta, wire=parts[0].dtype, **keep, **options,
     )  # fmt: skip
     stream.synchronize()
     return out.read()
@@ -169,8 +169,8 @@ def test_sums_are_close_to_those_of_float64(kernels: Kernels, stream: Any, name:
     exact = np.sum([term.astype(wide) for term in terms], axis=0)
     bound = np.sum([abs(term.astype(wide)) for term in terms], axis=0) * 8 * np.finfo(accumulator_dtype(dtype)).eps
     bound += abs(exact) * {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(name, 0.0)
-    found = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(np.zeros(shape, dtype)))
-    assert np.all(abs(found.astype(wide) - exact) <= bound)
+    result = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(np.zeros(shape, dtype)))
+    assert np.all(abs(result.astype(wide) - exact) <= bound)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,11 +186,11 @@ def test_sums_in_place(kernels: Kernels, stream: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_not_read_may_be_nan(kernels: Kernels, stream: Any, name: str) -> None:
+def test_unread_memory_may_be_nan(kernels: Kernels, stream: Any, name: str) -> None:
     dtype, shape = dtype_of(name), (65, 3)
     terms, nan = [entries(shape, dtype, k) for k in range(2)], np.full(shape, np.nan, dtype)
-    found = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(nan), Lines(nan), 0.0)
-    assert same_bits(found, added(terms, 0, None, dtype))
+    result = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(nan), Lines(nan), 0.0)
+    assert same_bits(result, added(terms, 0, None, dtype))
     target = Lines(nan)
     kernels.scale(stream.ptr, dtype, *shape, 0.0, Lines(nan).address, shape[0], target.address, target.ld)
     stream.synchronize()
@@ -307,9 +307,9 @@ def reduced(
     nranks, count = len(terms), terms[0].size
     pieces = []
     for owner, share in enumerate(shares(count, nranks) if shots > 1 else [(0, count)]):
-        mine = slice(*share)
+        elements = slice(*share)
         order = [r for r in ((owner + i) % nranks for i in range(1, nranks + 1)) if ranks is None or r in ranks]
-        pieces.append(added([terms[r][mine] for r in order], beta, old[mine], dtype))
+        pieces.append(added([terms[r][elements] for r in order], beta, old[elements], dtype))
     return np.concatenate(pieces)
 
 
@@ -352,12 +352,12 @@ def finished(total: Array, operands: dict[str, Any], old: Array, beta: float, dt
     """What follows a sum in 32 bits, rounded once."""
     wide = {key: z.astype(np.float32) for key, z in operands.items()}
     total = total + np.float32(beta) * old.astype(np.float32) if beta else total
-    found: Array = (np.maximum(total * np.float32(0.75) + wide["row"], 0) - wide["full"]).astype(dtype)
-    return found
+    result: Array = (np.maximum(total * np.float32(0.75) + wide["row"], 0) - wide["full"]).astype(dtype)
+    return result
 
 
 @pytest.mark.parametrize(("name", "wire"), [("bfloat16", "float32"), ("float32", "float32")])
-def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
+def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
     """Of sums of any lines, and of reductions, with + beta C before it: the bits that NumPy gives."""
     dtype, travelling, nranks, tree = dtype_of(name), dtype_of(wire), 3, parse("relu(x * s + row) - full")
     for number, (shape, padding) in enumerate(itertools.product([(37, 23), (64, 8)], [0, 3, 8])):
@@ -365,16 +365,16 @@ def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], na
         if number % 2:
             row = entries((shape[0], 1), dtype, 2)
         operands = {"row": np.broadcast_to(row, shape), "full": full}
-        there = {key: device(z, padding) for key, z in {"row": row, "full": full}.items()}
-        finish = Finish(tree, {key: cupy.broadcast_to(z, shape) for key, z in there.items()} | {"s": 0.75})
+        on_device = {key: device(z, padding) for key, z in {"row": row, "full": full}.items()}
+        finish = Finish(tree, {key: cupy.broadcast_to(z, shape) for key, z in on_device.items()} | {"s": 0.75})
         terms = [entries(shape, travelling, 10 + r) for r in range(nranks)]
         for beta in (0.0, 0.5):
             options: dict[str, Any] = {"wire": travelling, "scaled": beta != 0}
             out, kept = Lines(np.zeros(shape, dtype), padding), Lines(old)
             empty = cupy.empty(shape, dtype, "F")
             follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="sum")
-            found = run_sum(kernels, streams[0], [Lines(term, 8) for term in terms], out, kept, beta, behind=follows)
-            assert same_bits(found, finished(added(terms, 0, None, FLOAT32), operands, old, beta, dtype))
+            result = run_sum(kernels, streams[0], [Lines(term, 8) for term in terms], out, kept, beta, behind=follows)
+            assert same_bits(result, finished(added(terms, 0, None, FLOAT32), operands, old, beta, dtype))
             follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="all_reduce")
             vectors = [term.reshape(-1, order="F") for term in terms]
             sources = [cupy.asarray(vector.view(np.uint8)).view(travelling) for vector in vectors]
@@ -388,7 +388,7 @@ def test_what_follows_the_last_addition(kernels: Kernels, streams: list[Any], na
                 cupy.cuda.runtime.deviceSynchronize()
                 total = reduced(vectors, 0, vectors[0], FLOAT32, shots)
                 expected = finished(total, flat, old.reshape(-1, order="F"), beta, dtype)
-                assert all(same_bits(each.out.get().view(dtype), expected) for each in ranks)
+                assert all(same_bits(rank.out.get().view(dtype), expected) for rank in ranks)
 
 
 def device(x: Array, padding: int) -> Any:
@@ -446,7 +446,7 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
     me, nbytes = ranks[rank], count * dtype.itemsize
     ctas, last = pulling_ctas(nbytes), in_packs(count, dtype.itemsize)
     expected = reduced(terms, 0.0, terms[0], dtype, shots)
-    mine = slice(*shares(count, nranks)[rank])
+    own = slice(*shares(count, nranks)[rank])
     for peer in (0, 2, 3):
         if shots == 1:
             me.slot(0, peer, last)[...] = 0  # the last pack is sent whole
@@ -471,13 +471,13 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
             assert np.array_equal(ranks[peer].partials[0].get()[:nbytes], terms[peer].view(np.uint8))
             assert np.array_equal(ranks[peer].results[0].get(), expected.view(np.uint8))
     if shots == 3:
-        got = me.results[0].get()[mine.start * dtype.itemsize : mine.stop * dtype.itemsize]
-        assert np.array_equal(got, expected[mine].view(np.uint8))
+        got = me.results[0].get()[own.start * dtype.itemsize : own.stop * dtype.itemsize]
+        assert np.array_equal(got, expected[own].view(np.uint8))
 
 
 @pytest.mark.parametrize("shots", [1, 2, 3])
 @pytest.mark.parametrize("code", [ABORTED, LATE])
-def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: Any, code: int) -> None:
+def test_an_all_reduce_times_out(kernels: Kernels, stream: Any, shots: Any, code: int) -> None:
     dtype, nranks, rank, count = FLOAT32, 4, 2, 5000
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
     me, source = ranks[rank], cupy.ones(count, dtype)
@@ -488,10 +488,10 @@ def test_an_all_reduce_that_waits_in_vain(kernels: Kernels, stream: Any, shots: 
     timeout = 2_000_000 if code == LATE else 30 * SECOND
     launch(kernels, stream, ranks, rank, shots, 0, source, dtype, timeout=timeout)
     stream.synchronize()
-    found = me.record[0]
-    assert (found["code"], found["step"]) == (code, NO_STEP)
-    assert found["rank"] in ((0, 1, 3) if (shots, code) == (2, ABORTED) else (1, 3))  # rank 0 cannot have sent sums
-    assert found["time"] > 0
+    fault = me.record[0]
+    assert (fault["code"], fault["step"]) == (code, NO_STEP)
+    assert fault["rank"] in ((0, 1, 3) if (shots, code) == (2, ABORTED) else (1, 3))  # rank 0 cannot have sent sums
+    assert fault["time"] > 0
     if shots == 3:
         assert np.all(me.out.get() == POISON)
     assert np.all(ranks[0].results[0].get() == POISON)
@@ -537,7 +537,7 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
     )
 
 
-def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, streams: list[Any]) -> None:
+def test_collectives_with_device_call_counters_on_streams(kernels: Kernels, streams: list[Any]) -> None:
     """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
     nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "scatter", "all_gather", "gather")
     rng = np.random.default_rng(6)
@@ -565,8 +565,8 @@ def test_collectives_that_count_for_themselves_on_streams(kernels: Kernels, stre
                 kernels.delay(stream.ptr, int(rng.integers(0, 30_000)))
             which, ctas = int(chosen[call]), 1 + call * 7 % 40
             if call % 2:
-                made = collective(kernels, ranks, rank, kinds[which], x[call][rank], outs[call][rank], ctas)
-                made.launch(stream.ptr)
+                arguments = collective(kernels, ranks, rank, kinds[which], x[call][rank], outs[call][rank], ctas)
+                arguments.launch(stream.ptr)
                 continue
             source, target = fixed[rank]
             source.data.copy_from_device_async(x[call][rank].data, source.nbytes, stream)
@@ -606,9 +606,9 @@ def test_shards_are_gathered_on_streams(
         cupy.cuda.runtime.deviceSynchronize()
         expected = np.concatenate(shards)
         for memory, out in zip(ranks, outs, strict=True):
-            found = out.get()[: expected.nbytes].view(dtype)
+            result = out.get()[: expected.nbytes].view(dtype)
             assert memory.record[0]["code"] == 0
-            assert np.array_equal(found.astype(np.float64), expected.astype(np.float64), equal_nan=True)
+            assert np.array_equal(result.astype(np.float64), expected.astype(np.float64), equal_nan=True)
             assert (out[expected.nbytes :] == POISON).all()
             assert all((slots == EMPTY).all() for slots in memory.slots)
 
@@ -660,7 +660,7 @@ def test_a_captured_barrier_is_replayed(kernels: Kernels, streams: list[Any]) ->
 
 
 @pytest.mark.parametrize("code", [ABORTED, LATE])
-def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) -> None:
+def test_a_barrier_times_out(kernels: Kernels, stream: Any, code: int) -> None:
     flags, epoch = [cupy.zeros(3, cupy.uint32) for _ in range(3)], cupy.zeros(1, cupy.uint32)
     me = Rank(1, 1, FLOAT32, FLOAT32)
     me.abort.fill(code == ABORTED)
@@ -673,7 +673,7 @@ def test_a_barrier_that_waits_in_vain(kernels: Kernels, stream: Any, code: int) 
 
 
 @pytest.mark.parametrize("told", [0, 2, 5])
-def test_a_wait_tells_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
+def test_a_wait_signals_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
     flags, peers = cupy.ones(3, cupy.uint32), cupy.zeros(6, cupy.uint32)
     cupy.cuda.runtime.deviceSynchronize()
     kernels.wait(
@@ -708,10 +708,10 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
         kernels.push(stream.ptr, blocks, [flags.data.ptr + 4 * i for i in range(len(sizes) + 1)], counter.data.ptr)
         stream.synchronize()
         for target, x in zip([*targets, own], [*data, data[0]], strict=True):
-            found = target.get()
-            assert np.array_equal(found[16 + offset :][: x.size], x)
-            assert np.all(found[: 16 + offset] == POISON)
-            assert np.all(found[16 + offset + x.size :] == POISON)
+            result = target.get()
+            assert np.array_equal(result[16 + offset :][: x.size], x)
+            assert np.all(result[: 16 + offset] == POISON)
+            assert np.all(result[16 + offset + x.size :] == POISON)
             target.fill(POISON)
         assert flags.get().tolist() == [1] * (len(sizes) + 1)
         assert not counter.any()
@@ -721,17 +721,17 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
 
 @pytest.mark.parametrize(("width", "lines"), [(1, 9), (48, 33), (50, 7), (4096, 129)])
 @pytest.mark.parametrize(("gap", "there"), [(0, 0), (16, 32), (3, 6)])
-def test_push_of_lines(kernels: Kernels, stream: Any, width: int, lines: int, gap: int, there: int) -> None:
+def test_push_of_lines(kernels: Kernels, stream: Any, width: int, lines: int, gap: int, offset: int) -> None:
     source = cupy.asarray(np.random.default_rng(2).integers(0, 256, (lines, width + gap), np.uint8))
-    target = cupy.full((lines, width + there), POISON, cupy.uint8)
+    target = cupy.full((lines, width + offset), POISON, cupy.uint8)
     flag, counter = cupy.zeros(1, cupy.uint32), cupy.zeros(push_counter_nbytes() // 4, cupy.uint32)
-    block = Block(source.data.ptr, target.data.ptr, width, 0, lines, width + gap, width + there)
+    block = Block(source.data.ptr, target.data.ptr, width, 0, lines, width + gap, width + offset)
     cupy.cuda.runtime.deviceSynchronize()
     kernels.push(stream.ptr, [block, block._replace(lines=0)], [flag.data.ptr], counter.data.ptr)
     stream.synchronize()
-    found = target.get()
-    assert np.array_equal(found[:, :width], source.get()[:, :width])
-    assert np.all(found[:, width:] == POISON)
+    result = target.get()
+    assert np.array_equal(result[:, :width], source.get()[:, :width])
+    assert np.all(result[:, width:] == POISON)
     assert int(flag[0]) == 1
 
 
@@ -770,5 +770,5 @@ def test_a_delay_takes_its_time(kernels: Kernels, stream: Any) -> None:
         kernels.delay(stream.ptr, nanoseconds)
         end.record(stream)
         end.synchronize()
-        taken = cupy.cuda.get_elapsed_time(start, end) * 1e6
-        assert min(nanoseconds, SECOND) - 2000 <= taken <= min(nanoseconds, SECOND) + SECOND // 10
+        elapsed_ns = cupy.cuda.get_elapsed_time(start, end) * 1e6
+        assert min(nanoseconds, SECOND) - 2000 <= elapsed_ns <= min(nanoseconds, SECOND) + SECOND // 10

@@ -48,22 +48,22 @@ class Placed:
         """The elements; the poison is still there."""
         memory: Array = self._memory.get()
         assert (memory[:, self._rows :] == POISON).all()
-        found: Array = self._inside(memory)
-        return found
+        result: Array = self._inside(memory)
+        return result
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_expressions_are_those_of_cpus(expressions: Pointwise, name: str) -> None:
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     shapes = {"x": (33, 21), "full": (33, 21), "row": (21,), "column": (33, 1)}
-    given = {
+    values = {
         key: (entries((1, int(np.prod(shape))), dtype, seed) * 2).reshape(shape)
         for seed, (key, shape) in enumerate(shapes.items())
     }
     for number, text in enumerate(COMPLEX if dtype.kind == "c" else (*COMPLEX, *REAL)):
         tree = parse(text)
-        x = np.abs(given["x"]) if number < 6 and dtype.kind != "c" else given["x"]
-        operands: dict[str, Any] = {"s": 1.75, "row": given["row"], "column": given["column"], "full": given["full"]}
+        x = np.abs(values["x"]) if number < 6 and dtype.kind != "c" else values["x"]
+        operands: dict[str, Any] = {"s": 1.75, "row": values["row"], "column": values["column"], "full": values["full"]}
         with np.errstate(all="ignore"):
             on_host = {key: v.astype(wide) if isinstance(v, np.ndarray) else v for key, v in operands.items()}
             expected = np.broadcast_to(pointwise.evaluate(tree, x.astype(wide), on_host), x.shape)
@@ -72,13 +72,13 @@ def test_expressions_are_those_of_cpus(expressions: Pointwise, name: str) -> Non
             for key in ("row", "column", "full"):
                 matrix = operands[key].reshape(-1, operands[key].shape[-1])
                 on_gpu[key] = Placed(matrix, "CF"[number % 2], 1).x.reshape(shapes[key])
-            there, out = Placed(x, "CF"[number // 2 % 2], 2), Placed(x, order, padding)
-            expressions.evaluate(0, tree, there.x, on_gpu, out.x)
-            found = out.read()
-            near = np.abs(found - expected) <= 16 * eps_of(dtype) * (1 + np.abs(expected))
-            assert (near | (np.isnan(found) & np.isnan(expected))).all(), (text, order)
-            expressions.evaluate(0, tree, there.x, on_gpu, there.x)  # in place
-            assert np.ascontiguousarray(there.read()).tobytes() == np.ascontiguousarray(found).tobytes()
+            source, out = Placed(x, "CF"[number // 2 % 2], 2), Placed(x, order, padding)
+            expressions.evaluate(0, tree, source.x, on_gpu, out.x)
+            result = out.read()
+            near = np.abs(result - expected) <= 16 * eps_of(dtype) * (1 + np.abs(expected))
+            assert (near | (np.isnan(result) & np.isnan(expected))).all(), (text, order)
+            expressions.evaluate(0, tree, source.x, on_gpu, source.x)  # in place
+            assert np.ascontiguousarray(source.read()).tobytes() == np.ascontiguousarray(result).tobytes()
 
 
 def test_accumulators_are_rounded_once_and_special_numbers_are_kept(expressions: Pointwise) -> None:
@@ -104,9 +104,9 @@ def test_rows_are_normalised_as_on_cpus(expressions: Pointwise, name: str, colum
             expected = pointwise.rms_normalised(total, None if factor is None else factor.astype(wide), 1e-3)
             on_gpu: Any = None if factor is None else Placed(factor[None], "C").x[0]
             for in_place in (False, True):
-                there, out, kept = (Placed(each, "C", padding) for each in (x, np.zeros_like(x), h))
-                target, sums = there if in_place else out, None if residual is None else kept.x
-                expressions.normalise(0, there.x, target.x, residual=sums, weight=on_gpu, eps=1e-3)
+                source, out, kept = (Placed(array, "C", padding) for array in (x, np.zeros_like(x), h))
+                target, sums = source if in_place else out, None if residual is None else kept.x
+                expressions.normalise(0, source.x, target.x, residual=sums, weight=on_gpu, eps=1e-3)
                 near = np.abs(target.read() - expected) <= 16 * eps_of(dtype) * (1 + np.abs(expected))
                 assert near.all()
                 assert residual is None or np.array_equal(kept.read().astype(wide), total)

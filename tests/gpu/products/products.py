@@ -89,10 +89,10 @@ class Placed:
 
     def _download(self) -> Array:
         sync()
-        found = np.empty_like(self._host)
-        if found.nbytes:
-            runtime.memcpy(found.ctypes.data, self._start, found.nbytes, runtime.memcpyDeviceToHost)
-        return found
+        host = np.empty_like(self._host)
+        if host.nbytes:
+            runtime.memcpy(host.ctypes.data, self._start, host.nbytes, runtime.memcpyDeviceToHost)
+        return host
 
     def check_untouched(self) -> None:
         """Nothing has changed, inside the view and outside."""
@@ -100,12 +100,12 @@ class Placed:
 
     def check_untouched_outside(self) -> None:
         """Nothing but the view has changed."""
-        found, before = self._download(), self._host.copy()
-        self._seen(found)[...] = self._seen(before)[...] = 0
-        assert np.array_equal(found.view(np.uint8), before.view(np.uint8)), "memory around D was touched"
+        after, before = self._download(), self._host.copy()
+        self._seen(after)[...] = self._seen(before)[...] = 0
+        assert np.array_equal(after.view(np.uint8), before.view(np.uint8)), "memory around D was touched"
 
 
-class Judge:
+class ErrorChecker:
     """The error of D for one set of data, in the gauge."""
 
     def __init__(self, a: Array, b: Array, c: Array, case: Case) -> None:
@@ -124,14 +124,14 @@ class Judge:
                 self._exact += case.beta * c.astype(kind)
                 self._sizes += _size(case.beta) * _sizes(c)
 
-    def error(self, found: Array, rows: Array, columns: Array, eps: float) -> float:
+    def error(self, result: Array, rows: Array, columns: Array, eps: float) -> float:
         """Of a part of D, in units of eps times the sum of the terms' absolute values."""
-        here, case = np.ix_(rows, columns), self._case
+        block, case = np.ix_(rows, columns), self._case
         if self._wide:
-            return gauge(found, self._a[rows], self._b[:, columns], self._c[here], alpha=case.alpha, beta=case.beta)
-        difference = np.abs(found.astype(self._exact.dtype) - self._exact[here])
+            return gauge(result, self._a[rows], self._b[:, columns], self._c[block], alpha=case.alpha, beta=case.beta)
+        difference = np.abs(result.astype(self._exact.dtype) - self._exact[block])
         assert not np.isnan(difference).any(), "NaN in the result"
-        sizes = self._sizes[here]
+        sizes = self._sizes[block]
         assert (difference[sizes == 0] == 0).all(), "entries without terms must be exactly 0"
         inside = sizes != 0
         return float((difference[inside] / (eps * sizes[inside])).max(initial=0.0))
@@ -162,37 +162,37 @@ class Run(Operands):
             case = replace(case, dtype="float32", options=(*case.options, ("tf32", True)))
         super().__init__(ctx, case)
         self._eps = TF32_EPS if tf32 else eps_of(self.dtype)
-        self._judges: dict[int, Judge] = {}
+        self._checkers: dict[int, ErrorChecker] = {}
 
-    def load(self, turn: int) -> Judge:
+    def load(self, turn: int) -> ErrorChecker:
         """Fill all matrices anew, with the data of a turn."""
         case, seed = self.case, 3 * self.case.seed + 1000 * turn
         a = entries((case.m.n, case.k.n), self.dtype, seed)
         b = entries((case.k.n, case.n.n), self.dtype, seed + 1)
         c = entries((case.m.n, case.n.n), self.dtype, seed + 2)
         self.fill(a, b, c)
-        if turn not in self._judges:
-            self._judges[turn] = Judge(a, b, c, case)
-        return self._judges[turn]
+        if turn not in self._checkers:
+            self._checkers[turn] = ErrorChecker(a, b, c, case)
+        return self._checkers[turn]
 
     def multiply(self, turns: tuple[int, ...] = TURNS, stream: Any = None) -> tuple[ProductPlan, dict[int, bytes]]:
         """Plan, execute with the data of each turn, check; the plan, and D's bits for each set of data."""
         bits: dict[int, bytes] = {}
         arguments = self.arguments
-        given = {"out": arguments["out"] if isinstance(arguments["out"], DistMatrix) else None, "stream": stream}
+        options = {"out": arguments["out"] if isinstance(arguments["out"], DistMatrix) else None, "stream": stream}
         with pblas.plan_matmul(self.A.view, self.B.view, **arguments) as planned:
             for turn in turns:
-                judge = self.load(turn)
-                found = planned.execute(self.A.view, self.B.view, arguments["c"], **given)
-                local = self.check(found, judge)
+                checker = self.load(turn)
+                result = planned.execute(self.A.view, self.B.view, arguments["c"], **options)
+                local = self.check(result, checker)
                 assert bits.setdefault(turn, local.tobytes()) == local.tobytes(), "the same data gave other bits"
             return planned.plan, bits
 
-    def check(self, found: DistMatrix, judge: Judge) -> Array:
+    def check(self, result: DistMatrix, checker: ErrorChecker) -> Array:
         """Assert every law; D's local part."""
-        rows, columns = self.check_memory(found)
-        local: Array = found.runtime.backend.reading(found.local)
-        error = judge.error(local, rows, columns, self._eps)
+        rows, columns = self.check_memory(result)
+        local: Array = result.runtime.backend.reading(result.local)
+        error = checker.error(local, rows, columns, self._eps)
         assert error <= THRESHOLD, f"{error} in the gauge: {self.case}"
         return local
 

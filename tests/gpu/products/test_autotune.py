@@ -15,7 +15,7 @@ from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.planner.algorithms import SHORTLIST_LENGTH
 from pblas.plans.plan import ProductPlan
-from tests.common.ranks import COMM, alike, check_product, raises_alike
+from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.products import Run
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension
 
@@ -27,15 +27,15 @@ def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Conte
     """A context that knows nothing yet but the machine code of kernels, which lies elsewhere in the cache."""
     folder = COMM.bcast(tmp_path, 0)
     monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
-    with context() as found:
-        yield found
+    with context() as opened:
+        yield opened
 
 
 def context() -> pblas.Context:
     return pblas.Context(backend="nvshmem", timeout=20.0)
 
 
-def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) -> None:
+def test_products_are_right_by_the_measured_algorithm(ctx: pblas.Context) -> None:
     """Which is the fastest of several; a second plan finds it known, and so does a context that reads the file."""
     n, plans = 64 * ctx.nprocs, list[tuple[Case, ProductPlan]]()
     for layout, homes, beta in (("AG(A) rows", "uuuu", 0.0), ("RS to columns", "wwww", 0.5), ("AR", "wwww", 0.0)):
@@ -44,7 +44,7 @@ def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) ->
         options = (("autotune", True),)
         case = Case(*dims, LAYOUTS[layout], "bfloat16", beta=beta, out=out, homes=homes, options=options)
         plan, bits = Run(ctx, case).multiply()
-        assert alike(plan).measured
+        assert same_on_all_ranks(plan).measured
         assert 2 <= len(plan.measured) <= SHORTLIST_LENGTH
         assert plan.algorithm == plan.measured[0][0]
         assert all(1e-6 < seconds < 1e-2 for _, seconds in plan.measured)
@@ -62,7 +62,7 @@ def test_products_are_right_by_the_road_that_was_measured(ctx: pblas.Context) ->
                 assert Run(where, case).multiply()[0] == plan
 
 
-def test_what_tuning_raises_on_one_rank_all_raise(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuning_error_on_one_rank_is_raised_by_all(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the first, which times GEMMs on operands of its own, has no memory for them."""
 
     def none_left(*_: Any) -> None:
@@ -73,5 +73,5 @@ def test_what_tuning_raises_on_one_rank_all_raise(ctx: pblas.Context, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(Gemm, "tune", none_left)
         text = "plan_matmul: choose algorithms: the GPU of rank 0: MemoryError: none left"
-        raises_alike(pblas.BackendError, text, lambda: pblas.plan_matmul(a, b, autotune=True))
+        raises_on_all_ranks(pblas.BackendError, text, lambda: pblas.plan_matmul(a, b, autotune=True))
     check_product(ctx)

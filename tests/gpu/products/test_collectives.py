@@ -17,8 +17,8 @@ import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.backends.dtypes import accumulator_dtype
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of
-from tests.common.ranks import COMM, alike, check_product, raises_alike, some_wrong
-from tests.mpi.operations.test_collectives import ALGORITHMS, POISON, UFUNCS, check, given
+from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.mpi.operations.test_collectives import ALGORITHMS, POISON, UFUNCS, check, random_terms
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
@@ -57,11 +57,11 @@ def messages() -> Iterator[pblas.Context]:
         yield context
 
 
-def there(x: Array, order: Any = "C") -> Any:
+def to_gpu(x: Array, order: Any = "C") -> Any:
     """The same array on the GPU."""
     x = np.asarray(x, order=order)
-    found: Any = cupy.asarray(x.reshape(-1, order="A").view(np.uint8)).view(x.dtype).reshape(x.shape, order=order)
-    return found
+    result: Any = cupy.asarray(x.reshape(-1, order="A").view(np.uint8)).view(x.dtype).reshape(x.shape, order=order)
+    return result
 
 
 def words(x: Any) -> Any:
@@ -69,17 +69,17 @@ def words(x: Any) -> Any:
     return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
 
 
-def here(x: Any) -> Array:
+def to_host(x: Any) -> Array:
     """The same array in the host's memory."""
-    found: Array = words(x).get().view(x.dtype)
-    return found
+    result: Array = words(x).get().view(x.dtype)
+    return result
 
 
 def bits(x: Any) -> Array:
     """**Collective.** An array's elements, which are the same on every rank."""
-    found = here(x)
-    alike(found.tobytes())
-    return found
+    result = to_host(x)
+    same_on_all_ranks(result.tobytes())
+    return result
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,19 +89,19 @@ def test_allreduce_is_numpys_with_one_set_of_bits(
     """In and out of place, in one round and in many, again with the same arrays and with others."""
     dtype, contexts = dtype_of(name), (ctx, small, messages)
     for number, shape in enumerate(SHAPES):
-        everywhere = given(shape, dtype, number)
+        everywhere = random_terms(shape, dtype, number)
         for op in OPS[name]:
             for algorithm in ALGORITHMS:
                 for context in contexts[: {70001: 1, 5: 3}.get(sum(shape[:1]), 2)]:
-                    x, out = there(everywhere[RANK]), cupy.empty(shape, dtype)
-                    found = bits(context.allreduce(x, op=op, algorithm=algorithm))
-                    check(found, everywhere, op)
+                    x, out = to_gpu(everywhere[RANK]), cupy.empty(shape, dtype)
+                    result = bits(context.allreduce(x, op=op, algorithm=algorithm))
+                    check(result, everywhere, op)
                     for _ in range(2):
                         assert context.allreduce(x, out, op=op, algorithm=algorithm) is out
-                    assert here(out).tobytes() == found.tobytes()
-                    assert here(x).tobytes() == everywhere[RANK].tobytes()
+                    assert to_host(out).tobytes() == result.tobytes()
+                    assert to_host(x).tobytes() == everywhere[RANK].tobytes()
                     context.allreduce(x, x, op=op, algorithm=algorithm)
-                    assert here(x).tobytes() == found.tobytes()
+                    assert to_host(x).tobytes() == result.tobytes()
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -131,13 +131,13 @@ def forms(x: Array) -> list[Any]:
     amid = cupy.full([2 * n + 1 for n in x.shape], POISON, x.dtype)
     inside: Any = (*[slice(1, None, 2)] * x.ndim, ...)
     amid[inside] = cupy.asarray(x)
-    return [there(x), there(x, "F"), amid[inside], cupy.ascontiguousarray(there(x)[::-1])[::-1]]
+    return [to_gpu(x), to_gpu(x, "F"), amid[inside], cupy.ascontiguousarray(to_gpu(x)[::-1])[::-1]]
 
 
 @pytest.mark.parametrize("shape", [(3,), (9, 8), (2, 3, 17)])
 def test_any_order_and_view(ctx: pblas.Context, small: pblas.Context, shape: tuple[int, ...]) -> None:
     everywhere, epilogue = (
-        given(shape, np.float32),
+        random_terms(shape, np.float32),
         Epilogue("x + f * r", f=forms(np.ones(shape, np.float32))[AMID], r=2.0),
     )
     for algorithm in (*ALGORITHMS, "auto"):
@@ -159,30 +159,30 @@ def test_arrays_in_symmetric_memory_are_reached_in_place(
 ) -> None:
     """x, out, both or neither, on all ranks or on some."""
     monkeypatch.setattr("pblas.operations.gpu_collectives.PULLED_NBYTES", 0)
-    everywhere = [np.array(x, order=order) for x in given((90, 71), np.float64)]
+    everywhere = [np.array(x, order=order) for x in random_terms((90, 71), np.float64)]
     for context in (ctx, small):
         desc = MatrixDescriptor.replicated(90, 71, P, order=order)
-        shared_x, shared_out, other = (context.empty(desc).local for _ in range(3))
+        shared_x, shared_out, scratch = (context.empty(desc).local for _ in range(3))
         for algorithm in ("one_shot", "two_shot"):
             expected = None
             for where in range(5):
                 own = cupy.empty((90, 71), order=order)
-                x = (shared_x, shared_x, shared_x, own, other if RANK else own)[where]
+                x = (shared_x, shared_x, shared_x, own, scratch if RANK else own)[where]
                 out = (shared_out, own, x, shared_out, x)[where]
                 for _ in range(3):
-                    x[...] = there(everywhere[RANK])
+                    x[...] = to_gpu(everywhere[RANK])
                     context.allreduce(x, out, algorithm=algorithm, epilogue="x * 2")
-                    found = bits(out)
+                    result = bits(out)
                     x[...] = out[...] = POISON  # a rank that still read here would see it
-                expected = found if expected is None else expected
-                assert np.array_equal(found, expected), (algorithm, where)
-                check(found / 2, everywhere)
-        shared_x[...] = there(everywhere[RANK])
+                expected = result if expected is None else expected
+                assert np.array_equal(result, expected), (algorithm, where)
+                check(result / 2, everywhere)
+        shared_x[...] = to_gpu(everywhere[RANK])
         part = context.reduce_scatter(shared_x)
-        check(here(part), [np.array_split(x, P)[RANK] for x in everywhere])
-        shared_x[...] = there(everywhere[RANK])
+        check(to_host(part), [np.array_split(x, P)[RANK] for x in everywhere])
+        shared_x[...] = to_gpu(everywhere[RANK])
         for _ in range(3):
-            assert np.array_equal(here(context.allgather(shared_x, counts=[90] * P)), np.concatenate(everywhere))
+            assert np.array_equal(to_host(context.allgather(shared_x, counts=[90] * P)), np.concatenate(everywhere))
         shared_x[...] = POISON
 
 
@@ -190,21 +190,21 @@ def test_arrays_in_symmetric_memory_are_reached_in_place(
 def test_reduce_scatter_splits_rows(
     ctx: pblas.Context, small: pblas.Context, messages: pblas.Context, rows: int
 ) -> None:
-    everywhere = given((rows, 77), np.complex64)
+    everywhere = random_terms((rows, 77), np.complex64)
     for context in (ctx, small, messages):
         for keywords in ({}, {"counts": [0] * (P - 1) + [rows]}):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
-            mine = slice(*bounds[RANK : RANK + 2])
-            x = there(everywhere[RANK])
-            found = here(context.reduce_scatter(x, **keywords))  # type: ignore[arg-type]
-            check(found, [x[mine] for x in everywhere])
-            context.reduce_scatter(x, x[mine], **keywords)  # type: ignore[arg-type]
-            assert np.array_equal(here(x[mine]), found)
-            x[mine] = there(everywhere[RANK][mine])
-            assert np.array_equal(here(x), everywhere[RANK])
-            bias = there(given((77,), np.complex64, 5)[0])
-            shifted = here(context.reduce_scatter(x, epilogue=Epilogue("x - b", b=bias), **keywords))  # type: ignore[arg-type]
-            check(shifted, [*(x[mine] for x in everywhere), np.broadcast_to(-here(bias), found.shape)])
+            own = slice(*bounds[RANK : RANK + 2])
+            x = to_gpu(everywhere[RANK])
+            result = to_host(context.reduce_scatter(x, **keywords))  # type: ignore[arg-type]
+            check(result, [x[own] for x in everywhere])
+            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            assert np.array_equal(to_host(x[own]), result)
+            x[own] = to_gpu(everywhere[RANK][own])
+            assert np.array_equal(to_host(x), everywhere[RANK])
+            bias = to_gpu(random_terms((77,), np.complex64, 5)[0])
+            shifted = to_host(context.reduce_scatter(x, epilogue=Epilogue("x - b", b=bias), **keywords))  # type: ignore[arg-type]
+            check(shifted, [*(x[own] for x in everywhere), np.broadcast_to(-to_host(bias), result.shape)])
 
 
 @pytest.mark.parametrize("name", ["float16", "complex128"])
@@ -213,21 +213,21 @@ def test_allgather_puts_all_rows_one_after_the_other(
 ) -> None:
     dtype = dtype_of(name)
     for counts in ([4] * P, [(3 * rank) % 5 for rank in range(P)], [0] * P, [700] + [1] * (P - 1)):
-        everywhere = [x[:count] for x, count in zip(given((max(counts), 6), dtype), counts, strict=True)]
+        everywhere = [x[:count] for x, count in zip(random_terms((max(counts), 6), dtype), counts, strict=True)]
         expected, start = np.concatenate(everywhere), sum(counts[:RANK])
         for context in (ctx, small, messages):
-            x, out = there(everywhere[RANK]), cupy.empty((sum(counts), 6), dtype, "CF"[RANK % 2])
-            assert np.array_equal(here(context.allgather(x)), expected)
+            x, out = to_gpu(everywhere[RANK]), cupy.empty((sum(counts), 6), dtype, "CF"[RANK % 2])
+            assert np.array_equal(to_host(context.allgather(x)), expected)
             for _ in range(3):
                 assert context.allgather(x, out, counts=counts) is out
-                assert np.array_equal(here(out), expected)
+                assert np.array_equal(to_host(out), expected)
                 out[...] = POISON
             for last in (1, 0, 1):  # the others see that one has other rows, with the same arrays of their own
                 rows = x[: len(x) - last] if RANK == P - 1 and len(x) > 1 else x
                 assert len(context.allgather(rows)) == sum(counts) - last * (counts[-1] > 1)
             out[start : start + counts[RANK]] = x
             context.allgather(out[start : start + counts[RANK]], out)
-            assert np.array_equal(here(out), expected)
+            assert np.array_equal(to_host(out), expected)
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
@@ -235,7 +235,11 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(
     ctx: pblas.Context, small: pblas.Context, messages: pblas.Context, name: str
 ) -> None:
     dtype, shape = dtype_of(name), (7, 9)
-    everywhere, row, full = given(shape, dtype), given(shape, dtype, 1)[0][0], given(shape, dtype, 2)[0]
+    everywhere, row, full = (
+        random_terms(shape, dtype),
+        random_terms(shape, dtype, 1)[0][0],
+        random_terms(shape, dtype, 2)[0],
+    )
     wide = [x.astype(np.longdouble) for x in (*everywhere, row, full)]
     total = sum(wide[:P])
     exact = np.maximum(total * 0.5 + wide[P], 0) * wide[P + 1]
@@ -243,10 +247,10 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(
     for context in (ctx, small, messages):
         for algorithm in ALGORITHMS:
             for order in ("C", "F"):
-                x, out = there(everywhere[RANK], order), there(full, order)
-                epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=there(row), f=out)  # out is an operand
-                found = bits(context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm))
-                assert (np.abs(found - exact) <= THRESHOLD * eps_of(dtype) * size).all()
+                x, out = to_gpu(everywhere[RANK], order), to_gpu(full, order)
+                epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=to_gpu(row), f=out)  # out is an operand
+                result = bits(context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm))
+                assert (np.abs(result - exact) <= THRESHOLD * eps_of(dtype) * size).all()
 
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
@@ -255,32 +259,32 @@ def test_rmsnorm_with_the_residual_before_it(
     ctx: pblas.Context, small: pblas.Context, name: str, rows: int, columns: int
 ) -> None:
     dtype, shape = dtype_of(name), (rows, columns)
-    everywhere, residual = given(shape, dtype), given(shape, dtype, 1)[0]
-    weight = given((columns,), dtype, 2)[0]
+    everywhere, residual = random_terms(shape, dtype), random_terms(shape, dtype, 1)[0]
+    weight = random_terms((columns,), dtype, 2)[0]
     total: Array = np.sum([x.astype(np.longdouble) for x in (*everywhere, residual)], axis=0)
     exact = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-3) * weight.astype(np.longdouble)
     bound = THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight.astype(np.longdouble)) * 4
     for context in (ctx, small):
         shared = context.empty(MatrixDescriptor.replicated(rows, columns, P, order="C"), dtype).local
         for algorithm in (*ALGORITHMS, "auto"):
-            for x, h in ((there(everywhere[RANK]), there(residual)), (shared, there(residual))):
-                words(x)[...] = words(there(everywhere[RANK]))
-                epilogue = Epilogue("rmsnorm", weight=there(weight), eps=1e-3, residual=h)
+            for x, h in ((to_gpu(everywhere[RANK]), to_gpu(residual)), (shared, to_gpu(residual))):
+                words(x)[...] = words(to_gpu(everywhere[RANK]))
+                epilogue = Epilogue("rmsnorm", weight=to_gpu(weight), eps=1e-3, residual=h)
                 assert context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm) is x
                 check(bits(h), [*everywhere, residual])
                 assert (np.abs(bits(x) - exact) <= bound).all()
-            normal = here(
-                context.allreduce(there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", eps=0.0), algorithm=algorithm)
+            normal = to_host(
+                context.allreduce(to_gpu(everywhere[RANK]), epilogue=Epilogue("rmsnorm", eps=0.0), algorithm=algorithm)
             )
             assert (np.abs((normal.astype(np.longdouble) ** 2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
-        mine = np.array_split(np.arange(rows), P)[RANK]
-        h = there(residual[mine])
-        wide = there(weight.astype(accumulator_dtype(dtype)))
+        own = np.array_split(np.arange(rows), P)[RANK]
+        h = to_gpu(residual[own])
+        wide = to_gpu(weight.astype(accumulator_dtype(dtype)))
         part = context.reduce_scatter(
-            there(everywhere[RANK]), epilogue=Epilogue("rmsnorm", weight=wide, eps=1e-3, residual=h)
+            to_gpu(everywhere[RANK]), epilogue=Epilogue("rmsnorm", weight=wide, eps=1e-3, residual=h)
         )
-        assert (np.abs(here(part) - exact[mine]) <= bound).all()
-        check(here(h), [x[mine] for x in (*everywhere, residual)])
+        assert (np.abs(to_host(part) - exact[own]) <= bound).all()
+        check(to_host(h), [x[own] for x in (*everywhere, residual)])
 
 
 def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Context) -> None:
@@ -316,16 +320,16 @@ def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Cont
     for seed in range(12):
         load(seed)
         calls() if seed % 3 == 1 else graph.launch(stream)
-        found = part[33 * RANK : 33 * RANK + 33].get(stream=stream)
-        assert np.array_equal(found, expected(seed)), seed
-        alike(found.tobytes())
+        result = part[33 * RANK : 33 * RANK + 33].get(stream=stream)
+        assert np.array_equal(result, expected(seed)), seed
+        same_on_all_ranks(result.tobytes())
     for seed in range(20):  # without a look at the results in between
         load(seed)
         calls() if seed % 2 else graph.launch(stream)
     assert np.array_equal(part[33 * RANK : 33 * RANK + 33].get(stream=stream), expected(19))
     with stream:
         stream.begin_capture()
-        raises_alike(errors.ArgumentError, "cannot be captured", lambda: ctx.allreduce(x, algorithm="naive"))
+        raises_on_all_ranks(errors.ArgumentError, "cannot be captured", lambda: ctx.allreduce(x, algorithm="naive"))
         stream.end_capture()
 
 
@@ -356,19 +360,19 @@ def test_errors_are_the_same_everywhere(backend: Any) -> None:
         for kind, text, call in WRONG:
             if backend == "cuda" and "operands" in text:  # they are NumPy's there
                 continue
-            raises_alike(kind, text, partial(call, context, x))
+            raises_on_all_ranks(kind, text, partial(call, context, x))
         x = cupy.ones((4, 6), np.float32)
         assert bool((context.allreduce(x) == P).all())
         check_product(context)
 
 
-def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
+def test_differences_between_ranks_are_named(ctx: pblas.Context) -> None:
     if P == 1:
         pytest.skip("one rank agrees with itself")
     odd = RANK == P - 1
-    raises_alike(errors.MismatchError, "shape differs", lambda: ctx.allreduce(cupy.ones(16 + odd)))
+    raises_on_all_ranks(errors.MismatchError, "shape differs", lambda: ctx.allreduce(cupy.ones(16 + odd)))
     epilogue = Epilogue("x - s", s=cupy.ones(3) if odd else 1.0)
-    raises_alike(errors.MismatchError, "s differs", lambda: ctx.allreduce(cupy.ones(3), epilogue=epilogue))
+    raises_on_all_ranks(errors.MismatchError, "s differs", lambda: ctx.allreduce(cupy.ones(3), epilogue=epilogue))
 
 
 def _call_until_told(call: Any, op: Any) -> None:
@@ -381,7 +385,7 @@ def _call_until_told(call: Any, op: Any) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cuda", "nvshmem"])
-def test_where_one_rank_is_wrong_all_raise(backend: Any) -> None:
+def test_a_mistake_of_one_rank_is_raised_by_all(backend: Any) -> None:
     for wrong in some_wrong()[:1]:
         x, context = cupy.ones((4, 6), np.float32), pblas.Context(backend=backend, timeout=20)
         context.allreduce(x, x)
@@ -409,9 +413,9 @@ def test_tensors_of_torch(ctx: pblas.Context, messages: pblas.Context, name: str
     def check_calls(context: pblas.Context) -> None:
         for _ in range(3):
             x = tensor(RANK)
-            found = context.allreduce(x, epilogue=epilogue)
-            assert isinstance(found, torch.Tensor)
-            assert torch.equal(found.float(), total)
+            result = context.allreduce(x, epilogue=epilogue)
+            assert isinstance(result, torch.Tensor)
+            assert torch.equal(result.float(), total)
             by_columns = context.allreduce(x.T)
             assert torch.equal(by_columns.T.float() + 1, total)
             rows = context.reduce_scatter(x)

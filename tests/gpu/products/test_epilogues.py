@@ -45,15 +45,15 @@ class Passes(list[bool]):
 
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
-    finish, found = StreamEngine.finish, Passes()
+    finish, counts = StreamEngine.finish, Passes()
 
     def noted(engine: Any, lane: str, follows: Any, z: Any) -> None:
         if follows is not None and z.size:
-            found.append(not isinstance(engine.stream(lane), int))
+            counts.append(not isinstance(engine.stream(lane), int))
         finish(engine, lane, follows, z)
 
     monkeypatch.setattr(StreamEngine, "finish", noted)
-    return found
+    return counts
 
 
 def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:
@@ -92,8 +92,8 @@ class Finished:
         random = np.random.default_rng(m + n)
 
         def integers(*shape: int) -> Array:
-            found: Array = random.integers(1, 4, shape).astype(self.dtype)
-            return found
+            values: Array = random.integers(1, 4, shape).astype(self.dtype)
+            return values
 
         orders, shapes = ("C", "F", order), ((m, k), (k, n), (m, n))
         descs = [described(*each) for each in zip(kinds, *zip(*shapes, strict=True), orders, strict=True)]
@@ -101,22 +101,22 @@ class Finished:
         self.A, self.B, self.C = (ctx.from_global(x, desc, None) for x, desc in zip((a, b, c), descs, strict=True))
         self.H, self.D = ctx.from_global(self.h, descs[2], None), ctx.empty(descs[2], dtype)
         rows, columns = descs[2].global_ranges(RANK)
-        self._here = np.ix_(
-            *(np.concatenate([np.arange(*r) for r in found] or [np.arange(0)]) for found in (rows, columns))
+        self._block = np.ix_(
+            *(np.concatenate([np.arange(*r) for r in ranges] or [np.arange(0)]) for ranges in (rows, columns))
         )
-        local_bias = on_gpu(self.bias[self._here[1][0]])
+        local_bias = on_gpu(self.bias[self._block[1][0]])
         self.exact = ALPHA * (a.astype(float) @ b.astype(float)) + beta * c.astype(float)
-        given = {"s": 0.75, "bias": local_bias, "h": self.H}
-        self.epilogue = Epilogue(text, **{name: given[name] for name in operand_names(parse(NAMED.get(text, text)))})
+        operands = {"s": 0.75, "bias": local_bias, "h": self.H}
+        self.epilogue = Epilogue(text, **{name: operands[name] for name in operand_names(parse(NAMED.get(text, text)))})
         self.options: dict[str, Any] = {"alpha": ALPHA, "beta": beta, "epilogue": self.epilogue}
 
-    def check(self, *, once: bool, found: Any = None, s: float = 0.75) -> None:
+    def check(self, *, once: bool, result: Any = None, s: float = 0.75) -> None:
         """D is the expression, of elements that were rounded once, at the end; or before it too."""
         operands = {"s": s, "bias": self.bias.astype(float), "h": self.h.astype(float)}
         x = self.exact if once else self.exact.astype(self.dtype).astype(float)
         assert self.epilogue.tree is not None
-        expected = np.broadcast_to(evaluate(self.epilogue.tree, x, operands), x.shape)[self._here]
-        local = (found or self.D).runtime.backend.reading((found or self.D).local).astype(float)
+        expected = np.broadcast_to(evaluate(self.epilogue.tree, x, operands), x.shape)[self._block]
+        local = (result or self.D).runtime.backend.reading((result or self.D).local).astype(float)
         half = 1.0 if self.epilogue.expression == GELU else 0.51  # cuBLASLt's tangent is approximate
         bound = half * eps_of(self.dtype) * np.abs(expected) + 16 * np.finfo(np.float32).eps * (1 + np.abs(expected))
         assert not local.size or (np.abs(local - expected) <= bound).all(), np.abs(local - expected).max()
@@ -162,7 +162,9 @@ def test_reductions_finish_their_sums(
                     with ctx.runtime.backend.writing(job.D.local) as part:
                         part[...] = np.nan
                 operands = {**job.epilogue.operands, "s": 0.25}
-                job.check(once=True, found=mm.execute(job.A, job.B, job.C if beta else None, operands=operands), s=0.25)
+                job.check(
+                    once=True, result=mm.execute(job.A, job.B, job.C if beta else None, operands=operands), s=0.25
+                )
                 assert not passes
 
 

@@ -20,7 +20,7 @@ from pblas.backends.cuda.strided_copy import Mover
 from pblas.plans.one_dimensional import LocalGemm
 from pblas.plans.summa import Summa
 from tests.common.gauge import THRESHOLD, dtype_of, entries, gauge
-from tests.common.ranks import COMM, alike, check_product, raises_alike
+from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.general import BACKENDS, SECONDS, context
 from tests.mpi.operations.test_general import KINDS, Case, Layout, Run, cases
 
@@ -29,8 +29,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
-    with context(request.param) as made:
-        yield made
+    with context(request.param) as opened:
+        yield opened
 
 
 @settings(max_examples=60)
@@ -63,12 +63,12 @@ def test_same_bits_with_overlap_and_without(ctx: pblas.Context, kind: str) -> No
     for name in ("float64", "complex64", "bfloat16"):
         case = replace(KINDS[kind], dtype=name, trans=("N", "C"), alpha=0.75, chunks=rng.choice([1, 2, 3]))
         case = replace(case, beta=rng.choice([0.0, 0.5]))
-        found = {}
+        results = {}
         for overlap in (True, False):
             for home in "wu":
                 layouts = {x: replace(getattr(case, x), home=home) for x in "abd"}
-                found[overlap, home] = multiply(ctx, replace(case, overlap=overlap, **layouts))
-        assert len(set(found.values())) == 1
+                results[overlap, home] = multiply(ctx, replace(case, overlap=overlap, **layouts))
+        assert len(set(results.values())) == 1
 
 
 def test_panels_of_real_width(ctx: pblas.Context) -> None:
@@ -148,10 +148,10 @@ def test_the_stream_orders_what_comes_before_and_after(ctx: pblas.Context) -> No
                 a.local[...] = turn + 1.0
             planned.execute(a, b, out=d, stream=own)
             with own:
-                found = d.local + 0.0
+                result = d.local + 0.0
             own.synchronize()
-            assert bool((found == n * (turn + 1.0)).all())
-        raises_alike(pblas.ArgumentError, "__cuda_stream__", lambda: planned.execute(a, b, out=d, stream=7))
+            assert bool((result == n * (turn + 1.0)).all())
+        raises_on_all_ranks(pblas.ArgumentError, "__cuda_stream__", lambda: planned.execute(a, b, out=d, stream=7))
     check_product(ctx)
 
 
@@ -163,47 +163,47 @@ def test_all_layouts_of_tensor_parallel_plans(ctx: pblas.Context) -> None:
         shapes = zip(kinds, ((30, 40), (40, 50), (30, 50)), strict=True)
         descs = [make(*shape, ctx.nprocs) for make, shape in shapes]
         A, B = (ctx.from_global(x, desc, root=None) for x, desc in zip((a, b), descs, strict=False))
-        found = pblas.pmatmul(A, B, out=descs[2]).to_global(root=None)
-        assert found is not None
-        assert gauge(found, a, b) <= THRESHOLD
+        result = pblas.pmatmul(A, B, out=descs[2]).to_global(root=None)
+        assert result is not None
+        assert gauge(result, a, b) <= THRESHOLD
 
 
-def test_a_rank_that_does_not_come_is_named(ctx: pblas.Context) -> None:
+def test_a_missing_rank_is_named(ctx: pblas.Context) -> None:
     """As on CPUs: between two agreements of the hosts all ranks wait for each other with a deadline."""
     if ctx.nprocs < 2:
         pytest.skip("nobody to wait for")
     name: Any = ctx.runtime.backend.name
-    with pblas.Context(backend=name, timeout=2.0) as there:
-        desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, there.nprocs // 2))
-        a, b, d = (there.zeros(desc) for _ in range(3))
+    with pblas.Context(backend=name, timeout=2.0) as context:
+        desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, context.nprocs // 2))
+        a, b, d = (context.zeros(desc) for _ in range(3))
         planned = pblas.plan_matmul(a, b, out=d)
         if COMM.rank == 0:
             time.sleep(4.0)
-        raises_alike(pblas.PeerTimeout, "rank 0", lambda: planned.execute(a, b, out=d))
+        raises_on_all_ranks(pblas.PeerTimeout, "rank 0", lambda: planned.execute(a, b, out=d))
 
 
-def test_gpus_say_how_messages_travel(ctx: pblas.Context) -> None:
-    text = alike(ctx.describe()["transport"])
+def test_info_of_gpus_names_the_message_path(ctx: pblas.Context) -> None:
+    text = same_on_all_ranks(ctx.describe()["transport"])
     if ctx.runtime.backend.name == "cuda":
         assert "straight from GPU memory" in text or "pinned memory" in text
     assert isinstance(ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs)).local, cupy.ndarray)
 
 
 @pytest.mark.parametrize("value", ["0", "x"])
-def test_the_road_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_GPU_AWARE", value)
     if value == "x":
-        raises_alike(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
+        raises_on_all_ranks(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
         return
-    with context("cuda") as there:
-        assert "PBLAS_GPU_AWARE=0" in there.describe()["transport"]
-        check_product(there)
+    with context("cuda") as ctx:
+        assert "PBLAS_GPU_AWARE=0" in ctx.describe()["transport"]
+        check_product(ctx)
 
 
 @pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])
-def test_what_is_no_setting_of_messages_is_refused(options: Any) -> None:
+def test_an_invalid_message_setting_is_refused(options: Any) -> None:
     wrong = partial(pblas.Context, backend="cuda", timeout=SECONDS, **options)
-    raises_alike(pblas.ArgumentError, "setting of backend='mpi'", wrong)
+    raises_on_all_ranks(pblas.ArgumentError, "setting of backend='mpi'", wrong)
 
 
 def test_bits_of_an_array_that_is_not_a_number_survive(ctx: pblas.Context) -> None:
@@ -211,6 +211,6 @@ def test_bits_of_an_array_that_is_not_a_number_survive(ctx: pblas.Context) -> No
     words = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
     a = ctx.from_global(words.view(np.float16), MatrixDescriptor(256, 256, 3, 5, Grid(1, ctx.nprocs)), root=None)
     b = a.redistribute(MatrixDescriptor(256, 256, 7, 2, Grid(ctx.nprocs, 1), order="C"))
-    found = b.to_global(root=None)
-    assert found is not None
-    assert np.array_equal(np.ascontiguousarray(found).view(np.uint16), words)
+    result = b.to_global(root=None)
+    assert result is not None
+    assert np.array_equal(np.ascontiguousarray(result).view(np.uint16), words)

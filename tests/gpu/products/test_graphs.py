@@ -161,16 +161,16 @@ def take_turns(
     """Three plans on each of two streams, in any order, with delays that differ between ranks."""
     delays = random.Random(ctx.rank)
     for _ in range(turns):
-        which = order.randrange(2)
-        with streams[which]:
+        index = order.randrange(2)
+        with streams[index]:
             if delays.random() < 0.1:
                 delay(ctx, int(delays.expovariate(1 / 50_000)))
-            plans[which][order.randrange(3)].turn()
+            plans[index][order.randrange(3)].turn()
     for planned in plans[0] + plans[1]:
         planned.check()
 
 
-def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
+def endure(ctx: pblas.Context, plans: list[Scaled], text: str) -> None:
     """Plans take turns on one workspace, 10,000 times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
     stream = cupy.cuda.Stream(non_blocking=True)
@@ -187,7 +187,7 @@ def endure(ctx: pblas.Context, plans: list[Scaled], what: str) -> None:
         planned.check()
     seconds = time.monotonic() - start
     note(
-        f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans {what} in turn, all right, in {seconds:.1f} s"
+        f"{ctx.nprocs} ranks: {REPLAYS} executions of each of three plans {text} in turn, all right, in {seconds:.1f} s"
     )
 
 
@@ -211,7 +211,7 @@ def test_ten_thousand_replays_by_the_hopper_kernel(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_algorithm_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels and copies alternate on one workspace, with ranks that are late now and then."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
@@ -252,7 +252,7 @@ def test_every_road_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("alone", [False, True])
-def test_results_that_land_in_d_wait_for_those_who_read_it(
+def test_results_stored_in_d_wait_for_its_readers(
     ctx: pblas.Context, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Peers write D of the next call while this rank may still read D of the last; also if it adds nothing itself."""
@@ -354,7 +354,7 @@ def test_the_same_execution_three_times_in_a_graph_of_the_callers(ctx: pblas.Con
     assert np.array_equal(x.runtime.backend.reading(x.local), part_of(expected, rows, ctx.rank))
 
 
-def test_two_graphs_of_the_callers_take_turns(ctx: pblas.Context) -> None:
+def test_two_graphs_of_the_callers_alternate(ctx: pblas.Context) -> None:
     plans = three(ctx)[:2]
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -382,7 +382,7 @@ def test_executions_from_two_streams_are_chained(ctx: pblas.Context) -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_two_contexts_take_turns(ctx: pblas.Context, apart: bool) -> None:
+def test_two_contexts_alternate(ctx: pblas.Context, apart: bool) -> None:
     """Also on streams of their own, and with graphs and eager executions in any order."""
     stream = cupy.cuda.Stream(non_blocking=True)
     streams = [stream, cupy.cuda.Stream(non_blocking=True) if apart else stream]
@@ -421,21 +421,21 @@ def test_a_workspace_grows_while_older_plans_live(ctx: pblas.Context) -> None:
 def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> None:
     from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
 
-    found = Scaled(ctx, "AllGatherGemm", 64, 1)
-    desc = found.d.desc
-    outputs = [ctx.from_local(cupy.full_like(found.d.local, np.nan, order="F"), desc) for _ in range(_MAX_KNOWN + 10)]
+    products = Scaled(ctx, "AllGatherGemm", 64, 1)
+    desc = products.d.desc
+    outputs = [
+        ctx.from_local(cupy.full_like(products.d.local, np.nan, order="F"), desc) for _ in range(_MAX_KNOWN + 10)
+    ]
     for few in (outputs, outputs[:20]):
         for d in 4 * few:
-            found.d = d
-            found.turn()
-    found.check()
-    assert isinstance(found.planned, PushedMatmul)
-    assert len(found.planned._known) == _MAX_KNOWN
+            products.d = d
+            products.turn()
+    products.check()
+    assert isinstance(products.planned, PushedMatmul)
+    assert len(products.planned._known) == _MAX_KNOWN
 
 
-def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
-    ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_executions_replay_on_other_arrays(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are launched, and captured, without a walk through the schedule."""
     options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
     plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
@@ -462,7 +462,7 @@ def test_executions_on_arrays_elsewhere_are_those_that_were_recorded(
 
 
 @pytest.mark.parametrize(("name", "chunks"), [("AllGatherGemm", None), ("GemmAllReduce", 3)])
-def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: int | None) -> None:
+def test_cpu_cost_of_an_execution(ctx: pblas.Context, name: str, chunks: int | None) -> None:
     """The issue's limits, on 8 ranks at once: 15 µs on arrays that are known, 300 on new ones."""
     planned = Scaled(ctx, name, 64, 1, chunks=chunks)
     desc = planned.d.desc
@@ -478,7 +478,7 @@ def test_what_an_execution_costs_the_cpu(ctx: pblas.Context, name: str, chunks: 
         planned.turn()
         sync()  # the queue of launches is never full
     planned.check()
-    us = {kind: max(COMM.allgather(median(taken) * 1e6)) for kind, taken in times.items()}
+    us = {kind: max(COMM.allgather(median(seconds) * 1e6)) for kind, seconds in times.items()}
     note(
         f"{ctx.nprocs} ranks: execute takes {us['known']:.1f} us of CPU time on known arrays, {us['new']:.0f} on new "
         f"ones, {us['captured']:.0f} to capture a graph (medians, slowest rank; {name}, "
@@ -596,7 +596,7 @@ def test_delays_change_nothing(delayed: Any, pause: Any) -> None:
         del calls
 
 
-def test_roads_by_kernels_bear_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_algorithms_tolerate_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     plans: list[tuple[str, dict[str, Any]]] = [(name, {"overlap": False}) for name, _ in PLANS]
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx:
         delays = random.Random(ctx.rank)
@@ -629,8 +629,8 @@ def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: st
     with doomed(seconds) as ctx:
         with applied(change, StreamEngine, pause_first):
             calls = Calls(ctx, 3, plans, 16 * ctx.nprocs, dtype)
-            found = [outcome(partial(calls.round, seed)) for seed in range(2)]
-        everywhere = COMM.allgather(found)
+            outcomes = [outcome(partial(calls.round, seed)) for seed in range(2)]
+        everywhere = COMM.allgather(outcomes)
         for turn, kind in enumerate(("eager", "captured")):
             assert any(ranks[turn] != "right" for ranks in everywhere), f"{plans}, {kind}: not caught"
         sync()
@@ -658,7 +658,7 @@ BROKEN_BY_TILES = [
 
 
 @pytest.mark.parametrize(("name", "plan"), BROKEN_BY_TILES)
-def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutants_of_tile_signals_are_caught(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each mode, where one kernel multiplies and waits."""
     if COMM.size < (4 if name == "parity fixed" else 2):
         pytest.skip("one rank is late at another; of one parity a third is ahead of both")
@@ -667,7 +667,7 @@ def test_mutants_of_tiles_are_caught(name: str, plan: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("fixed", [False, True])
-def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_stay_until_a_late_rank_has_read_them(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are a call ahead then, and send shards: to the other half of the workspace, or to where the sums are."""
     if COMM.size < 4:
         pytest.skip("a third rank sends a shard to where one gets sums from another")
@@ -685,14 +685,14 @@ def test_sums_stay_until_a_late_rank_has_got_them(fixed: bool, monkeypatch: pyte
             for planned in plans:
                 planned.check()
 
-        found = COMM.allgather(outcome(turns))
-        assert any(each != "right" for each in found) == fixed, found
+        outcomes = COMM.allgather(outcome(turns))
+        assert any(text != "right" for text in outcomes) == fixed, outcomes
         sync()
         plans.clear()
 
 
 @pytest.mark.parametrize("plan", ["GemmReduceScatter", "GemmAllReduce"])
-def test_a_mutant_of_stores_is_caught(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutant_of_fused_stores_is_caught(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if COMM.size == 1:
         pytest.skip("one rank moves nothing")
     take(Algorithm("fused_stores"), monkeypatch)

@@ -15,7 +15,7 @@ from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.plan import Algorithm, AlgorithmKind
 from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
-from tests.common.ranks import COMM, alike
+from tests.common.ranks import COMM, same_on_all_ranks
 from tests.gpu.products.products import COMMUNICATING, Run, algorithms, take
 from tests.mpi.operations.test_matmul import EMPTY, LAYOUTS, TRANS, Case, Dimension, sizes
 
@@ -59,8 +59,8 @@ def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
     trans: Any = itertools.cycle(
         itertools.product(TRANS, repeat=2) if is_complex else itertools.product("NT", repeat=2)
     )
-    for turned in (orders, scalars, outs, homes, places, trans):
-        next(itertools.islice(turned, first, None))
+    for options in (orders, scalars, outs, homes, places, trans):
+        next(itertools.islice(options, first, None))
     for _ in range(4):
         m, n, k = next(places)
         alpha, beta = next(scalars)
@@ -93,14 +93,14 @@ def served(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each product that one kernel was to make, whether it did."""
     if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
-    together, found = StreamEngine.multiply_portions, list[bool]()
+    together, calls = StreamEngine.multiply_portions, list[bool]()
 
     def noted(engine: Any, *rest: Any, **more: Any) -> bool:
-        found.append(together(engine, *rest, **more))
-        return found[-1]
+        calls.append(together(engine, *rest, **more))
+        return calls[-1]
 
     monkeypatch.setattr(StreamEngine, "multiply_portions", noted)
-    return found
+    return calls
 
 
 TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS to columns", "AR")
@@ -110,7 +110,7 @@ TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS 
     ("layout", "by"),
     [(layout, by) for layout in TILED for by in ("tile_signals", "fused_stores")[: 1 if "AG" in layout else 2]],
 )
-def test_tiles_in_one_kernel(
+def test_tile_signals_in_one_kernel(
     ctx: pblas.Context, layout: str, by: AlgorithmKind, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
@@ -157,7 +157,7 @@ def test_any_number_of_rows_in_one_kernel(
 
 
 @pytest.mark.parametrize("layout", [layout for layout in TILED if layout.startswith("RS")])
-def test_stores_in_one_kernel(
+def test_fused_stores_in_one_kernel(
     ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of one round of tiles or of several, and where a rank has nothing."""
@@ -192,7 +192,7 @@ def test_the_number_of_gemms_can_be_asked_for(ctx: pblas.Context, layout: str) -
         if not overlap:
             assert plan.algorithm.kind != "copy_engine"
             assert plan.algorithm.groups == (1,)
-    assert alike(plan.algorithm) == plan.algorithm
+    assert same_on_all_ranks(plan.algorithm) == plan.algorithm
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "replicated" not in name])
@@ -230,14 +230,14 @@ def test_wire_dtype_bounds_the_roundings(ctx: pblas.Context, name: str) -> None:
             )
             run = Run(ctx, case)
             arguments = run.arguments
-            judge = run.load(0)
-            found = pblas.pmatmul(run.A.view, run.B.view, **arguments)
-            run.check(found, judge)
+            checker = run.load(0)
+            result = pblas.pmatmul(run.A.view, run.B.view, **arguments)
+            run.check(result, checker)
             rows, columns = (
                 np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
-                for ranges in found.desc.global_ranges(ctx.rank)
+                for ranges in result.desc.global_ranges(ctx.rank)
             )
-            error = judge.error(found.runtime.backend.reading(found.local), rows, columns, run._eps)
+            error = checker.error(result.runtime.backend.reading(result.local), rows, columns, run._eps)
             # What adding 40 terms in 32 bits costs is far below the rest.
             assert error <= limit * (1 + 2**-6), f"{error}: {case}"
 
@@ -263,7 +263,7 @@ def test_a_stream_of_the_callers_orders_all(ctx: pblas.Context) -> None:
                 run.multiply(stream=stream)
 
 
-def test_what_is_no_stream_is_refused_and_the_context_goes_on(ctx: pblas.Context) -> None:
+def test_an_invalid_stream_is_refused_and_the_context_goes_on(ctx: pblas.Context) -> None:
     n = 8 * ctx.nprocs
     desc = MatrixDescriptor.row_wise(n, n, ctx.nprocs)
     a, b, d = ctx.random(desc, seed=1), ctx.random(desc, seed=2), ctx.zeros(desc)
@@ -272,14 +272,14 @@ def test_what_is_no_stream_is_refused_and_the_context_goes_on(ctx: pblas.Context
             with pytest.raises(pblas.ArgumentError, match="__cuda_stream__"):
                 planned.execute(a, b, out=d, stream=7)
             planned.execute(a, b, out=d)
-    found, left, right = (x.to_global(None) for x in (d, a, b))
-    assert found is not None
+    result, left, right = (x.to_global(None) for x in (d, a, b))
+    assert result is not None
     assert left is not None
     assert right is not None
-    assert gauge(found, left, right) <= THRESHOLD
+    assert gauge(result, left, right) <= THRESHOLD
 
 
-def test_plans_are_tuned_alike_and_products_stay_right(ctx: pblas.Context) -> None:
+def test_plans_are_tuned_the_same_on_every_rank_and_products_stay_right(ctx: pblas.Context) -> None:
     m, n, k = middle(ctx.nprocs)[0]
     for layout in ("AG(B) rows", "RS to rows", "AR"):
         run = Run(ctx, Case(m, n, k, LAYOUTS[layout], "bfloat16", options=(("autotune", True),)))
@@ -293,10 +293,10 @@ def test_products_follow_each_other_without_a_wait(ctx: pblas.Context) -> None:
     n = 16 * ctx.nprocs
     x = entries((n, 8), dtype_of("float64"), 2)
     a = ctx.from_global(lambda i, j: (j - i) % n == 1, MatrixDescriptor.row_wise(n, n, ctx.nprocs))
-    found = ctx.from_global(x, MatrixDescriptor.row_wise(n, 8, ctx.nprocs), root=None)
-    with pblas.plan_matmul(a, found) as planned:
+    result = ctx.from_global(x, MatrixDescriptor.row_wise(n, 8, ctx.nprocs), root=None)
+    with pblas.plan_matmul(a, result) as planned:
         for _ in range(100):
-            found = planned.execute(a, found)
-    whole = found.to_global(None)
+            result = planned.execute(a, result)
+    whole = result.to_global(None)
     assert whole is not None
     assert np.array_equal(whole, np.roll(x, -100, axis=0))

@@ -14,7 +14,7 @@ import pytest
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
 from pblas.matrices.random import random_entries
 from pblas.matrices.scatter_gather import part_of
-from tests.common.ranks import COMM, DTYPES, alike, entries, raises_alike
+from tests.common.ranks import COMM, DTYPES, entries, raises_on_all_ranks, same_on_all_ranks
 from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
 
 cupy = pytest.importorskip("cupy")
@@ -47,7 +47,7 @@ def padded(desc: MatrixDescriptor, dtype: Any, gap: int = 3) -> tuple[Any, Any]:
     return (part.T if desc.order == "F" else part), buffer
 
 
-def test_where_every_rank_has_a_gpu_it_is_used() -> None:
+def test_gpus_are_used_if_every_rank_has_one() -> None:
     with Context(timeout=60.0) as context:
         assert context.runtime.backend.name == "nvshmem"
         assert "GPU" in context.describe()
@@ -62,14 +62,20 @@ def test_dealing_out_and_collecting_is_the_identity(ctx: Context, dtype: str) ->
 @pytest.mark.parametrize("order", ORDERS)
 def test_all_ways_to_give_a_global_array_give_the_same_matrix(ctx: Context, order: Order) -> None:
     array = entries(8, 7, np.float64)
-    there = cupy.asarray(array)
+    on_device = cupy.asarray(array)
     for desc in layouts(8, 7, order):
-        for given in (array, there, cupy.asfortranarray(there), there[::-1][::-1], cupy.repeat(there, 2, 0)[::2]):
-            check_local(ctx.from_global(given, desc, None), array)
-            check_local(ctx.from_global(given, desc, ctx.nprocs - 1), array)
+        for source in (
+            array,
+            on_device,
+            cupy.asfortranarray(on_device),
+            on_device[::-1][::-1],
+            cupy.repeat(on_device, 2, 0)[::2],
+        ):
+            check_local(ctx.from_global(source, desc, None), array)
+            check_local(ctx.from_global(source, desc, ctx.nprocs - 1), array)
         check_local(ctx.from_global(array.tolist(), desc), array)
         check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
-        check_local(ctx.from_global(there.astype(int), desc, dtype="float32"), array.astype("float32"))
+        check_local(ctx.from_global(on_device.astype(int), desc, dtype="float32"), array.astype("float32"))
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -97,51 +103,51 @@ def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, o
         words = cupy.asarray(
             part.view(np.uint16) if dtype == "bfloat16" else part
         )  # CuPy copies few things of bfloat16
-        there = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
-        for given in (part, np.asfortranarray(part), part[::-1][::-1], *there):
-            check_local(ctx.from_local(given, desc, copy=True), array)
+        on_device = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
+        for source in (part, np.asfortranarray(part), part[::-1][::-1], *on_device):
+            check_local(ctx.from_local(source, desc, copy=True), array)
 
 
-def test_host_memory_is_refused_alike_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
+def test_host_memory_is_refused_on_every_rank_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     part = np.zeros(desc.local_shape(ctx.rank), order="F")
     for rank in range(ctx.nprocs):
-        given = part if ctx.rank == rank else cupy.asarray(part, order="F")
-        message = raises_alike(ArgumentError, "pass copy=True", partial(ctx.from_local, given, desc))
+        array = part if ctx.rank == rank else cupy.asarray(part, order="F")
+        message = raises_on_all_ranks(ArgumentError, "pass copy=True", partial(ctx.from_local, array, desc))
         assert f"found on rank {rank}" in message
 
 
-def test_what_cannot_be_a_part_is_refused_alike(ctx: Context) -> None:
+def test_an_invalid_shard_is_refused_on_every_rank(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8 * ctx.nprocs, 7, ctx.nprocs)
     every_other_row: Any
     a_list_of_arrays: Any
     every_other_row, a_list_of_arrays = cupy.zeros((16, 7), order="F")[::2], [[cupy.ones(2)]]
-    raises_alike(LayoutError, "copy=True", partial(ctx.from_local, every_other_row, desc))
-    raises_alike(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
+    raises_on_all_ranks(LayoutError, "copy=True", partial(ctx.from_local, every_other_row, desc))
+    raises_on_all_ranks(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
     for order in ORDERS:
         for desc in layouts(8, 7, order):
-            for given in (desc, replace(desc, lld=11)):
-                dirty = ctx.random(given, dtype)
+            for layout in (desc, replace(desc, lld=11)):
+                dirty = ctx.random(layout, dtype)
                 del dirty
-                zeros, empty = ctx.zeros(given, dtype), ctx.empty(given, dtype)
+                zeros, empty = ctx.zeros(layout, dtype), ctx.empty(layout, dtype)
                 check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
                 assert empty.local.shape == desc.local_shape(ctx.rank)
                 assert empty.dtype == dtype_of(dtype)
                 if empty.local.size:
                     slow = 1 if order == "F" else 0
-                    assert empty.local.strides[slow] == given.local_lld(ctx.rank) * empty.local.itemsize
+                    assert empty.local.strides[slow] == layout.local_lld(ctx.rank) * empty.local.itemsize
                     assert empty.local.strides[1 - slow] == empty.local.itemsize
 
 
-def test_a_new_matrix_lies_at_the_same_place_on_every_rank(ctx: Context) -> None:
+def test_a_new_matrix_has_the_same_offset_on_every_rank(ctx: Context) -> None:
     backend = ctx.runtime.backend
     for m, n in ((8, 7), (1000, 30), (5, 5)):
         a = ctx.empty(MatrixDescriptor.row_wise(m * ctx.nprocs, n, ctx.nprocs))
-        window, _ = alike(backend.arena.locate(backend.address(a.local)))
+        window, _ = same_on_all_ranks(backend.arena.locate(backend.address(a.local)))
         assert window >= 0
     own = cupy.zeros((8, 7))
     assert backend.arena.locate(backend.address(own))[0] < 0
@@ -176,7 +182,7 @@ def test_views_and_submatrices_are_those_of_numpy_in_place(ctx: Context, dtype: 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "bfloat16"])
-def test_files_hold_what_they_hold_on_cpus(ctx: Context, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_files_are_the_same_as_on_cpus(ctx: Context, dtype: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = Path(COMM.bcast(str(tmp_path_factory.mktemp("files")) if COMM.rank == 0 else None, 0))
     array = entries(8, 7, dtype_of(dtype))
     for order in ORDERS:
@@ -197,11 +203,13 @@ def test_shadows_overlap_where_the_arrays_do(ctx: Context) -> None:
     def parts(a: Any) -> list[Any]:
         return [a, a.T, a[1:], a[:3], a[3:], a[:, :2], a[:, 2:], a[::2], a[1::2], a[2:2], a[1:3, 1:3].T]
 
-    for there, here in zip(parts(x), parts(host), strict=True):
-        assert shadow(there).shape == here.shape
+    for on_device, on_host in zip(parts(x), parts(host), strict=True):
+        assert shadow(on_device).shape == on_host.shape
         for other_there, other_here in zip(parts(x), parts(host), strict=True):
-            assert np.may_share_memory(shadow(there), shadow(other_there)) == np.may_share_memory(here, other_here)
-            assert np.shares_memory(shadow(there), shadow(other_there)) == np.shares_memory(here, other_here)
+            assert np.may_share_memory(shadow(on_device), shadow(other_there)) == np.may_share_memory(
+                on_host, other_here
+            )
+            assert np.shares_memory(shadow(on_device), shadow(other_there)) == np.shares_memory(on_host, other_here)
     assert not np.may_share_memory(shadow(x), shadow(cupy.zeros((6, 5))))
 
 
@@ -216,7 +224,7 @@ def test_work_under_way_on_any_stream_is_done_before_a_matrix_is_collected(ctx: 
         assert np.all(a.to_global(None) == turn * times)
 
 
-def test_dropped_matrices_leave_room_for_the_next(ctx: Context) -> None:
+def test_memory_of_dropped_matrices_is_reused(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(500, 500, ctx.nprocs)
     arena = ctx.runtime.backend.arena
     for _ in range(3):
@@ -236,15 +244,15 @@ def test_an_array_that_outlives_its_context_is_named() -> None:
 
 
 @pytest.mark.parametrize("device", [99, -1])
-def test_a_gpu_that_is_none_is_refused_alike(device: Any) -> None:
+def test_an_invalid_gpu_is_refused_on_every_rank(device: Any) -> None:
     for rank in range(COMM.size):
-        given = device if COMM.rank == rank else None
-        raises_alike(BackendError, "device", partial(Context, backend="nvshmem", device=given, timeout=60.0))
+        wanted = device if COMM.rank == rank else None
+        raises_on_all_ranks(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
 
 
-def test_two_ranks_on_one_gpu_are_refused_alike() -> None:
+def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
     if COMM.size == 1:
         pytest.skip("one rank has its GPU to itself")
-    raises_alike(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))
+    raises_on_all_ranks(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))
     with Context(backend="nvshmem", timeout=60.0) as context:  # and the next context works
         assert np.all(context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).to_global(None) == 0)

@@ -58,7 +58,7 @@ def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
     for _ in range(2):  # the test's kernels are compiled; graphs of earlier tests are freed before one is captured
         warm.turn()
         sync()
-    for way in ("eager", "captured", "captured", "known"):
+    for mode in ("eager", "captured", "captured", "known"):
         sync()
         COMM.Barrier()
         with streams[0]:
@@ -69,11 +69,11 @@ def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
         with streams[1]:
             second.turn()
             later().synchronize()
-        assert not held.done, way
+        assert not held.done, mode
         with streams[2]:
             alone.turn()
             later().synchronize()
-        assert held.done, way
+        assert held.done, mode
     for planned in (first, second, alone):
         planned.check()
     note(f"{ctx.nprocs} ranks: one queue goes on while another is held up")

@@ -12,7 +12,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import raises_alike
+from tests.common.ranks import raises_on_all_ranks
 from tests.conformance.tables import GEMR2D
 from tests.gpu.products.general import BACKENDS, context
 from tests.gpu.products.products import Placed
@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
-    with context(request.param) as made:
-        yield made
+    with context(request.param) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -69,24 +69,24 @@ def test_any_layout_to_any_other(ctx: pblas.Context, seed: int) -> None:
         assert counted == planned.plan.received_nbytes(ctx.rank), planned.plan
     A.check_untouched()
     B.check_untouched_outside()
-    found = backend.reading(B.view.local)
-    op, old, here = (part(x, B.view.desc, ctx.rank) for x in (applied(trans, a), b, inside))
-    check(op, old, here, found, alpha, beta)
+    local = backend.reading(B.view.local)
+    op, old, mask = (part(x, B.view.desc, ctx.rank) for x in (applied(trans, a), b, inside))
+    check(op, old, mask, local, alpha, beta)
 
 
-def check(op: Array, old: Array, inside: Array, found: Array, alpha: complex, beta: complex) -> None:
+def check(op: Array, old: Array, inside: Array, result: Array, alpha: complex, beta: complex) -> None:
     """The bound of p?geadd's tests: 8 units of the terms' absolute values; a plain copy is exact."""
-    wide: Any = np.clongdouble if found.dtype.kind == "c" else np.longdouble
+    wide: Any = np.clongdouble if result.dtype.kind == "c" else np.longdouble
     exact = np.zeros(op.shape, wide)
     size = np.zeros(op.shape)
     for scalar, x in ((alpha, op), (beta, old)):
         if scalar != 0:
             exact += wide(scalar) * x.astype(wide)
             size += (abs(scalar) * np.abs(x.astype(wide))).astype(float)
-    error = np.abs(np.where(inside, found.astype(wide) - exact, 0))
-    bound = 0 if alpha == 1 and beta == 0 else 8 * eps_of(found.dtype)
+    error = np.abs(np.where(inside, result.astype(wide) - exact, 0))
+    bound = 0 if alpha == 1 and beta == 0 else 8 * eps_of(result.dtype)
     assert (error <= bound * np.where(inside, size, 0)).all(), "NaN, or too far off"
-    assert np.array_equal(found[~inside].view(np.uint8), np.asarray(old[~inside], found.dtype).view(np.uint8))
+    assert np.array_equal(result[~inside].view(np.uint8), np.asarray(old[~inside], result.dtype).view(np.uint8))
 
 
 @pytest.mark.parametrize("row", GEMR2D[::7])
@@ -98,9 +98,9 @@ def test_rows_of_gemr2d(ctx: pblas.Context, row: tuple[int, ...]) -> None:
             pytest.skip("needs more ranks")
         descs.append(MatrixDescriptor(n, n, mb, nb, Grid(p, q)))
     x = np.arange(float(n * n)).reshape(n, n)
-    there = ctx.from_global(x, descs[0], root=None).redistribute(descs[1])
-    back = there.redistribute(descs[0])
-    assert np.array_equal(there.to_global(root=None), x)  # type: ignore[arg-type]
+    redistributed = ctx.from_global(x, descs[0], root=None).redistribute(descs[1])
+    back = redistributed.redistribute(descs[0])
+    assert np.array_equal(redistributed.to_global(root=None), x)  # type: ignore[arg-type]
     assert np.array_equal(back.to_global(root=None), x)  # type: ignore[arg-type]
 
 
@@ -120,7 +120,9 @@ def test_large_pieces_in_every_order(ctx: pblas.Context) -> None:
                 assert np.array_equal(b.to_global(root=None), scale * applied(trans, x))  # type: ignore[arg-type]
 
 
-def test_a_mistake_is_everybodys_error(ctx: pblas.Context) -> None:
+def test_a_mistake_is_an_error_on_every_rank(ctx: pblas.Context) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 8, ctx.nprocs))
-    raises_alike(pblas.ArgumentError, "overlaps A", lambda: pblas.redistribute(a, out=a))
-    raises_alike(pblas.DescriptorError, "make them agree", lambda: pblas.redistribute(a[:4, :], out=a, trans="T"))
+    raises_on_all_ranks(pblas.ArgumentError, "overlaps A", lambda: pblas.redistribute(a, out=a))
+    raises_on_all_ranks(
+        pblas.DescriptorError, "make them agree", lambda: pblas.redistribute(a[:4, :], out=a, trans="T")
+    )

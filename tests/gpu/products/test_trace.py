@@ -41,9 +41,9 @@ def check(events: tuple[Event, ...], flops: int) -> None:
     lanes: dict[tuple[int, str], list[Event]] = {}
     for event in events:
         lanes.setdefault((event.rank, event.lane), []).append(event)
-    for found in lanes.values():
+    for lane_events in lanes.values():
         # Two events of one time may be told apart by rounding.
-        assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(found)), found
+        assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(lane_events)), lane_events
     if RANK == 0:
         assert sum(event.details.get("flops", 0) for event in events) == flops
         assert {rank for rank, lane in lanes if lane == "main"} == set(range(P))
@@ -51,19 +51,21 @@ def check(events: tuple[Event, ...], flops: int) -> None:
         assert 0 < last < SECONDS
 
 
-def alike(mm: pblas.PlannedMatmul, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any) -> pblas.Trace:
+def check_traced(
+    mm: pblas.PlannedMatmul, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any
+) -> pblas.Trace:
     """A trace between executions, all of which have the same bits."""
-    found = []
+    lanes = []
     for _ in range(3):
         execute()
-        found.append(cupy.asnumpy(d.local))
+        lanes.append(cupy.asnumpy(d.local))
     trace = mm.trace(a, b, out=d)
-    found.append(cupy.asnumpy(d.local))
+    lanes.append(cupy.asnumpy(d.local))
     for _ in range(2):
         d.local[...] = 0
         execute()
-        found.append(cupy.asnumpy(d.local))
-    assert all(x.tobytes() == found[0].tobytes() for x in found)
+        lanes.append(cupy.asnumpy(d.local))
+    assert all(x.tobytes() == lanes[0].tobytes() for x in lanes)
     return trace
 
 
@@ -78,7 +80,7 @@ def test_events_of_pushed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(portions, "choose_algorithm", lambda *_, algorithm=algorithm, **__: algorithm)
                 mm = pblas.plan_matmul(a, b, out=d)
                 assert mm.plan.algorithm == algorithm
-                trace = alike(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
+                trace = check_traced(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
                 check(trace.events, 2 * M * N * K)
                 if RANK == 0:
                     beside = any(event.lane == "copy" for event in trace.events)
@@ -105,14 +107,14 @@ def test_events_of_general_plans(name: str) -> None:
             a, b = ctx.random(block(M, K), "float32", seed=1), ctx.random(block(K, n), "float32", seed=2)
             d = ctx.empty(block(M, n), "float32")
             mm = pblas.plan_matmul(a, b, out=d)
-            trace = alike(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
+            trace = check_traced(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
             check(trace.events, 2 * M * n * K)
             if RANK == 0 and not isinstance(mm, PushedMatmul):  # as on two ranks with NVSHMEM
                 assert any(event.lane == "side" for event in trace.events) or mm.plan.max_received_nbytes == 0
                 assert any(event.lane == "host" for event in trace.events)
 
 
-def test_what_the_caller_records_into_a_graph_is_left_to_him() -> None:
+def test_launches_captured_by_the_caller_are_not_recorded() -> None:
     with context("nvshmem") as ctx:
         a = ctx.random(ROWS(M, M, P), "float32", seed=1)
         d = ctx.empty(ROWS(M, M, P), "float32")

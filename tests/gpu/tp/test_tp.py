@@ -50,8 +50,8 @@ class Library:
     def host(self, x: Any) -> Array:
         assert isinstance(x, cupy.ndarray if self.name == "cupy" else self.torch.Tensor)
         plain = cupy.asnumpy(x.astype(np.float32)) if self.name == "cupy" else x.float().cpu().numpy()
-        found: Array = plain.astype(float)
-        return found
+        values: Array = plain.astype(float)
+        return values
 
 
 def parts(kind: str) -> dict[str, tuple[slice, slice]]:
@@ -77,24 +77,24 @@ def integers(shape: tuple[int, int], seed: int) -> Array:
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype: str) -> None:
     """Several times, on other values: eagerly, and by graphs of both parities."""
-    lib, at, (layer, gradients) = Library(library, dtype), parts(kind), functions(kind)
+    lib, spread, (layer, gradients) = Library(library, dtype), parts(kind), functions(kind)
     options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
     w, bias = integers((O, I), 1), integers((1, O), 2)[0]
-    w_, bias_ = lib.array(w[at["w"]]), lib.array(bias[at["y"][1]])
-    x_, dy_ = lib.array(np.zeros((T, I))[at["x"]]), lib.array(np.zeros((T, O))[at["y"]])
+    w_, bias_ = lib.array(w[spread["w"]]), lib.array(bias[spread["y"][1]])
+    x_, dy_ = lib.array(np.zeros((T, I))[spread["x"]]), lib.array(np.zeros((T, O))[spread["y"]])
     scale = 8 * eps_of(dtype_of(dtype))
     for repeat in range(5):
         x, dy = integers((T, I), 10 + repeat), integers((T, O), 20 + repeat)
-        x_[...], dy_[...] = lib.array(x[at["x"]]), lib.array(dy[at["y"]])
+        x_[...], dy_[...] = lib.array(x[spread["x"]]), lib.array(dy[spread["y"]])
         z = x @ w.T + bias
         for epilogue in (None, "silu"):
             y = lib.host(layer(x_, w_, bias_, epilogue, **options))
             expected = z if epilogue is None else np.asarray(evaluate(parse(NAMED[epilogue]), z, {}))
-            assert np.abs(y - expected[at["y"]]).max() <= scale * np.abs(expected).max(), (repeat, epilogue)
-        found = gradients(dy_, x_, w_, **options)
+            assert np.abs(y - expected[spread["y"]]).max() <= scale * np.abs(expected).max(), (repeat, epilogue)
+        results = gradients(dy_, x_, w_, **options)
         exact = dy @ w, dy.T @ x, dy.sum(0)
-        places = at["x"], at["w"], at["y"][1]
-        for value, whole, place in zip(found, exact, places, strict=True):
+        places = spread["x"], spread["w"], spread["y"][1]
+        for value, whole, place in zip(results, exact, places, strict=True):
             assert np.abs(lib.host(value) - whole[place]).max() <= scale * np.abs(whole).max(), repeat
 
 
@@ -102,17 +102,17 @@ def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype
 @pytest.mark.parametrize("kind", KINDS)
 def test_axes_between_tokens_and_features_come_back(ctx: pblas.Context, kind: str, library: str) -> None:
     """The first axis is cut, also where it does not divide; a residual has the axes of y."""
-    lib, at, (layer, gradients) = Library(library, "float32"), parts(kind), functions(kind)
+    lib, spread, (layer, gradients) = Library(library, "float32"), parts(kind), functions(kind)
     options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
     w, (x, dy) = integers((O, I), 1), (integers((6 * T, n), n).reshape(T, 2, 3, n) for n in (I, O))
-    x_, dy_ = (lib.array(each[at[key][0]][..., at[key][1]]) for key, each in (("x", x), ("y", dy)))
-    w_ = lib.array(w[at["w"]])
+    x_, dy_ = (lib.array(array[spread[key][0]][..., spread[key][1]]) for key, array in (("x", x), ("y", dy)))
+    w_ = lib.array(w[spread["w"]])
     for epilogue, expected in ((None, x @ w.T), (pblas.Epilogue("x + r", r=dy_), x @ w.T + dy)):
         y = lib.host(layer(x_, w_, None, epilogue, **options))
-        assert np.array_equal(y, expected[at["y"][0]][..., at["y"][1]])
-    found = gradients(dy_, x_, w_, **options)
-    assert np.array_equal(lib.host(found.x), (dy @ w)[at["x"][0]][..., at["x"][1]])
-    assert np.array_equal(lib.host(found.weight), (dy.reshape(-1, O).T @ x.reshape(-1, I))[at["w"]])
+        assert np.array_equal(y, expected[spread["y"][0]][..., spread["y"][1]])
+    results = gradients(dy_, x_, w_, **options)
+    assert np.array_equal(lib.host(results.x), (dy @ w)[spread["x"][0]][..., spread["x"][1]])
+    assert np.array_equal(lib.host(results.weight), (dy.reshape(-1, O).T @ x.reshape(-1, I))[spread["w"]])
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
@@ -133,20 +133,20 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(ctx: pblas.Cont
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
-    lib, at = Library(library, "float32"), parts("allgather")
+    lib, spread = Library(library, "float32"), parts("allgather")
     x, w, dy = integers((T, I), 1) / 8, integers((O, I), 2), integers((T, O // 2 // P), 3 + RANK)
-    x_, w_, dy_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(dy)
+    x_, w_, dy_ = lib.array(x[spread["x"]]), lib.array(w[spread["w"]]), lib.array(dy)
     aux = lib.array(np.zeros((T, O // P)))
     y = lib.host(tp.allgather_linear(x_, w_, None, "swiglu", aux=aux, tokens=T, ctx=ctx))
-    z = (x @ w.T)[at["y"]]
+    z = (x @ w.T)[spread["y"]]
     gate, up = np.split(z, 2, axis=1)
     sigmoid = 1 / (1 + np.exp(-gate))
     assert np.allclose(y, gate * sigmoid * up, rtol=1e-5, atol=1e-5)
     assert np.allclose(lib.host(aux), z, rtol=1e-6, atol=1e-6)
-    found = tp.allgather_linear_backward(dy_, x_, w_, "swiglu", aux=aux, tokens=T, needs=(False, True, True), ctx=ctx)
+    results = tp.allgather_linear_backward(dy_, x_, w_, "swiglu", aux=aux, tokens=T, needs=(False, True, True), ctx=ctx)
     dz = np.hstack([dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid])
-    assert np.allclose(lib.host(found.weight), dz.T @ x, rtol=1e-4, atol=1e-4)
-    assert np.allclose(lib.host(found.bias), dz.sum(0), rtol=1e-4, atol=1e-4)
+    assert np.allclose(lib.host(results.weight), dz.T @ x, rtol=1e-4, atol=1e-4)
+    assert np.allclose(lib.host(results.bias), dz.sum(0), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif("torch" not in LIBRARIES, reason="torch is no dependency")
@@ -175,11 +175,11 @@ def test_a_gradient_that_would_be_lost_is_refused(ctx: pblas.Context) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str) -> None:
     """A column-parallel layer and the row-parallel ones behind it, on a stream that is not the default one."""
-    lib, at = Library(library, "float32"), parts("allgather")
+    lib, spread = Library(library, "float32"), parts("allgather")
     w1, w2 = integers((O, I), 1), integers((I, O), 2)
-    w1_, w2_ = lib.array(w1[at["w"]]), lib.array(w2[:, at["y"][1]])
-    x_ = lib.array(np.zeros((T, I))[at["x"]])
-    mine = tp.local_shard(T, RANK, P)
+    w1_, w2_ = lib.array(w1[spread["w"]]), lib.array(w2[:, spread["y"][1]])
+    x_ = lib.array(np.zeros((T, I))[spread["x"]])
+    rows = tp.local_shard(T, RANK, P)
 
     def block() -> tuple[Any, Any]:
         h = tp.allgather_linear(x_, w1_, None, "relu", tokens=T, ctx=ctx)
@@ -214,22 +214,22 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
 
     for repeat in range(4):
         x = integers((T, I), repeat)
-        x_[...] = lib.array(x[mine])
+        x_[...] = lib.array(x[rows])
         cupy.cuda.Device().synchronize()
         COMM.Barrier()
         replay()
         total = np.maximum(x @ w1.T, 0) @ w2.T
-        assert np.array_equal(lib.host(y), total[mine]), repeat
+        assert np.array_equal(lib.host(y), total[rows]), repeat
         assert np.array_equal(lib.host(z), 2 * total), repeat
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_the_norm_that_follows_sums_keeps_the_residual(ctx: pblas.Context, library: str, kind: str) -> None:
-    lib, at = Library(library, "float32"), parts(kind)
+    lib, spread = Library(library, "float32"), parts(kind)
     x, w, residual = integers((T, I), 1), integers((O, I), 2), integers((T, O), 3)
-    x_, w_, residual_ = lib.array(x[at["x"]]), lib.array(w[at["w"]]), lib.array(residual[at["y"]])
-    weight, total = np.linspace(0.5, 2, O), (x @ w.T + residual)[at["y"]]
+    x_, w_, residual_ = lib.array(x[spread["x"]]), lib.array(w[spread["w"]]), lib.array(residual[spread["y"]])
+    weight, total = np.linspace(0.5, 2, O), (x @ w.T + residual)[spread["y"]]
     norm = pblas.Epilogue("rmsnorm", weight=lib.array(weight[None, :])[0], eps=1e-3, residual=residual_)
     y = lib.host(functions(kind)[0](x_, w_, None, norm, ctx=ctx))
     assert np.array_equal(lib.host(residual_), total)

@@ -82,7 +82,7 @@ def test_demo_with_matrices_that_do_not_fit(folder: Path, capsys: Capture) -> No
         f"--grid 1x{NPROCS} --transb C --alpha -1.5",
     ],
 )
-def test_matmul_writes_what_numpy_finds(options: str, folder: Path, capsys: Capture) -> None:
+def test_matmul_writes_the_product_of_numpy(options: str, folder: Path, capsys: Capture) -> None:
     words = options.split()
     a, b = random((23, 17)), random((17, 29)) - 0.5
     path_a = save(folder / "a.npy", a.T if "--transa" in words else a)
@@ -122,7 +122,7 @@ def test_matmul_of_a_missing_file(folder: Path, capsys: Capture) -> None:
     assert_one_error(capsys, "No such file")
 
 
-def test_matmul_into_what_cannot_be_written_does_no_work(folder: Path, capsys: Capture) -> None:
+def test_matmul_into_an_unwritable_file_does_no_work(folder: Path, capsys: Capture) -> None:
     a = save(folder / "a.npy", random((4, 4)))
     assert main(["matmul", a, a, "-o", str(folder / "none" / "d.npy")]) == 1
     assert_one_error(capsys, "there is no folder")
@@ -144,7 +144,7 @@ def test_matmul_on_too_large_a_grid(folder: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.openmpi
-def test_info_tells_of_all_ranks(capsys: Capture) -> None:
+def test_info_describes_all_ranks(capsys: Capture) -> None:
     assert main(["info"]) == 0
     out = printed(capsys)
     if out is None:
@@ -163,10 +163,10 @@ def test_info_tells_of_all_ranks(capsys: Capture) -> None:
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Where only some ranks have CuPy, too."""
     h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
-    mine = Device(0, *h200, 132, 13000, 13000, True, True, False)
-    found = Diagnostics(devices=(mine,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
+    device = Device(0, *h200, 132, 13000, 13000, True, True, False)
+    diagnostics = Diagnostics(devices=(device,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
     monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
-    monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: found)
+    monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: diagnostics)
     assert main(["info"]) == 0
     out = printed(capsys)
     if out is None:

@@ -30,13 +30,13 @@ from pblas import (
 from pblas.backends import select as opening
 from tests.common.ranks import (
     COMM,
-    alike,
     check_product,
     culprits,
     few,
     open_context,
-    raises_alike,
-    seen,
+    outcome_of,
+    raises_on_all_ranks,
+    same_on_all_ranks,
     some_wrong,
     waits_long,
 )
@@ -75,7 +75,7 @@ class Cast:
 def check(ctx: Context, kind: type[Exception], text: str, wrong: Call, right: Call, *, all_wrong: bool = True) -> None:
     """The law of this file, for every set of culprits."""
     for ranks in culprits() if all_wrong else some_wrong():
-        raises_alike(kind, text, wrong if ctx.rank in ranks else right)
+        raises_on_all_ranks(kind, text, wrong if ctx.rank in ranks else right)
         check_product(ctx)
 
 
@@ -146,7 +146,7 @@ PRODUCTS: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_wrong_product_is_refused_alike_and_the_context_goes_on(name: str) -> None:
+def test_a_wrong_product_is_refused_on_every_rank_and_the_context_goes_on(name: str) -> None:
     kind, text, wrong = PRODUCTS[name]
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -194,7 +194,7 @@ MAKING: dict[str, Case] = {
 
 
 @pytest.mark.parametrize("name", MAKING)
-def test_a_wrong_global_array_is_refused_alike(name: str) -> None:
+def test_a_wrong_global_array_is_refused_on_every_rank(name: str) -> None:
     kind, text, wrong = MAKING[name]
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -203,11 +203,11 @@ def test_a_wrong_global_array_is_refused_alike(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["U3", "O", "M8[s]", "V8"])
-def test_what_is_no_number_is_refused_alike_even_if_a_dtype_is_asked_for(dtype: str) -> None:
+def test_elements_that_are_no_numbers_are_refused_on_every_rank_even_with_a_dtype(dtype: str) -> None:
     strange = np.full((N, N), "abc", dtype) if dtype in {"U3", "O"} else np.zeros((N, N), dtype)
     with Context(timeout=TIMEOUT) as ctx:
         for root in range(COMM.size):
-            raises_alike(DTypeError, "from_global", partial(ctx.from_global, strange, rows(), root, dtype=float))
+            raises_on_all_ranks(DTypeError, "from_global", partial(ctx.from_global, strange, rows(), root, dtype=float))
             check_product(ctx)
 
 
@@ -227,7 +227,7 @@ def test_a_function_that_fails_on_one_rank_is_an_error_on_all() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         for ranks in culprits():
             for mistake in (divide_by_zero, too_many_dimensions):
-                raises_alike(
+                raises_on_all_ranks(
                     ArgumentError,
                     "the function of the indices raised",
                     partial(ctx.from_global, mistake if ctx.rank in ranks else usual, rows()),
@@ -238,19 +238,19 @@ def test_a_function_that_fails_on_one_rank_is_an_error_on_all() -> None:
 def test_complex_numbers_are_not_silently_made_real() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         wrong = np.full((N, N), 1j)
-        raises_alike(DTypeError, "complex", lambda: ctx.from_global(wrong, rows(), 0, dtype="float64"))
+        raises_on_all_ranks(DTypeError, "complex", lambda: ctx.from_global(wrong, rows(), 0, dtype="float64"))
         check_product(ctx)
 
 
 @pytest.mark.parametrize(
     ("given", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
 )
-def test_what_a_function_returns_must_be_numbers_that_fit(given: Any, text: str) -> None:
+def test_values_of_a_function_must_be_numbers_that_fit(value: Any, text: str) -> None:
     """NumPy would make None NaN, and drop imaginary parts with a warning."""
     with Context(timeout=TIMEOUT) as ctx:
         for ranks in culprits():
-            function = (lambda _i, _j: given) if ctx.rank in ranks else usual
-            raises_alike(DTypeError, text, partial(ctx.from_global, function, rows()))
+            function = (lambda _i, _j: value) if ctx.rank in ranks else usual
+            raises_on_all_ranks(DTypeError, text, partial(ctx.from_global, function, rows()))
         check_product(ctx)
 
 
@@ -298,13 +298,13 @@ def _unaligned(shape: tuple[int, int]) -> Any:
 
 
 def _read_only(part: Any) -> Any:
-    found = part.copy(order="F")
-    found.flags.writeable = False
-    return found
+    copy = part.copy(order="F")
+    copy.flags.writeable = False
+    return copy
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_a_wrong_local_array_is_refused_alike(name: str) -> None:
+def test_a_wrong_local_array_is_refused_on_every_rank(name: str) -> None:
     kind, text, wrong = LOCAL[name]
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -313,7 +313,7 @@ def test_a_wrong_local_array_is_refused_alike(name: str) -> None:
         check(ctx, kind, text, lambda: wrong(x), right, all_wrong=kind is not MismatchError)
 
 
-def test_copy_serves_what_strides_do_not() -> None:
+def test_unsupported_strides_are_copied() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         m_loc = rows().local_shape(ctx.rank)[0]
         whole = np.arange(2.0 * N * m_loc).reshape(N, 2 * m_loc).T[::-2]
@@ -324,11 +324,13 @@ def test_copy_serves_what_strides_do_not() -> None:
 
 @pytest.mark.parametrize("verb", ["zeros", "empty", "random"])
 @pytest.mark.parametrize("dtype", ["int64", "bool", "nonsense", "float128", None, "U3"])
-def test_a_dtype_that_is_not_multiplied_is_refused_alike(verb: str, dtype: Any) -> None:
+def test_a_dtype_that_is_not_multiplied_is_refused_on_every_rank(verb: str, dtype: Any) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         make = getattr(ctx, verb)
         if dtype is None:  # NumPy reads None as float64, which says nothing about what was meant
-            assert COMM.allreduce(seen(lambda: make(rows(), None))[0] in {"no exception", "DTypeError"}) == COMM.size
+            assert (
+                COMM.allreduce(outcome_of(lambda: make(rows(), None))[0] in {"no exception", "DTypeError"}) == COMM.size
+            )
             return
         check(ctx, DTypeError, f"{verb}: dtype must be one of", lambda: make(rows(), dtype), lambda: make(rows()))
 
@@ -365,14 +367,14 @@ DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], obj
 
 @pytest.mark.parametrize("name", DIFFERENCES)
 def test_different_arguments_on_different_ranks_are_named(name: str) -> None:
-    text, usual, other = DIFFERENCES[name]
+    text, usual, differing = DIFFERENCES[name]
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
         for ranks in some_wrong():
-            message = raises_alike(MismatchError, text, partial(other if ctx.rank in ranks else usual, x))
+            message = raises_on_all_ranks(MismatchError, text, partial(differing if ctx.rank in ranks else usual, x))
             assert any(f"rank {rank}" in message for rank in ranks)
             check_product(ctx)
-        other(x)  # nothing is wrong with it when all do it
+        differing(x)  # nothing is wrong with it when all do it
         check_product(ctx)
 
 
@@ -381,12 +383,12 @@ def test_trans_flags_that_differ_between_ranks_are_named() -> None:
         a = ctx.random(MatrixDescriptor.replicated(N, N, COMM.size))
         for ranks in some_wrong():
             trans: Literal["N", "T"] = "T" if ctx.rank in ranks else "N"
-            raises_alike(MismatchError, "transa differs", partial(pmatmul, a, a, transa=trans))
+            raises_on_all_ranks(MismatchError, "transa differs", partial(pmatmul, a, a, transa=trans))
             check_product(ctx)
-        found, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
-        assert found is not None
+        result, whole = pmatmul(a, a, transa="T").to_global(None), a.to_global(None)
+        assert result is not None
         assert whole is not None
-        assert np.allclose(found, whole.T @ whole)
+        assert np.allclose(result, whole.T @ whole)
 
 
 def test_nan_equals_nan_whatever_its_bits() -> None:
@@ -401,9 +403,9 @@ def test_nan_equals_nan_whatever_its_bits() -> None:
 
 def halves(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """The largest numbers of float16 in the first row, which is rank 0's, and ones in all others."""
-    found = np.ones(x.shape, np.float16)
-    found[:1] = 60000
-    return found
+    values = np.ones(x.shape, np.float16)
+    values[:1] = 60000
+    return values
 
 
 RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], Any]] = {
@@ -432,7 +434,7 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
-def test_what_numpy_raises_on_one_rank_is_a_result(name: str, transport: str) -> None:
+def test_numpy_errors_on_one_rank_are_results(name: str, transport: str) -> None:
     """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
     with open_context(transport, timeout=TIMEOUT) as ctx:
         x = halves(np.empty((N, N)))
@@ -454,11 +456,11 @@ VERBS: dict[str, Callable[[Cast], object]] = {
 
 
 @pytest.mark.parametrize("name", VERBS)
-def test_different_verbs_on_different_ranks_are_named(name: str) -> None:
+def test_different_operations_on_different_ranks_are_named(name: str) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
         for ranks in some_wrong():
-            message = raises_alike(
+            message = raises_on_all_ranks(
                 MismatchError,
                 "ranks made different calls",
                 partial(VERBS[name], x) if ctx.rank in ranks else partial(pmatmul, x.a, x.b),
@@ -484,7 +486,7 @@ EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.PlannedMatmul,
 
 
 @pytest.mark.parametrize("name", EXECUTIONS)
-def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(name: str) -> None:
+def test_a_wrong_array_given_to_execute_is_refused_on_every_rank_and_the_plan_goes_on(name: str) -> None:
     kind, text, wrong = EXECUTIONS[name]
     with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
         x, y = Cast(ctx), Cast(other)
@@ -492,19 +494,19 @@ def test_a_wrong_array_given_to_execute_is_refused_alike_and_the_plan_goes_on(na
             expected = planned.execute(x.a, x.b, x.c).local.copy()
             for ranks in culprits():
                 right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
-                raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in ranks else right)
+                raises_on_all_ranks(kind, text, partial(wrong, planned, x, y) if ctx.rank in ranks else right)
                 assert np.array_equal(planned.execute(x.a, x.b, x.c).local, expected)
 
 
 @pytest.mark.parametrize("name", EXECUTIONS)
-def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_alike(name: str) -> None:
+def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_on_every_rank(name: str) -> None:
     kind, text, wrong = EXECUTIONS[name]
     with open_context("push", timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
         x, y = Cast(ctx), Cast(other)
         planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
         for _ in range(2):
             planned.execute(x.a, x.b, x.c, out=x.d)
-            message = raises_alike(kind, text, partial(wrong, planned, x, y))
+            message = raises_on_all_ranks(kind, text, partial(wrong, planned, x, y))
             assert f"found on rank 0 of {ctx.nprocs}" in message
         check_product(ctx)
 
@@ -519,21 +521,21 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_some_ranks_breaks_the_cont
         planned = pblas.plan_matmul(x.a, x.b, x.c, beta=1.0)
         right = partial(planned.execute, x.a, x.b, x.c, out=x.d)
         right()
-        message = raises_alike(kind, text, partial(wrong, planned, x, y) if ctx.rank in culprits()[0] else right)
+        message = raises_on_all_ranks(kind, text, partial(wrong, planned, x, y) if ctx.rank in culprits()[0] else right)
         assert f"found on rank 0 of {ctx.nprocs}" in message
-        raises_alike(ContextError, message, right)
-        raises_alike(ContextError, message, partial(ctx.zeros, rows()))
+        raises_on_all_ranks(ContextError, message, right)
+        raises_on_all_ranks(ContextError, message, partial(ctx.zeros, rows()))
         check_product(other)
 
 
-def test_a_plan_that_one_rank_has_closed_is_refused_alike() -> None:
+def test_a_plan_that_one_rank_has_closed_is_refused_on_every_rank() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
         for ranks in culprits():
             planned = pblas.plan_matmul(x.a, x.b)
             if ctx.rank in ranks:
                 planned.close()
-            raises_alike(ContextError, "the planned product is closed", partial(planned.execute, x.a, x.b))
+            raises_on_all_ranks(ContextError, "the planned product is closed", partial(planned.execute, x.a, x.b))
             check_product(ctx)
 
 
@@ -542,7 +544,7 @@ def test_executions_of_two_plans_are_not_mistaken_for_each_other() -> None:
         x = Cast(ctx)
         first, second = pblas.plan_matmul(x.a, x.b), pblas.plan_matmul(x.a, x.b)
         for ranks in some_wrong():
-            raises_alike(
+            raises_on_all_ranks(
                 MismatchError,
                 "ranks made different calls",
                 partial((second if ctx.rank in ranks else first).execute, x.a, x.b),
@@ -551,7 +553,7 @@ def test_executions_of_two_plans_are_not_mistaken_for_each_other() -> None:
 
 
 @pytest.mark.parametrize("which", ["b", "c", "out"])
-def test_matrices_of_different_contexts_are_refused_alike(which: str) -> None:
+def test_matrices_of_different_contexts_are_refused_on_every_rank(which: str) -> None:
     with Context(timeout=TIMEOUT) as ctx, Context(timeout=TIMEOUT) as other:
         x, y = Cast(ctx), Cast(other)
         calls: dict[str, Call] = {
@@ -564,7 +566,7 @@ def test_matrices_of_different_contexts_are_refused_alike(which: str) -> None:
         check_product(other)
 
 
-def test_a_closed_context_refuses_everything_alike() -> None:
+def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
     ctx = Context(timeout=TIMEOUT)
     x = Cast(ctx)
     planned = pblas.plan_matmul(x.a, x.b)
@@ -587,7 +589,7 @@ def test_a_closed_context_refuses_everything_alike() -> None:
         lambda: x.a[1:, 1:],
     ]
     for call in calls:
-        raises_alike(ContextError, "the context is closed", call)
+        raises_on_all_ranks(ContextError, "the context is closed", call)
     ctx.close()  # closing twice is no mistake
     assert "12 x 12" in repr(x.a)  # what it was can still be said
 
@@ -596,13 +598,13 @@ def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
         for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):
-            raises_alike(ArgumentError, "to_global", call)
+            raises_on_all_ranks(ArgumentError, "to_global", call)
         check_product(ctx)
 
 
 def test_settings_that_differ_between_ranks_are_named_and_the_next_context_works() -> None:
     for ranks in some_wrong():
-        raises_alike(
+        raises_on_all_ranks(
             MismatchError,
             "transport differs",
             partial(Context, timeout=TIMEOUT, transport="message" if COMM.rank in ranks else "auto"),
@@ -621,8 +623,8 @@ def test_settings_that_differ_between_ranks_are_named_and_the_next_context_works
         ({"backend": "cuda"}, pblas.BackendError),
     ],
 )
-def test_settings_that_cannot_be_are_refused_by_every_rank(settings: dict[str, Any], kind: type[Exception]) -> None:
-    raises_alike(kind, next(iter(settings)), lambda: Context(**settings))
+def test_impossible_settings_are_refused_on_every_rank(settings: dict[str, Any], kind: type[Exception]) -> None:
+    raises_on_all_ranks(kind, next(iter(settings)), lambda: Context(**settings))
 
 
 def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
@@ -638,7 +640,7 @@ def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
             lambda: pmatmul(x.a, x.b),
         )
         for rank in range(COMM.size):
-            alike(ctx.nprocs + rank)
+            same_on_all_ranks(ctx.nprocs + rank)
 
 
 class OnGpu:
@@ -648,7 +650,7 @@ class OnGpu:
 
 
 @pytest.mark.parametrize("verb", ["from_global", "from_local", "from_local, copy"])
-def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> None:
+def test_an_array_on_a_gpu_is_refused_on_every_rank_by_a_context_on_cpus(verb: str) -> None:
     strange: Any = OnGpu()
     with Context(backend="mpi", timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -671,7 +673,7 @@ def test_an_array_on_a_gpu_is_refused_alike_by_a_context_on_cpus(verb: str) -> N
     ],
 )
 def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], text: str) -> None:
-    raises_alike(ArgumentError, text, lambda: Context(**settings))
+    raises_on_all_ranks(ArgumentError, text, lambda: Context(**settings))
 
 
 @pytest.mark.parametrize(
@@ -694,17 +696,17 @@ def test_settings_of_the_other_backend_are_refused(settings: dict[str, Any], tex
         ({}, {"link": (1e-6, 1e9)}, "link delays messages, but transport='auto' sends none"),
     ],
 )
-def test_a_setting_that_is_wrong_on_one_rank_is_refused_alike(
+def test_a_setting_that_is_wrong_on_one_rank_is_refused_on_every_rank(
     settings: dict[str, Any], wrong: dict[str, Any], text: str
 ) -> None:
     for ranks in culprits():
         own = settings | {"timeout": TIMEOUT} | (wrong if COMM.rank in ranks else {})
-        raises_alike(ArgumentError, text, partial(Context, **own))
+        raises_on_all_ranks(ArgumentError, text, partial(Context, **own))
 
 
-def test_what_is_no_communicator_is_refused() -> None:
+def test_an_invalid_communicator_is_refused() -> None:
     for comm in (5, MPI.COMM_NULL):
-        raises_alike(ArgumentError, "comm must be None or an intracommunicator", partial(Context, comm))  # type: ignore[arg-type]
+        raises_on_all_ranks(ArgumentError, "comm must be None or an intracommunicator", partial(Context, comm))  # type: ignore[arg-type]
 
 
 LACK = "no GPU is visible; start the rank where there is one"
@@ -718,18 +720,16 @@ def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
 def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in culprits():
         pretend(monkeypatch, opening.ABSENT if COMM.rank in ranks else opening.READY)
-        found = raises_alike(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
-        assert found.startswith("backend 'nvshmem' is not available: ")
-        assert f"found on rank {min(ranks)} of {COMM.size}" in found
+        outcome = raises_on_all_ranks(pblas.BackendError, LACK, partial(Context, backend="nvshmem", timeout=TIMEOUT))
+        assert outcome.startswith("backend 'nvshmem' is not available: ")
+        assert f"found on rank {min(ranks)} of {COMM.size}" in outcome
         for insisting in culprits():  # naming a GPU insists too, for all
             own = 0 if COMM.rank in insisting else None
-            raises_alike(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
+            raises_on_all_ranks(pblas.BackendError, LACK, partial(Context, device=own, timeout=TIMEOUT))
 
 
 @pytest.mark.parametrize("state", [opening.ABSENT, opening.UNFIT])
-def test_where_one_rank_lacks_a_gpu_all_multiply_on_cpus_and_say_why(
-    state: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_ranks_use_cpus_and_warn_if_one_rank_lacks_a_gpu(state: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in some_wrong() if state == opening.ABSENT else culprits():
         pretend(monkeypatch, state if COMM.rank in ranks else opening.READY)
         with pytest.warns(RuntimeWarning, match=LACK) as call_args:
@@ -738,11 +738,11 @@ def test_where_one_rank_lacks_a_gpu_all_multiply_on_cpus_and_say_why(
             assert ctx.runtime.backend.name == "mpi"
             check_product(ctx)
         (warning,) = call_args
-        assert f"found on rank {min(ranks)} of {COMM.size}" in alike(str(warning.message))
+        assert f"found on rank {min(ranks)} of {COMM.size}" in same_on_all_ranks(str(warning.message))
         assert warning.filename == __file__
 
 
-def test_where_no_rank_has_a_gpu_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_warning_if_no_rank_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, opening.ABSENT)
     with Context(timeout=TIMEOUT) as ctx:
         assert ctx.runtime.backend.name == "mpi"
@@ -757,10 +757,10 @@ def test_gpus_are_not_even_looked_for_where_cpus_were_asked_for(monkeypatch: pyt
             assert ctx.runtime.backend.name == "mpi"
 
 
-def test_without_cupy_it_is_not_imported_and_its_package_is_named() -> None:
+def test_a_missing_cupy_is_named_in_the_error() -> None:
     if find_spec("cupy") is not None:
         pytest.skip("CuPy is installed")
-    raises_alike(
+    raises_on_all_ranks(
         pblas.BackendError, "pip install 'pblas[cuda13]'", partial(Context, backend="nvshmem", timeout=TIMEOUT)
     )
     with Context(timeout=TIMEOUT) as ctx:
@@ -795,12 +795,12 @@ BROKEN: dict[str, Callable[[Cast, Any], object]] = {
 
 @pytest.mark.parametrize("wrong", culprits(), ids=str)
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all_ranks(
-    name: str, wrong: frozenset[int]
-) -> None:
+def test_an_argument_that_raises_when_read_is_an_error_on_every_rank(name: str, wrong: frozenset[int]) -> None:
     broken = Broken(1.0)
     with Context(timeout=TIMEOUT) as ctx:
         cast = Cast(ctx)
-        found = alike(seen(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good)))
-        assert issubclass(getattr(pblas, found[0]), pblas.PblasError), found
+        outcome = same_on_all_ranks(
+            outcome_of(lambda: BROKEN[name](cast, lambda good: broken if COMM.rank in wrong else good))
+        )
+        assert issubclass(getattr(pblas, outcome[0]), pblas.PblasError), outcome
         check_product(ctx)

@@ -24,18 +24,18 @@ from pblas.backends.mpi.peers import MpiPeers
 from pblas.execute.one_dimensional import allgather_gemm
 from tests.common.ranks import (
     COMM,
-    alike,
     check_product,
     culprits,
     entries,
     few,
     grids,
-    raises_alike,
-    seen,
-    seen_late,
-    sleep_until_told,
+    outcome_of,
+    outcome_with_late_rank,
+    raises_on_all_ranks,
+    release,
+    same_on_all_ranks,
     some_wrong,
-    tell,
+    wait_for_release,
     waits,
     waits_long,
 )
@@ -108,17 +108,17 @@ def test_contexts_over_disjoint_ranks_do_not_wait_for_each_other(quiet: None) ->
     half.Free()
 
 
-def test_a_matrix_that_fits_nowhere_is_an_error_and_costs_no_shared_memory() -> None:
+def test_a_matrix_too_large_for_memory_is_an_error_and_costs_no_shared_memory() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         shared = ctx.runtime.backend.shared
         for n in (1 << 27, 1 << 40):  # beyond any memory, and beyond what can be counted
-            raises_alike(pblas.WorkspaceError, "no memory for", partial(ctx.zeros, rows(n, n, ctx.nprocs)))
+            raises_on_all_ranks(pblas.WorkspaceError, "no memory for", partial(ctx.zeros, rows(n, n, ctx.nprocs)))
         assert ctx.runtime.backend.shared == shared
         check_product(ctx)
 
 
 @pytest.mark.parametrize("root", [0, None])
-def test_a_rank_without_memory_for_the_whole_matrix_tells_all(
+def test_a_rank_without_memory_for_the_whole_matrix_is_an_error_on_every_rank(
     root: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Context(timeout=TIMEOUT) as ctx:
@@ -127,7 +127,7 @@ def test_a_rank_without_memory_for_the_whole_matrix_tells_all(
             with monkeypatch.context() as patch:
                 if ctx.rank == poor:
                     patch.setattr("pblas.matrices.scatter_gather.np.empty", _no_memory)
-                raises_alike(pblas.WorkspaceError, "no memory for a matrix of 8 x 8", partial(a.to_global, root))
+                raises_on_all_ranks(pblas.WorkspaceError, "no memory for a matrix of 8 x 8", partial(a.to_global, root))
         assert (a.to_global(root) is None) == (ctx.rank != 0 and root is not None)
 
 
@@ -143,11 +143,11 @@ def test_closing_frees_windows_and_communicators(transport: Transport, quiet: No
             a = shift(ctx, 7)
             plan = pblas.plan_matmul(a, a)
             plan.execute(a, a)
-        made = backend(ctx)
-        assert made.peers.comm == MPI.COMM_NULL
-        assert made.arena.node == MPI.COMM_NULL
-        assert not made.arena._windows
-        assert not made.agreement._rounds
+        library = backend(ctx)
+        assert library.peers.comm == MPI.COMM_NULL
+        assert library.arena.node == MPI.COMM_NULL
+        assert not library.arena._windows
+        assert not library.agreement._rounds
     assert COMM.allreduce(1) == COMM.size
 
 
@@ -232,7 +232,7 @@ def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, plann
                     assert arena.live_nbytes <= live + 4096
         finally:
             gc.enable()
-        assert alike((arena.peak_nbytes, len(arena._windows))) == (peak, windows)
+        assert same_on_all_ranks((arena.peak_nbytes, len(arena._windows))) == (peak, windows)
         assert windows <= 1
         assert np.array_equal(x.to_global(None), np.roll(whole, turns, axis=0))  # type: ignore[arg-type]
 
@@ -244,7 +244,7 @@ def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(quiet: None) -
         ctx.zeros(rows(60, 60))
         ctx.zeros(rows(1, 1))
         for keepers in culprits():
-            before = alike(arena.live_nbytes)
+            before = same_on_all_ranks(arena.live_nbytes)
             x: pblas.DistMatrix | None = ctx.empty(rows(60, 60))
             assert x is not None
             x.local[...] = COMM.rank + 1.0
@@ -256,11 +256,11 @@ def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(quiet: None) -
                 del y
             assert view is None or np.all(view == COMM.rank + 1.0)
             if backend(ctx).shared:
-                assert alike(arena.live_nbytes) > before
+                assert same_on_all_ranks(arena.live_nbytes) > before
             view = None
             for _ in range(3):
                 ctx.zeros(rows(1, 1))
-            assert alike(arena.live_nbytes) <= before + 3 * 256
+            assert same_on_all_ranks(arena.live_nbytes) <= before + 3 * 256
 
 
 @few
@@ -269,7 +269,7 @@ def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(quiet: N
     with Context(timeout=TIMEOUT) as ctx:
         arena = backend(ctx).arena
         ctx.zeros(rows(1, 1))
-        before = alike(arena.live_nbytes)
+        before = same_on_all_ranks(arena.live_nbytes)
         many = [ctx.zeros(rows(COMM.size, 1)) for _ in range(2200)]
         for number, x in enumerate(many):
             x.local[...] = number
@@ -281,7 +281,7 @@ def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(quiet: N
             holder[place] = None
         for _ in range(4):
             ctx.zeros(rows(1, 1))
-        assert alike(arena.live_nbytes) <= before + 1024
+        assert same_on_all_ranks(arena.live_nbytes) <= before + 1024
 
 
 def test_a_refused_call_keeps_no_memory(quiet: None) -> None:
@@ -290,15 +290,15 @@ def test_a_refused_call_keeps_no_memory(quiet: None) -> None:
         with Context(timeout=TIMEOUT) as ctx:
             arena = backend(ctx).arena
             ctx.zeros(rows(1, 1))
-            before = alike(arena.live_nbytes)
+            before = same_on_all_ranks(arena.live_nbytes)
             for _ in range(20):
                 a, b = ctx.zeros(rows(12, 12)), ctx.zeros(rows(7, 12))
-                raises_alike(pblas.DescriptorError, "disagree on K", partial(pmatmul, a, b))
-                raises_alike(pblas.ArgumentError, "root must be", partial(a.to_global, -7))
+                raises_on_all_ranks(pblas.DescriptorError, "disagree on K", partial(pmatmul, a, b))
+                raises_on_all_ranks(pblas.ArgumentError, "root must be", partial(a.to_global, -7))
                 del a, b
             for _ in range(3):
                 ctx.zeros(rows(1, 1))
-            assert alike(arena.live_nbytes) <= before + 1024
+            assert same_on_all_ranks(arena.live_nbytes) <= before + 1024
     finally:
         gc.enable()
 
@@ -355,7 +355,7 @@ def check_broken(ctx: Context, everywhere: list[tuple[str, str]], late: int, ste
     a = everywhere[0][1]
     start = time.monotonic()
     for _ in range(3):
-        name, text = seen(lambda: ctx.zeros(rows(3, 3)))
+        name, text = outcome_of(lambda: ctx.zeros(rows(3, 3)))
         assert name == "ContextError"
         assert a in text
     assert time.monotonic() - start < SHORT  # at once: no deadline was waited for
@@ -369,7 +369,7 @@ def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport:
     try:
         with Context(timeout=SHORT, transport=transport) as ctx:
             a = shift(ctx, 6)
-            everywhere = COMM.allgather(seen_late(late, partial(pmatmul, a, a)))
+            everywhere = COMM.allgather(outcome_with_late_rank(late, partial(pmatmul, a, a)))
             check_broken(ctx, everywhere, late, "pmatmul")
             raise ZeroDivisionError
     except ZeroDivisionError:
@@ -392,13 +392,13 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 
             def slow(*arguments: Any) -> None:
                 monkeypatch.undo()
-                sleep_until_told()
+                wait_for_release()
                 usual(*arguments)
 
             monkeypatch.setattr(allgather_gemm, "gemm_runs", slow)
-        found = seen(lambda: pmatmul(a, a))
-        tell(late)
-        everywhere = COMM.allgather(found)
+        outcome = outcome_of(lambda: pmatmul(a, a))
+        release(late)
+        everywhere = COMM.allgather(outcome)
         names = {name for name, _ in everywhere}
         assert "PeerTimeout" in names or names == {"no exception"}, everywhere
         if transport == "auto":  # all wait for the end signal
@@ -408,7 +408,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 @waits_long
 def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) -> None:
     with Context(timeout=SHORT) as ctx:
-        everywhere = COMM.allgather(seen_late(0, partial(ctx.zeros, rows(3, 3))))
+        everywhere = COMM.allgather(outcome_with_late_rank(0, partial(ctx.zeros, rows(3, 3))))
         check_broken(ctx, everywhere, 0, "zeros")
     with pytest.raises(ContextError, match="closed"):
         ctx.zeros(rows(3, 3))
@@ -416,10 +416,10 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
 
 @waits_long
 @pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
-def test_a_rank_that_leaves_by_an_exception_takes_the_others_along(
-    kind: type[BaseException], who: int, quiet: None
+def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all(
+    kind: type[BaseException], leaver: int, quiet: None
 ) -> None:
-    for leaving in [some_wrong()[who % len(some_wrong())]]:
+    for leaving in [some_wrong()[leaver % len(some_wrong())]]:
         raised = None
         try:
             with Context(timeout=TIMEOUT) as ctx:
@@ -461,10 +461,10 @@ def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_every
 
 
 @waits
-def test_a_rank_that_never_comes_to_make_the_context_is_named(quiet: None) -> None:
+def test_a_rank_missing_from_context_creation_is_named(quiet: None) -> None:
     late = COMM.size - 1
     door = COMM.Dup()
-    everywhere = COMM.allgather(seen_late(late, partial(Context, door, timeout=SHORT)))
+    everywhere = COMM.allgather(outcome_with_late_rank(late, partial(Context, door, timeout=SHORT)))
     assert all(name == "PeerTimeout" for name, _ in everywhere), everywhere
     assert f"rank {late}" in everywhere[0][1]
     with Context(timeout=TIMEOUT) as after:
@@ -482,17 +482,17 @@ def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
     assert isinstance(PeerTimeout("x"), TimeoutError)
 
 
-def test_a_rank_that_waits_gives_way_no_longer_than_it_would_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_rank_yields_no_longer_than_it_would_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another thread spins on its core, it is away for milliseconds each time."""
-    ways = list[int]()
+    yields = list[int]()
 
     def give_way() -> None:
-        ways.append(1)
+        yields.append(1)
         time.sleep(5e-3)
 
     agreement = Agreement(MpiPeers(COMM), TIMEOUT)
     answers = iter([False] * 500)
     monkeypatch.setattr(os, "sched_yield", give_way)
     agreement.wait(lambda: next(answers, True), "nothing")
-    assert len(ways) <= 1
+    assert len(yields) <= 1
     agreement.close()

@@ -14,18 +14,18 @@ from pblas import PeerTimeout, WorkspaceError
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem import tables
-from tests.common.ranks import COMM, raises_alike, seen_late, waits
+from tests.common.ranks import COMM, outcome_with_late_rank, raises_on_all_ranks, waits
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
 def agreement() -> Iterator[Agreement]:
-    found = Agreement(MpiPeers(COMM).duplicate(), 20.0)
-    yield found
-    found.close()
-    if found.broken is None:
-        found.peers.close()
+    result = Agreement(MpiPeers(COMM).duplicate(), 20.0)
+    yield result
+    result.close()
+    if result.broken is None:
+        result.peers.close()
 
 
 @pytest.mark.openmpi
@@ -48,11 +48,11 @@ def test_some_ranks_gather_without_the_others(agreement: Agreement) -> None:
 
 @waits
 @pytest.mark.parametrize("call", ["gather", "broadcast"])
-def test_a_rank_that_does_not_come_is_named(call: str) -> None:
+def test_a_missing_rank_is_named(call: str) -> None:
     own = Agreement(MpiPeers(COMM).duplicate(), 1.0)
     late = COMM.size - 1
     ask = partial(own.gather, 1, "values") if call == "gather" else partial(own.broadcast, 1, late, "values")
-    everywhere = COMM.allgather(seen_late(late, lambda: (ask(), own.agree("next"))))
+    everywhere = COMM.allgather(outcome_with_late_rank(late, lambda: (ask(), own.agree("next"))))
     assert {name for name, _ in everywhere} == {PeerTimeout.__name__}
     assert all(f"rank {late} of {COMM.size} did not arrive" in text for _, text in everywhere), everywhere
 
@@ -65,20 +65,22 @@ def test_peers_know_their_node() -> None:
     node.Free()
 
 
-def test_what_a_rank_writes_into_its_line_all_read_after_an_agreement(agreement: Agreement) -> None:
-    found = tables.Tables(agreement)
+def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) -> None:
+    table = tables.Tables(agreement)
     for number in (0, 5, 4095, 4096, 9000, 5):
-        lines = found.lines(number)
+        lines = table.lines(number)
         lines[COMM.rank][:] = (number, COMM.rank, -1, 1 << 40)
         agreement.agree("written")
         assert [line.tolist() for line in lines] == [[number, rank, -1, 1 << 40] for rank in range(COMM.size)]
         agreement.agree("read")
-    kept = found.lines(0)[COMM.rank]
-    found.close()
+    kept = table.lines(0)[COMM.rank]
+    table.close()
     assert np.array_equal(kept, [0, COMM.rank, -1, 1 << 40])
     assert not list(Path("/dev/shm").glob("pblas-*")), "the name is gone"
 
 
-def test_a_folder_without_room_is_told_alike(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_folder_is_reported_on_every_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_FOLDER", "/dev/no-such-folder")
-    raises_alike(WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(agreement).lines(0))
+    raises_on_all_ranks(
+        WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(agreement).lines(0)
+    )

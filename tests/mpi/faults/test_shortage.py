@@ -15,7 +15,7 @@ from pblas.backends.mpi import shared_windows as arena
 from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, check_product, few, seen
+from tests.common.ranks import COMM, check_product, few, outcome_of
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
 
@@ -40,10 +40,10 @@ class Shelf:
         """In memory that is not the context's."""
         return self.ctx.from_local(np.array(part_of(x, desc, COMM.rank), order="F"), desc)
 
-    def keep(self, found: pblas.DistMatrix, expected: Array) -> pblas.DistMatrix:
-        assert np.array_equal(found.local, part_of(expected, found.desc, COMM.rank))
-        self._kept.append(found)
-        return found
+    def keep(self, result: pblas.DistMatrix, expected: Array) -> pblas.DistMatrix:
+        assert np.array_equal(result.local, part_of(expected, result.desc, COMM.rank))
+        self._kept.append(result)
+        return result
 
 
 def products(shelf: Shelf, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> None:
@@ -110,7 +110,7 @@ class Windows:
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_wherever_memory_runs_out_the_ranks_go_on_by_messages(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_fall_back_to_messages_when_memory_runs_out(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = Windows(monkeypatch)
     for _ in windows.counts():
         with pblas.Context(timeout=20) as ctx:
@@ -120,11 +120,13 @@ def test_wherever_memory_runs_out_the_ranks_go_on_by_messages(scene: str, monkey
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_where_it_must_not_they_all_say_so_and_the_context_goes_on(scene: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fatal_shortage_is_an_error_on_every_rank_and_the_context_goes_on(
+    scene: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     windows = Windows(monkeypatch)
     for _ in windows.counts():
         with pblas.Context(timeout=20, transport="shared") as ctx:
-            everywhere: Any = COMM.allgather(seen(lambda ctx=ctx: SCENES[scene](Shelf(ctx))))  # type: ignore[misc]
+            everywhere: Any = COMM.allgather(outcome_of(lambda ctx=ctx: SCENES[scene](Shelf(ctx))))  # type: ignore[misc]
             assert len(set(everywhere)) == 1
             refused = windows.refused
             assert everywhere[0][0] == ("WorkspaceError" if refused else "no exception")
@@ -147,6 +149,6 @@ def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkey
         with pblas.Context(timeout=20) as ctx:
             shelf = Shelf(ctx)
             A = shelf.new(X[0], ROWS)
-            found = pblas.redistribute(A, COLUMNS)
+            result = pblas.redistribute(A, COLUMNS)
             A.local[...] = np.nan
-            shelf.keep(found, X[0])
+            shelf.keep(result, X[0])

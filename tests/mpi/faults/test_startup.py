@@ -22,7 +22,15 @@ from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import Nvshmem, join, running
 from pblas.backends.nvshmem.startup import start as start_over
-from tests.common.ranks import COMM, alike, raises_alike, seen, seen_late, some_wrong, waits
+from tests.common.ranks import (
+    COMM,
+    outcome_of,
+    outcome_with_late_rank,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+    some_wrong,
+    waits,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -68,18 +76,18 @@ class Library:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """A library and a GPU of its own for every rank."""
-    made = Library()
-    mine = replace(GPU, uuid=f"GPU-{COMM.rank:08x}-0000")
+    fake = Library()
+    device = replace(GPU, uuid=f"GPU-{COMM.rank:08x}-0000")
     replacements: list[tuple[Any, str, Any]] = [
-        (startup, "_bindings", lambda: made),
-        (startup, "_is_initialised", lambda: made.status >= 2),
-        (startup, "_initialise", made.start),
-        (startup, "_finalize", made.end),
+        (startup, "_bindings", lambda: fake),
+        (startup, "_is_initialised", lambda: fake.status >= 2),
+        (startup, "_initialise", fake.start),
+        (startup, "_finalize", fake.end),
         (startup, "_version", lambda: "3.4.5"),
         (startup, "_current_device", lambda: 0),
         (world, "before_finalize", lambda _: None),
         (gpu, "probe", lambda: Platform("14.2.0", driver=13000, runtime=13000, count=1)),
-        (gpu, "query", lambda _: mine),
+        (gpu, "query", lambda _: device),
         (gpu, "activate", lambda _: None),
         (gpu, "free_nbytes", lambda: 1 << 40),
     ]
@@ -87,10 +95,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
         monkeypatch.setattr(module, name, value)
     for name in ("PBLAS_SYMMETRIC_SIZE", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", *settings.environment(1, one_node=True)):
         monkeypatch.delenv(name, raising=False)
-    yield made
-    found = running()
-    if found is not None:
-        found.stop()
+    yield fake
+    library = running()
+    if library is not None:
+        library.stop()
     for name in settings.environment(1, one_node=True):  # those that a start has set
         os.environ.pop(name, None)
 
@@ -112,26 +120,26 @@ def give_back(agreement: Agreement) -> None:
     agreement.peers.close()
 
 
-def test_it_starts_once_and_ends_once(library: Library) -> None:
+def test_library_starts_once_and_stops_once(library: Library) -> None:
     pblas.init_nvshmem(nbytes=SLAB)
-    found = running()
-    assert found is not None
-    assert (found.pe, found.npes, found.nbytes, found.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
-    assert start() is found
-    assert start(nbytes=SLAB, device=0) is found
-    raises_alike(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
-    raises_alike(BackendError, "device=1 is asked for", partial(start, device=1))
-    found.stop()
-    found.stop()
+    started = running()
+    assert started is not None
+    assert (started.pe, started.npes, started.nbytes, started.version) == (COMM.rank, COMM.size, SLAB, "3.4.5")
+    assert start() is started
+    assert start(nbytes=SLAB, device=0) is started
+    raises_on_all_ranks(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
+    raises_on_all_ranks(BackendError, "device=1 is asked for", partial(start, device=1))
+    started.stop()
+    started.stop()
     assert library.ended == 1
     assert running() is None
     assert os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
-    assert start(nbytes=SLAB) is not found
+    assert start(nbytes=SLAB) is not started
 
 
 @pytest.mark.mpi(min_size=2)
-def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> None:
-    found = start(nbytes=SLAB)
+def test_settings_that_a_running_library_refuses_on_one_rank_are_refused_by_all(library: Library) -> None:
+    started = start(nbytes=SLAB)
     wishes: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (BackendError, f"where {2 * SLAB} are asked for", {"nbytes": 2 * SLAB}),
         (BackendError, "device=1 is asked for", {"device": 1}),
@@ -139,12 +147,12 @@ def test_what_one_rank_wants_of_one_that_runs_all_refuse(library: Library) -> No
     ]
     for kind, text, wish in wishes:
         for wrong in some_wrong():
-            raises_alike(kind, text, partial(pblas.init_nvshmem, **(wish if COMM.rank in wrong else {})))
-    assert running() is found
+            raises_on_all_ranks(kind, text, partial(pblas.init_nvshmem, **(wish if COMM.rank in wrong else {})))
+    assert running() is started
     assert library.allocated == 1
 
 
-def test_its_size_is_that_of_the_variable(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heap_size_is_that_of_the_variable(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", "96M")
     assert start().nbytes == 96 << 20
     assert library.allocated == 1
@@ -194,14 +202,14 @@ def has_a_broken_driver(_: Library, patch: pytest.MonkeyPatch) -> None:
         (has_a_broken_driver, BackendError, "not today"),
     ],
 )
-def test_what_one_rank_finds_all_raise_and_it_can_be_started_afterwards(
+def test_an_error_of_one_rank_is_raised_by_all_and_the_library_can_start_later(
     mistake: Callable[[Library, pytest.MonkeyPatch], None], kind: type[Exception], text: str, library: Library
 ) -> None:
     for wrong in some_wrong():
         with pytest.MonkeyPatch.context() as patch:
             if COMM.rank in wrong:
                 mistake(library, patch)
-            raises_alike(kind, text, start)
+            raises_on_all_ranks(kind, text, start)
         assert running() is None
         assert library.status == 0, "what was started is ended"
         assert "NVSHMEM_SYMMETRIC_SIZE" not in os.environ, "a second start may ask for more"
@@ -210,31 +218,33 @@ def test_what_one_rank_finds_all_raise_and_it_can_be_started_afterwards(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(("name", "value"), [("nbytes", 1e9), ("nbytes", 0), ("device", "0"), ("timeout", "soon")])
-def test_arguments_that_are_none_are_refused_on_all_before_anything_starts(
+def test_invalid_arguments_are_refused_on_every_rank_before_anything_starts(
     library: Library, name: str, value: Any
 ) -> None:
     for wrong in some_wrong():
         call = partial(pblas.init_nvshmem, **({name: value} if COMM.rank in wrong else {}))
-        raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", call)
+        raises_on_all_ranks(pblas.ArgumentError, f"init_nvshmem: {name} must be", call)
     nothing: Any = 3
-    raises_alike(pblas.ArgumentError, "init_nvshmem: comm must be None or", partial(pblas.init_nvshmem, nothing))
+    raises_on_all_ranks(pblas.ArgumentError, "init_nvshmem: comm must be None or", partial(pblas.init_nvshmem, nothing))
     assert library.status == 0
     pblas.init_nvshmem()
-    raises_alike(pblas.ArgumentError, f"init_nvshmem: {name} must be", partial(pblas.init_nvshmem, **{name: value}))
+    raises_on_all_ranks(
+        pblas.ArgumentError, f"init_nvshmem: {name} must be", partial(pblas.init_nvshmem, **{name: value})
+    )
 
 
 @pytest.mark.mpi(min_size=2)
-def test_two_ranks_on_one_gpu_are_told(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_on_one_gpu_are_reported(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "query", lambda _: replace(GPU, uuid=f"GPU-{COMM.rank // 2:08x}-0000"))
-    raises_alike(BackendError, "ranks 0 and 1 both use GPU GPU-00000000", start)
+    raises_on_all_ranks(BackendError, "ranks 0 and 1 both use GPU GPU-00000000", start)
     assert library.allocated == 0
 
 
-def test_what_the_program_has_started_is_used_and_left(library: Library) -> None:
+def test_a_library_started_by_the_program_is_used_and_left_running(library: Library) -> None:
     library.pes, library.status = list(range(COMM.size)), 2
-    found = start(nbytes=SLAB)
-    assert not found.ours
-    found.stop()
+    started = start(nbytes=SLAB)
+    assert not started.ours
+    started.stop()
     assert (library.ended, library.status) == (0, 2)
 
 
@@ -243,17 +253,17 @@ def test_a_communicator_without_all_pes_is_refused(library: Library) -> None:
     library.pes, library.status = list(range(COMM.size)), 2
     part = COMM.Split(COMM.rank)
     assert isinstance(part, MPI.Intracomm)
-    name, text = seen(partial(start, part))
+    name, text = outcome_of(partial(start, part))
     assert name == "BackendError"
     assert f"with {COMM.size} PEs before, the communicator has 1 rank" in text
     part.Free()
 
 
 @waits
-def test_a_rank_that_does_not_come_is_named(library: Library) -> None:
+def test_a_missing_rank_is_named(library: Library) -> None:
     late = COMM.size - 1
     own = COMM.Dup()
-    everywhere = COMM.allgather(seen_late(late, lambda: start(own, timeout=SHORT)))
+    everywhere = COMM.allgather(outcome_with_late_rank(late, lambda: start(own, timeout=SHORT)))
     assert len(set(everywhere)) == 1, everywhere
     name, text = everywhere[0]
     assert name == "PeerTimeout"
@@ -277,9 +287,9 @@ def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library
     everyone = exchange_over(0)
     whole = Heap(everyone, *join(everyone))
     large = whole.allocate(2 << 30)  # more than the slab: a context over all ranks adds memory
-    assert alike(nvshmem.nbytes) >= 3 << 30
+    assert same_on_all_ranks(nvshmem.nbytes) >= 3 << 30
     assert library.allocated == 2
-    assert (large.window, large.offset) == alike((large.window, large.offset))
+    assert (large.window, large.offset) == same_on_all_ranks((large.window, large.offset))
     whole.close()
     heap.close()
     give_back(everyone)
@@ -287,30 +297,30 @@ def test_contexts_over_parts_of_the_job_start_it_over_all_of_it(library: Library
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_have_it_and_ranks_that_do_not_make_no_context(library: Library) -> None:
+def test_a_context_needs_nvshmem_on_every_rank(library: Library) -> None:
     part = COMM.Split(COMM.rank % 2)
     assert isinstance(part, MPI.Intracomm)
     if COMM.rank % 2:
         start(part, SLAB)
     agreement = exchange_over(0)
-    raises_alike(BackendError, "runs on some ranks of the context only", lambda: join(agreement))
-    raises_alike(BackendError, "runs on some ranks of the communicator only", start)
+    raises_on_all_ranks(BackendError, "runs on some ranks of the context only", lambda: join(agreement))
+    raises_on_all_ranks(BackendError, "runs on some ranks of the communicator only", start)
     assert library.allocated == COMM.rank % 2
     give_back(agreement)
-    found = running()
-    if found is not None:
-        found.stop()
+    started = running()
+    if started is not None:
+        started.stop()
     part.Free()
 
 
 @pytest.mark.mpi(min_size=2)
-def test_gpus_that_do_not_reach_each_other_are_told(library: Library) -> None:
+def test_gpus_without_peer_access_are_reported(library: Library) -> None:
     start(nbytes=SLAB)
     for wrong in some_wrong():
         library.unreachable = frozenset({(COMM.rank + 1) % COMM.size}) if COMM.rank in wrong else frozenset()
         agreement = exchange_over(0)
         first = (min(wrong) + 1) % COMM.size
-        raises_alike(BackendError, f"does not reach the memory of rank {first}'s GPU", lambda: join(agreement))  # noqa: B023
+        raises_on_all_ranks(BackendError, f"does not reach the memory of rank {first}'s GPU", lambda: join(agreement))  # noqa: B023
         give_back(agreement)
 
 
@@ -320,7 +330,7 @@ def test_another_gpu_than_the_one_it_runs_on_is_refused_on_all(library: Library)
     for wrong in some_wrong():
         agreement = exchange_over(0)
         device = 1 if COMM.rank in wrong else None
-        raises_alike(BackendError, "device=1 is asked for", lambda: join(agreement, device))  # noqa: B023
+        raises_on_all_ranks(BackendError, "device=1 is asked for", lambda: join(agreement, device))  # noqa: B023
         give_back(agreement)
     assert library.allocated == 1
 
@@ -330,19 +340,19 @@ def test_memory_that_a_gpu_has_not_is_refused_on_all(library: Library, monkeypat
     heap = Heap(agreement, *join(agreement))
     if COMM.rank == COMM.size - 1:
         monkeypatch.setattr(gpu, "free_nbytes", lambda: 1 << 30)
-    raises_alike(WorkspaceError, "1073741824 are free", partial(heap.allocate, 4 << 30))
+    raises_on_all_ranks(WorkspaceError, "1073741824 are free", partial(heap.allocate, 4 << 30))
     assert library.allocated == 1
     block = heap.allocate(1 << 20)
-    assert heap.locate(block.address) == alike((0, block.offset))
+    assert heap.locate(block.address) == same_on_all_ranks((0, block.offset))
     give_back(agreement)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_where_a_gpu_has_failed_it_is_left_alone(library: Library) -> None:
-    found = start(nbytes=SLAB)
+def test_a_failed_gpu_is_left_alone(library: Library) -> None:
+    started = start(nbytes=SLAB)
     if COMM.rank == 0:
-        found.abandon("a kernel trapped")
-    found.stop()
+        started.abandon("a kernel trapped")
+    started.stop()
     assert library.ended == 0
     assert running() is None
     library.status = 0

@@ -71,13 +71,13 @@ class Product:
             for x, kind in zip((self.a, self.b, self.c), LAYOUTS[layout], strict=True)
         )
 
-    def check(self, found: DistMatrix, beta: float) -> None:
+    def check(self, result: DistMatrix, beta: float) -> None:
         rows, columns = (
             np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
-            for ranges in found.desc.global_ranges(found.runtime.rank)
+            for ranges in result.desc.global_ranges(result.runtime.rank)
         )
         a, b, c = self.a[rows], self.b[:, columns], self.c[np.ix_(rows, columns)]
-        assert gauge(found.local, a, b, c, beta=beta) <= THRESHOLD
+        assert gauge(result.local, a, b, c, beta=beta) <= THRESHOLD
 
 
 def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool]]:
@@ -129,7 +129,7 @@ def test_messages_carry_the_bytes_of_the_plan(message: pblas.Context, layout: st
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_wide_wire_doubles_the_partial_products_only(message: pblas.Context) -> None:
+def test_wire_dtype_doubles_the_bytes_of_partial_products_only(message: pblas.Context) -> None:
     backend, received = message.runtime.backend, {}
     for layout, wire in itertools.product(("RS to rows", "AR", "AG(A)"), (None, "float32")):
         x = Product(message, layout, (9, 12, 8), "bfloat16", 0)
@@ -208,17 +208,17 @@ def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
         window.runtime.agree("settle", {}, maxima=(0, 0, 0, 0))  # what the last turn dropped is free now
         before, received = backend.arena.live_nbytes, backend.channel.received_nbytes
         with pblas.plan_matmul(x.A, x.B, out=x.D) as planned:
-            made = backend.arena.live_nbytes - before
+            allocated = backend.arena.live_nbytes - before
             planned.execute(x.A, x.B, out=x.D)
             assert planned.workspace_nbytes == 0
-            assert backend.arena.live_nbytes - before <= made
-            assert LOCATION_NBYTES <= made <= 256  # blocks are aligned to 256 bytes
+            assert backend.arena.live_nbytes - before <= allocated
+            assert LOCATION_NBYTES <= allocated <= 256  # blocks are aligned to 256 bytes
             assert backend.channel.received_nbytes == received
         x.check(x.D, 0.0)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_windows_stage_only_what_is_not_theirs(window: pblas.Context) -> None:
+def test_windows_stage_only_arrays_outside_the_window(window: pblas.Context) -> None:
     """A user's own array costs one copy of its shard, taken anew in every execution."""
     n = 4 * window.nprocs
     desc = MatrixDescriptor.row_wise(n, n, window.nprocs)
@@ -231,9 +231,9 @@ def test_windows_stage_only_what_is_not_theirs(window: pblas.Context) -> None:
             local[...] = value[4 * window.rank : 4 * window.rank + 4]
             planned.execute(A, B, out=D)
             assert planned.workspace_nbytes == local.nbytes <= planned.plan.workspace_nbytes
-            found = D.to_global(root=None)
-            assert found is not None
-            assert gauge(found, values[0], value) <= THRESHOLD
+            result = D.to_global(root=None)
+            assert result is not None
+            assert gauge(result, values[0], value) <= THRESHOLD
 
 
 @pytest.mark.mpi

@@ -27,7 +27,7 @@ from pblas import (
 )
 from pblas.matrices import npy as files
 from pblas.runtime.runtime import checked_dtype
-from tests.common.ranks import COMM, DTYPES, check_product, culprits, entries, grids, raises_alike, some_wrong
+from tests.common.ranks import COMM, DTYPES, check_product, culprits, entries, grids, raises_on_all_ranks, some_wrong
 
 pytestmark = pytest.mark.mpi
 
@@ -78,27 +78,29 @@ def layouts(m: int, n: int, order: Order) -> Iterator[MatrixDescriptor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_saved_is_a_standard_file_and_loads_again(ctx: Context, folder: Path, dtype: str, order: Order) -> None:
-    found = checked_dtype("test", dtype)
+def test_a_saved_matrix_is_a_standard_file_and_loads_again(
+    ctx: Context, folder: Path, dtype: str, order: Order
+) -> None:
+    checked = checked_dtype("test", dtype)
     for m, n in ((8, 7), (1, 9), (0, 4)):
-        array = entries(m, n, found)
+        array = entries(m, n, checked)
         for number, desc in enumerate(layouts(m, n, order)):
             path = folder / f"{number}.npy"
             ctx.from_global(array, desc, None).save(path)
             raw = np.load(path)
             assert raw.shape == (m, n)
             assert raw.flags.f_contiguous if order == "F" else raw.flags.c_contiguous
-            assert np.array_equal(raw.view(found) if dtype == "bfloat16" else raw, array)
+            assert np.array_equal(raw.view(checked) if dtype == "bfloat16" else raw, array)
             if dtype != "bfloat16":
-                assert raw.dtype == found
+                assert raw.dtype == checked
             others = list(layouts(m, n, ORDERS[number % 2]))
             again = ctx.load(path, others[(number + m) % len(others)], dtype if dtype == "bfloat16" else None)
-            assert again.dtype == found
+            assert again.dtype == checked
             assert np.array_equal(again.to_global(None), array)  # type: ignore[arg-type]
     assert not [name for name in contents(folder) if name.endswith(".part")]
 
 
-def test_views_are_saved_as_what_they_show(ctx: Context, folder: Path) -> None:
+def test_views_are_saved_with_their_values(ctx: Context, folder: Path) -> None:
     array = entries(8, 7, np.complex128)
     for desc in layouts(8, 7, "F"):
         a = ctx.from_global(array, desc, None)
@@ -125,7 +127,9 @@ def test_files_of_any_numbers_in_any_byte_order_load_as_their_values(
         wider = ctx.load(path, desc, "complex128")
         assert np.array_equal(wider.to_global(None), array)  # type: ignore[arg-type]
     if not multiplied:
-        raises_alike(DTypeError, ".astype(", partial(ctx.load, path, MatrixDescriptor.row_wise(8, 7, ctx.nprocs)))
+        raises_on_all_ranks(
+            DTypeError, ".astype(", partial(ctx.load, path, MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+        )
 
 
 def write_bytes(text: bytes) -> Callable[[Path], object]:
@@ -178,29 +182,31 @@ FOREIGN: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_a_file_that_is_no_such_matrix_is_refused_alike(ctx: Context, folder: Path, name: str) -> None:
+def test_a_file_that_is_no_such_matrix_is_refused_on_every_rank(ctx: Context, folder: Path, name: str) -> None:
     kind, text, make = FOREIGN[name]
     good, bad = folder / "good.npy", folder / "bad.npy"
     on_one_rank(partial(save(np.ones((8, 7))), good))
     on_one_rank(partial(make, bad))
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     for ranks in culprits():
-        raises_alike(kind, text, partial(ctx.load, bad if ctx.rank in ranks else good, desc))
+        raises_on_all_ranks(kind, text, partial(ctx.load, bad if ctx.rank in ranks else good, desc))
         check_product(ctx)
 
 
 @pytest.mark.parametrize("name", ["records", "dates", "words", "raw bytes"])
-def test_what_is_no_number_is_refused_alike_even_if_a_dtype_is_asked_for(ctx: Context, folder: Path, name: str) -> None:
+def test_elements_that_are_no_numbers_are_refused_on_every_rank_even_with_a_dtype(
+    ctx: Context, folder: Path, name: str
+) -> None:
     on_one_rank(lambda: FOREIGN[name][2](folder / "bad.npy"))
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
-    raises_alike(DTypeError, "load", partial(ctx.load, folder / "bad.npy", desc, "float64"))
+    raises_on_all_ranks(DTypeError, "load", partial(ctx.load, folder / "bad.npy", desc, "float64"))
     check_product(ctx)
 
 
 def test_complex_files_are_not_silently_made_real(ctx: Context, folder: Path) -> None:
     on_one_rank(lambda: np.save(folder / "a.npy", np.full((8, 7), 1j)))
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
-    raises_alike(DTypeError, "imaginary", partial(ctx.load, folder / "a.npy", desc, "float64"))
+    raises_on_all_ranks(DTypeError, "imaginary", partial(ctx.load, folder / "a.npy", desc, "float64"))
 
 
 def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder: Path) -> None:
@@ -210,20 +216,20 @@ def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder:
     ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")
     with np.errstate(all="raise"):
         a = ctx.load(folder / "x.npy", MatrixDescriptor.row_wise(8, 7, COMM.size), "float32")
-    found = a.to_global(None)
+    result = a.to_global(None)
     x[0, 0] = np.inf
-    assert found is not None
-    assert np.array_equal(found, x)
+    assert result is not None
+    assert np.array_equal(result, x)
 
 
 @pytest.mark.parametrize("path", [None, 3, b"a.npy", "a\0b.npy", ["a.npy"]])
-def test_what_is_no_path_is_refused_alike(ctx: Context, folder: Path, path: Any) -> None:
+def test_an_invalid_path_is_refused_on_every_rank(ctx: Context, folder: Path, path: Any) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     a, good = ctx.zeros(desc), folder / "good.npy"
     a.save(good)
     for ranks in culprits():
-        raises_alike(ArgumentError, "path must be", partial(ctx.load, path if ctx.rank in ranks else good, desc))
-        raises_alike(ArgumentError, "path must be", partial(a.save, path if ctx.rank in ranks else good))
+        raises_on_all_ranks(ArgumentError, "path must be", partial(ctx.load, path if ctx.rank in ranks else good, desc))
+        raises_on_all_ranks(ArgumentError, "path must be", partial(a.save, path if ctx.rank in ranks else good))
         check_product(ctx)
 
 
@@ -234,8 +240,8 @@ def test_paths_that_differ_between_ranks_are_an_error(ctx: Context, folder: Path
     a.save(str(folder / "b.npy"))  # text and Path are the same thing
     for ranks in some_wrong():
         name = folder / ("b.npy" if ctx.rank in ranks else "a.npy")
-        raises_alike(MismatchError, "path differs", partial(ctx.load, name, desc))
-        raises_alike(MismatchError, "path differs", partial(a.save, name))
+        raises_on_all_ranks(MismatchError, "path differs", partial(ctx.load, name, desc))
+        raises_on_all_ranks(MismatchError, "path differs", partial(a.save, name))
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_other(
@@ -253,7 +259,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
                     raise FileFormatError("the cable was pulled")
 
                 patch.setattr(files, "write_part", fail)
-            raises_alike(FileFormatError, "the cable was pulled", partial(new.save, path))
+            raises_on_all_ranks(FileFormatError, "the cable was pulled", partial(new.save, path))
         assert contents(folder) == ["a.npy"]
         assert np.array_equal(np.load(path), entries(8, 7, np.float64))
         check_product(ctx)
@@ -262,23 +268,23 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
     assert contents(folder) == ["a.npy"]
 
 
-def test_a_folder_that_is_missing_or_has_the_name_is_refused_alike(ctx: Context, folder: Path) -> None:
+def test_a_missing_folder_or_a_folder_as_the_file_is_refused_on_every_rank(ctx: Context, folder: Path) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     on_one_rank((folder / "taken.npy").mkdir)
     on_one_rank((folder / "file").touch)
     for path in (folder / "missing" / "a.npy", folder / "file" / "a.npy", folder / "taken.npy", folder / ("x" * 300)):
-        raises_alike(FileFormatError, "cannot be written", partial(a.save, path))
+        raises_on_all_ranks(FileFormatError, "cannot be written", partial(a.save, path))
         check_product(ctx)
     assert contents(folder) == ["file", "taken.npy"]
 
 
-def test_what_is_no_file_is_neither_replaced_nor_waited_for(ctx: Context, folder: Path) -> None:
+def test_special_files_are_neither_replaced_nor_waited_for(ctx: Context, folder: Path) -> None:
     """An administrator could put a file in the place of /dev/null."""
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     pipe = folder / "pipe"
     on_one_rank(partial(os.mkfifo, pipe))
-    raises_alike(FileFormatError, "what has this name is no file", partial(a.save, pipe))
-    raises_alike(FileFormatError, "it is a pipe", partial(ctx.load, pipe, a.desc))
+    raises_on_all_ranks(FileFormatError, "what has this name is no file", partial(a.save, pipe))
+    raises_on_all_ranks(FileFormatError, "it is a pipe", partial(ctx.load, pipe, a.desc))
     assert pipe.is_fifo()
     assert contents(folder) == ["pipe"]
 
@@ -298,16 +304,16 @@ def test_a_link_stays_and_what_it_names_is_written(ctx: Context, folder: Path) -
     assert contents(place) == ["a.npy"]
 
 
-def test_a_folder_that_cannot_be_written_is_refused_alike(ctx: Context, folder: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_on_every_rank(ctx: Context, folder: Path) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     locked = Path("/sys") if os.geteuid() == 0 else folder / "locked"  # the administrator may write anywhere else
     if os.geteuid() != 0:
         on_one_rank(lambda: locked.mkdir(mode=0o500))
-    raises_alike(FileFormatError, "cannot be written", partial(a.save, locked / "a.npy"))
+    raises_on_all_ranks(FileFormatError, "cannot be written", partial(a.save, locked / "a.npy"))
     check_product(ctx)
 
 
-def test_a_disk_that_is_full_is_refused_alike_before_anything_is_written(ctx: Context, folder: Path) -> None:
+def test_a_disk_that_is_full_is_refused_on_every_rank_before_anything_is_written(ctx: Context, folder: Path) -> None:
     """A limit on the size of files stands in for the disk; it fails in the same call."""
     n = 200
     a = ctx.zeros(MatrixDescriptor.row_wise(n, n, ctx.nprocs))
@@ -315,7 +321,7 @@ def test_a_disk_that_is_full_is_refused_alike_before_anything_is_written(ctx: Co
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (n * n * 4, before[1]))
-        raises_alike(FileFormatError, "File too large", partial(a.save, folder / "a.npy"))
+        raises_on_all_ranks(FileFormatError, "File too large", partial(a.save, folder / "a.npy"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
@@ -323,7 +329,7 @@ def test_a_disk_that_is_full_is_refused_alike_before_anything_is_written(ctx: Co
     check_product(ctx)
 
 
-def test_a_file_system_that_is_full_is_refused_alike(ctx: Context, folder: Path) -> None:
+def test_a_file_system_that_is_full_is_refused_on_every_rank(ctx: Context, folder: Path) -> None:
     small = folder / "small"
 
     def mount() -> bool:
@@ -335,7 +341,7 @@ def test_a_file_system_that_is_full_is_refused_alike(ctx: Context, folder: Path)
         pytest.skip("mounting a small file system is not permitted here")
     try:
         a = ctx.zeros(MatrixDescriptor.row_wise(200, 200, ctx.nprocs))
-        raises_alike(FileFormatError, "No space left", partial(a.save, small / "a.npy"))
+        raises_on_all_ranks(FileFormatError, "No space left", partial(a.save, small / "a.npy"))
         assert contents(small) == []
         a[:20, :20].save(small / "a.npy")  # what fits is saved
         assert contents(small) == ["a.npy"]
@@ -385,7 +391,7 @@ def test_a_replicated_matrix_is_written_once(ctx: Context, folder: Path) -> None
     assert np.array_equal(np.load(folder / "a.npy"), np.zeros((8, 7)))
 
 
-def test_a_file_that_shrinks_while_it_is_read_is_refused_alike(
+def test_a_file_that_shrinks_while_it_is_read_is_refused_on_every_rank(
     ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
@@ -395,16 +401,16 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_alike(
     COMM.Barrier()
     monkeypatch.setattr(files, "read_header", lambda _: header)
     on_one_rank(lambda: os.truncate(path, 300))
-    raises_alike(FileFormatError, "cannot be read", partial(ctx.load, path, desc))
+    raises_on_all_ranks(FileFormatError, "cannot be read", partial(ctx.load, path, desc))
     check_product(ctx)
 
 
-def test_loading_reads_what_saving_wrote_in_the_same_breath(ctx: Context, folder: Path) -> None:
-    desc, other = (make(9, 9, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+def test_loading_right_after_saving_reads_the_new_file(ctx: Context, folder: Path) -> None:
+    desc, target = (make(9, 9, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
     for turn in range(5):
         a = ctx.random(desc, seed=turn)
         a.save(folder / "same.npy")
-        again = ctx.load(folder / "same.npy", other)
+        again = ctx.load(folder / "same.npy", target)
         assert np.array_equal(again.to_global(None), a.to_global(None))  # type: ignore[arg-type]
     assert contents(folder) == ["same.npy"]
 
@@ -417,7 +423,7 @@ class Pathless(os.PathLike[str]):
 
 
 @pytest.mark.parametrize("wrong", culprits(), ids=str)
-def test_a_folder_that_one_rank_may_not_look_into_is_an_error_of_all(
+def test_a_folder_unreadable_by_one_rank_is_an_error_on_every_rank(
     ctx: Context, folder: Path, wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desc = MatrixDescriptor.row_wise(7, 5, ctx.nprocs)
@@ -429,19 +435,23 @@ def test_a_folder_that_one_rank_may_not_look_into_is_an_error_of_all(
     with monkeypatch.context() as patched:
         if COMM.rank in wrong:
             patched.setattr(Path, "is_fifo", denied)
-        raises_alike(FileFormatError, "cannot be read: Permission denied", lambda: ctx.load(folder / "x.npy", desc))
+        raises_on_all_ranks(
+            FileFormatError, "cannot be read: Permission denied", lambda: ctx.load(folder / "x.npy", desc)
+        )
     ctx.load(folder / "x.npy", desc)
     check_product(ctx)
 
 
 @pytest.mark.parametrize("wrong", culprits(), ids=str)
-def test_a_path_that_cannot_be_read_is_an_error_of_all(ctx: Context, folder: Path, wrong: frozenset[int]) -> None:
+def test_a_path_that_cannot_be_read_is_an_error_on_every_rank(
+    ctx: Context, folder: Path, wrong: frozenset[int]
+) -> None:
     desc, good = MatrixDescriptor.row_wise(7, 5, ctx.nprocs), folder / "x.npy"
     matrix = ctx.random(desc)
     matrix.save(good)
     path = Pathless() if COMM.rank in wrong else good
-    raises_alike(PblasError, "load: RuntimeError: no path", lambda: ctx.load(path, desc))
-    raises_alike(PblasError, "save: RuntimeError: no path", lambda: matrix.save(path))
+    raises_on_all_ranks(PblasError, "load: RuntimeError: no path", lambda: ctx.load(path, desc))
+    raises_on_all_ranks(PblasError, "save: RuntimeError: no path", lambda: matrix.save(path))
     long = folder / ("x" * 300 if COMM.rank in wrong else "x.npy")
-    raises_alike(FileFormatError, "too long", lambda: ctx.load(long, desc))
+    raises_on_all_ranks(FileFormatError, "too long", lambda: ctx.load(long, desc))
     check_product(ctx)

@@ -15,7 +15,7 @@ from pblas import ArgumentError, Context, ContextError, DistMatrix, Grid, Matrix
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.random import random_entries
 from pblas.runtime.runtime import checked_dtype
-from tests.common.ranks import COMM, DTYPES, alike, entries, grids, padded, raises_alike
+from tests.common.ranks import COMM, DTYPES, entries, grids, padded, raises_on_all_ranks, same_on_all_ranks
 
 pytestmark = pytest.mark.mpi
 
@@ -65,13 +65,13 @@ def check_dealing(ctx: Context, dtype: str, check_local: Callable[[DistMatrix, A
                 array = np.asarray(entries(m, n, dtype_of(dtype)), order=ORDERS[turn % 2])
                 a = ctx.from_global(array if ctx.rank == root else None, desc, root)
                 check_local(a, array)
-                found = a.to_global(root)
-                assert (found is None) == (ctx.rank != root)
-                if found is not None:
-                    assert isinstance(found, np.ndarray)
-                    assert found.dtype == array.dtype
-                    assert np.array_equal(found, array)
-                    assert found.flags.f_contiguous if order == "F" else found.flags.c_contiguous
+                result = a.to_global(root)
+                assert (result is None) == (ctx.rank != root)
+                if result is not None:
+                    assert isinstance(result, np.ndarray)
+                    assert result.dtype == array.dtype
+                    assert np.array_equal(result, array)
+                    assert result.flags.f_contiguous if order == "F" else result.flags.c_contiguous
                 everywhere = a.to_global(None)
                 assert everywhere is not None
                 assert np.array_equal(everywhere, array)
@@ -89,9 +89,9 @@ def test_all_ways_to_give_a_global_array_give_the_same_matrix(order: Order) -> N
     array = entries(8, 7, np.float64)
     with Context(timeout=TIMEOUT) as ctx:
         for desc in layouts(8, 7, order):
-            for given in (array, np.asfortranarray(array), np.repeat(array, 2, 0)[::2], array[::-1][::-1]):
-                check_local(ctx.from_global(given, desc, None), array)
-                check_local(ctx.from_global(given, desc, ctx.nprocs - 1), array)
+            for source in (array, np.asfortranarray(array), np.repeat(array, 2, 0)[::2], array[::-1][::-1]):
+                check_local(ctx.from_global(source, desc, None), array)
+                check_local(ctx.from_global(source, desc, ctx.nprocs - 1), array)
             check_local(ctx.from_global(array.tolist(), desc), array)
             check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
             check_local(ctx.from_global(array.astype(int), desc, dtype="float32"), array.astype("float32"))
@@ -113,13 +113,13 @@ def test_a_function_sees_its_own_indices_only() -> None:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("given", ORDERS)
-def test_parts_that_travel_in_many_panels_arrive_as_they_were(
-    order: Order, given: Order, monkeypatch: pytest.MonkeyPatch
+def test_shards_sent_in_many_panels_arrive_unchanged(
+    order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_PANEL_NBYTES", 40)
     with Context(timeout=TIMEOUT) as ctx:
         for m, n in ((8, 7), (1, 30), (30, 1)):
-            array = np.asarray(entries(m, n, np.float32), order=given)
+            array = np.asarray(entries(m, n, np.float32), order=source_order)
             for desc in layouts(m, n, order):
                 a = ctx.from_global(array, desc, ctx.nprocs - 1, dtype="float64")
                 check_local(a, array.astype(float))
@@ -161,9 +161,9 @@ def test_extents_of_at_most_one_fit_either_order() -> None:
         for order in ORDERS:
             row = MatrixDescriptor.row_wise(ctx.nprocs, 5, ctx.nprocs, order="F")
             column = MatrixDescriptor.column_wise(5, ctx.nprocs, ctx.nprocs, order="C")
-            one = MatrixDescriptor.row_wise(ctx.nprocs, 1, ctx.nprocs, order=order)
+            thin = MatrixDescriptor.row_wise(ctx.nprocs, 1, ctx.nprocs, order=order)
             none = MatrixDescriptor.row_wise(0, 5, ctx.nprocs, order=order)
-            for desc, shape in ((row, (1, 5)), (column, (5, 1)), (one, (1, 1)), (none, (0, 5))):
+            for desc, shape in ((row, (1, 5)), (column, (5, 1)), (thin, (1, 1)), (none, (0, 5))):
                 for stored in ORDERS:
                     part = np.full(shape, ctx.rank + 1.0, order=stored)
                     strided = np.full((4 * shape[0], 4 * shape[1]), ctx.rank + 1.0)[::4, : shape[1]][: shape[0]]
@@ -198,14 +198,14 @@ def test_zeros_are_zeros_and_empty_has_the_shape(dtype: str) -> None:
                 dirty = ctx.empty(desc, dtype)
                 dirty.local[...] = 9
                 del dirty
-                for given in (desc, replace(desc, lld=11)):
-                    zeros, empty = ctx.zeros(given, dtype), ctx.empty(given, dtype)
+                for layout in (desc, replace(desc, lld=11)):
+                    zeros, empty = ctx.zeros(layout, dtype), ctx.empty(layout, dtype)
                     check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
                     assert empty.local.shape == desc.local_shape(ctx.rank)
                     assert empty.dtype == dtype_of(dtype)
                     if empty.local.size:
                         slow = 1 if order == "F" else 0
-                        step = given.local_lld(ctx.rank) * empty.local.itemsize
+                        step = layout.local_lld(ctx.rank) * empty.local.itemsize
                         assert empty.local.strides[slow] == step
                         assert empty.local.strides[1 - slow] == empty.local.itemsize
                     zeros.local[...] = 1  # and they are not the same memory
@@ -217,17 +217,17 @@ def test_zeros_are_zeros_and_empty_has_the_shape(dtype: str) -> None:
 def test_random_entries_depend_on_their_place_and_the_seed_only(dtype: str) -> None:
     i, j = np.arange(8)[:, None], np.arange(7)[None, :]
     with Context(timeout=TIMEOUT) as ctx:
-        found = []
+        results = []
         seeds: list[Any] = [0, 1, -1, 2**63, np.int32(-7), np.uint64(2**63 + 1)]
         for seed in seeds:
             expected = random_entries(i, j, int(seed), dtype_of(dtype))
-            found.append(expected)
+            results.append(expected)
             for order in ORDERS:
                 for desc in layouts(8, 7, order):
                     check_local(ctx.random(desc, dtype, seed=seed), expected)
-        for first in range(len(found)):
+        for first in range(len(results)):
             for second in range(first):
-                assert not np.array_equal(found[first], found[second])
+                assert not np.array_equal(results[first], results[second])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -318,10 +318,10 @@ def test_a_submatrix_is_the_slice_of_numpy_in_place() -> None:
         (slice(None, None, 0), slice(None)),
     ],
 )
-def test_what_is_no_submatrix_is_refused(key: Any) -> None:
+def test_an_invalid_submatrix_is_refused(key: Any) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         a = ctx.zeros(MatrixDescriptor.row_wise(4, 4, ctx.nprocs))
-        raises_alike(ArgumentError, "slice", lambda: a[key])
+        raises_on_all_ranks(ArgumentError, "slice", lambda: a[key])
 
 
 def test_views_of_a_view_keep_the_memory_alive() -> None:
@@ -333,19 +333,19 @@ def test_views_of_a_view_keep_the_memory_alive() -> None:
         assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)  # type: ignore[arg-type]
 
 
-def test_the_matrix_operator_is_pmatmul_and_refuses_what_is_none() -> None:
+def test_the_matrix_operator_is_pmatmul_and_refuses_other_types() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         a = ctx.from_global(entries(6, 6, np.float64), MatrixDescriptor.row_wise(6, 6, ctx.nprocs), None)
         assert np.array_equal((a @ a).to_global(None), entries(6, 6, np.float64) @ entries(6, 6, np.float64))  # type: ignore[arg-type]
-        for other in (np.eye(6), 3.0, None):
+        for operand in (np.eye(6), 3.0, None):
             with pytest.raises((TypeError, ArgumentError)):
-                a @ other  # type: ignore[operator]
+                a @ operand  # type: ignore[operator]
 
 
-def test_a_matrix_says_what_it_is_alike_on_every_rank() -> None:
+def test_the_repr_of_a_matrix_is_the_same_on_every_rank() -> None:
     with Context(timeout=TIMEOUT) as ctx:
         desc = replace(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), lld=6 + ctx.rank)
-        text = alike(repr(ctx.zeros(desc, "complex64").H))
+        text = same_on_all_ranks(repr(ctx.zeros(desc, "complex64").H))
         for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
             assert part in text
 

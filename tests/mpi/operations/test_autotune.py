@@ -18,7 +18,7 @@ from pblas.execute.push.base import RunPush
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner.algorithms import shortlist
 from pblas.plans.plan import Algorithm, ProductPlan
-from tests.common.ranks import COMM, alike, broken_later, open_context, seen
+from tests.common.ranks import COMM, broken_later, open_context, outcome_of, same_on_all_ranks
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.push.test_push import TIMEOUT
 
@@ -43,7 +43,7 @@ def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
         for placed in (run.A, run.B, run.C, run.D):
             placed.check_untouched()
         run.check(mm.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"]))
-        plan: ProductPlan = alike(mm.plan)
+        plan: ProductPlan = same_on_all_ranks(mm.plan)
         return plan
 
 
@@ -68,7 +68,7 @@ def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Algorithm], float]) -> C
 
 
 @pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR"])
-def test_roads_are_measured_once_and_the_fastest_is_taken(
+def test_algorithms_are_measured_once_and_the_fastest_is_taken(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An algorithm is as fast as on its slowest rank, and the file of rank 0 is the one that counts."""
@@ -108,7 +108,7 @@ def test_roads_are_measured_once_and_the_fastest_is_taken(
         assert not measured, "the file of rank 0 knew it"
 
 
-def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
+def test_the_estimated_algorithm_stays_where_nothing_is_gained_or_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others are 1 % faster; a rank has no memory for other matrices; the workspace of one algorithm is too large."""
@@ -142,7 +142,7 @@ def test_the_estimated_road_stays_where_nothing_is_gained_or_known(
 
 
 @pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR"])
-def test_roads_are_measured_with_what_follows_the_product(
+def test_algorithms_are_measured_with_the_epilogue(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Expressions have times of their own, and without these take those of the product."""
@@ -161,7 +161,7 @@ def test_roads_are_measured_with_what_follows_the_product(
             h = np.ones(run.C.view.desc.local_shape(ctx.rank), "float32")
             options["epilogue"] = pblas.Epilogue("relu(x) + h", h=h)
         with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments, **options) as mm:
-            plan: ProductPlan = alike(mm.plan)
+            plan: ProductPlan = same_on_all_ranks(mm.plan)
             return plan.algorithm
 
     with context() as ctx:
@@ -180,18 +180,18 @@ def test_roads_are_measured_with_what_follows_the_product(
         assert taken() == last
 
 
-def test_a_road_that_does_not_end_is_the_same_error_on_all_ranks_in_time(
+def test_an_algorithm_that_hangs_is_the_same_error_on_all_ranks_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first rank sends what it has, but says so to nobody."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with broken_later(timeout=0.5, transport="push") as there:
-        run = Run(there, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
+    with broken_later(timeout=0.5, transport="push") as context:
+        run = Run(context, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))
         with monkeypatch.context() as patch:
             if COMM.rank == 0:
                 patch.setattr(WindowEngine, "signal", lambda *_: None)
             start = time.monotonic()
-            everywhere = COMM.allgather(seen(lambda: pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)))
+            everywhere = COMM.allgather(outcome_of(lambda: pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)))
         assert {name for name, _ in everywhere} == {"PeerTimeout"}, everywhere
         assert time.monotonic() - start < 0.5 + TIMEOUT
         with pytest.raises(pblas.ContextError, match="broken"):

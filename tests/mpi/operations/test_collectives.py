@@ -16,7 +16,16 @@ import pytest
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, Foreign, alike, check_product, raises_alike, some_wrong, waits_long
+from tests.common.ranks import (
+    COMM,
+    Contexts,
+    Foreign,
+    check_product,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+    some_wrong,
+    waits_long,
+)
 
 SETTINGS = ("shared", "message", "mixed", "push")
 ALGORITHMS: tuple[Any, ...] = ("naive", "one_shot", "two_shot")
@@ -33,27 +42,27 @@ def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
 
 
-def given(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
+def random_terms(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
     """Every rank's array."""
     size = int(np.prod(shape))
     return [entries((1, size), np.dtype(dtype), 100 * seed + rank).reshape(shape) for rank in range(P)]
 
 
-def check(found: Array, terms: list[Array], op: str = "sum") -> None:
+def check(result: Array, terms: list[Array], op: str = "sum") -> None:
     """Within the gauge of the exact result, on this rank."""
-    wide: Any = np.clongdouble if found.dtype.kind == "c" else np.longdouble
+    wide: Any = np.clongdouble if result.dtype.kind == "c" else np.longdouble
     exact = functools.reduce(UFUNCS[op], [term.astype(wide) for term in terms])
     size: Any = functools.reduce(np.multiply if op == "prod" else np.add, [np.abs(t.astype(wide)) for t in terms])
     factor = 2 * P if op == "prod" else THRESHOLD
-    error = np.abs(found.astype(wide) - exact)
-    assert found.shape == exact.shape
-    assert (error <= (0 if op in ("max", "min") else factor * eps_of(found.dtype)) * size).all()
+    error = np.abs(result.astype(wide) - exact)
+    assert result.shape == exact.shape
+    assert (error <= (0 if op in ("max", "min") else factor * eps_of(result.dtype)) * size).all()
 
 
 def bits(x: Array) -> bytes:
     """**Collective.** The elements of an array, which are the same on every rank."""
-    found: bytes = alike(x.tobytes())
-    return found
+    result: bytes = same_on_all_ranks(x.tobytes())
+    return result
 
 
 @pytest.mark.mpi
@@ -61,19 +70,19 @@ def bits(x: Array) -> bytes:
 def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str, small_slots: None) -> None:
     """On all ranks; and, of one algorithm, over all transports. In and out of place, in as many rounds as it takes."""
     dtype = dtype_of(name)
-    everywhere = given((5, 3 * P + 20), dtype)
+    everywhere = random_terms((5, 3 * P + 20), dtype)
     for op in ("sum", "prod") if dtype.kind == "c" else UFUNCS:
         for algorithm in ALGORITHMS:
             seen = set()
             for context in contexts.values():
                 x, before = everywhere[RANK].copy(), everywhere[RANK].tobytes()
-                found = context.allreduce(x, op=op, algorithm=algorithm)
+                result = context.allreduce(x, op=op, algorithm=algorithm)
                 assert x.tobytes() == before
                 assert context.allreduce(x, x, op=op, algorithm=algorithm) is x
-                assert x.tobytes() == found.tobytes()
-                seen.add(bits(found))
+                assert x.tobytes() == result.tobytes()
+                seen.add(bits(result))
             assert len(seen) == 1
-            check(found, everywhere, op)
+            check(result, everywhere, op)
 
 
 def forms(x: Array) -> Iterator[Array]:
@@ -93,7 +102,7 @@ def forms(x: Array) -> Iterator[Array]:
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (9, 8), (2, 3, 17), (1, 50)])
 def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], small_slots: None) -> None:
     """Ranks may store theirs differently; nothing beside out changes, and all algorithms add in the same order."""
-    everywhere, n = given(shape, np.float32), 5
+    everywhere, n = random_terms(shape, np.float32), 5
     for algorithm in (*ALGORITHMS, "auto"):
         expected = contexts["message"].allreduce(everywhere[RANK], algorithm=algorithm)
         check(expected, everywhere)
@@ -113,7 +122,7 @@ def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], sm
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, small_slots: None) -> None:
     """x, out, both or neither in shared memory, on all ranks or on some: the same bits."""
-    everywhere = [np.array(x, order=order) for x in given((9, 7), np.float64)]
+    everywhere = [np.array(x, order=order) for x in random_terms((9, 7), np.float64)]
     for name, context in contexts.items():
         desc = MatrixDescriptor.replicated(9, 7, P, order=order)
         shared_x, shared_out = context.empty(desc).local, context.empty(desc).local
@@ -138,7 +147,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
-    everywhere = given((9, 7), np.float64)
+    everywhere = random_terms((9, 7), np.float64)
     for name, nbytes in (("shared", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
         context.allreduce(everywhere[RANK])  # makes the memory, if there was none
@@ -156,17 +165,17 @@ def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("before", [False, True])
 def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
     """Whether the context had memory for collectives before or not."""
-    everywhere = given((9, 7), np.float64)
+    everywhere = random_terms((9, 7), np.float64)
     with pblas.Context(timeout=30) as context:
         if before:
             context.allreduce(everywhere[RANK])
         context.runtime.give_up_shared_memory()
         for algorithm in ALGORITHMS * 2:
-            found = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
-            bits(found)
-            check(found, everywhere)
-        mine = np.array_split(np.arange(9), P)[RANK]
-        check(context.reduce_scatter(everywhere[RANK]), [x[mine] for x in everywhere])
+            result = context.allreduce(everywhere[RANK], np.full((9, 7), np.nan), algorithm=algorithm)
+            bits(result)
+            check(result, everywhere)
+        rows = np.array_split(np.arange(9), P)[RANK]
+        check(context.reduce_scatter(everywhere[RANK]), [x[rows] for x in everywhere])
         assert np.array_equal(context.allgather(everywhere[RANK]), np.concatenate(everywhere))
 
 
@@ -174,18 +183,18 @@ def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, sm
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: None) -> None:
     """As numpy.array_split does, or by counts; out may be the rows of x that stay here."""
-    everywhere = given((rows, 5), np.complex64)
+    everywhere = random_terms((rows, 5), np.complex64)
     counts = [0] * (P - 1) + [rows]
     for context in contexts.values():
         for keywords in ({}, {"counts": counts}):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
-            mine = slice(*bounds[RANK : RANK + 2])
-            found = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
-            check(found, [x[mine] for x in everywhere])
+            own = slice(*bounds[RANK : RANK + 2])
+            result = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
+            check(result, [x[own] for x in everywhere])
             x = everywhere[RANK].copy()
-            context.reduce_scatter(x, x[mine], **keywords)  # type: ignore[arg-type]
-            assert np.array_equal(x[mine], found)
-            x[mine] = everywhere[RANK][mine]
+            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            assert np.array_equal(x[own], result)
+            x[own] = everywhere[RANK][own]
             assert np.array_equal(x, everywhere[RANK])
 
 
@@ -193,7 +202,7 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
 def test_allgather_puts_all_rows_one_after_the_other(contexts: Contexts, small_slots: None) -> None:
     """Of equal and of different numbers, also none; x may be this rank's part of out."""
     for counts in ([4] * P, [(3 * rank) % 5 for rank in range(P)], [0] * P):
-        everywhere = [x[:count] for x, count in zip(given((5, 6), np.float16), counts, strict=True)]
+        everywhere = [x[:count] for x, count in zip(random_terms((5, 6), np.float16), counts, strict=True)]
         expected, start = np.concatenate(everywhere), sum(counts[:RANK])
         for context in contexts.values():
             assert np.array_equal(context.allgather(everywhere[RANK], counts=counts), expected)
@@ -225,12 +234,12 @@ LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
 @pytest.mark.parametrize("name", ["complex64", "complex128"])
 def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: str) -> None:
     for seed in range(20):
-        mine = given((1,), dtype_of(name), seed)[RANK]
+        x_ = random_terms((1,), dtype_of(name), seed)[RANK]
         for context in contexts.values():
-            expected = context.allreduce(mine, op="prod")
-            x = mine.copy()
-            found = context.allreduce(x, x if RANK % 2 else None, op="prod")
-            assert bits(found) == bits(expected)
+            expected = context.allreduce(x_, op="prod")
+            x = x_.copy()
+            result = context.allreduce(x, x if RANK % 2 else None, op="prod")
+            assert bits(result) == bits(expected)
 
 
 @pytest.mark.mpi
@@ -239,19 +248,19 @@ def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: s
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
     """As x, out and operands; what is made belongs to the library of x, but for matrices of NumPy."""
     make = LIBRARIES[library]
-    everywhere, bias = given((9, 8), np.float64), np.arange(8.0)
+    everywhere, bias = random_terms((9, 8), np.float64), np.arange(8.0)
     kind: Any = np.ndarray if make is _matrix else type(make(bias))
     epilogue = Epilogue("x + b", b=bias if make is _matrix else make(bias))
 
-    def same(found: Any, expected: Array) -> None:
-        assert type(found) is kind
-        assert np.array_equal(found.x if kind is Foreign else np.asarray(found), expected)
+    def same(result: Any, expected: Array) -> None:
+        assert type(result) is kind
+        assert np.array_equal(result.x if kind is Foreign else np.asarray(result), expected)
 
     for context in contexts.values():
         total = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias))
         rows = context.reduce_scatter(everywhere[RANK])
         x, out = make(everywhere[RANK]), make(np.zeros((9, 8)))
-        turned = make(everywhere[RANK].T) if kind is Foreign else x.T
+        transposed = make(everywhere[RANK].T) if kind is Foreign else x.T
         for algorithm in ALGORITHMS:  # each adds in an order of its own
             expected = context.allreduce(everywhere[RANK], epilogue=Epilogue("x + b", b=bias), algorithm=algorithm)
             same(context.allreduce(x, epilogue=epilogue, algorithm=algorithm), expected)
@@ -259,7 +268,7 @@ def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots
         assert np.array_equal(out.x if kind is Foreign else np.asarray(out), total)
         same(context.reduce_scatter(x), rows)
         same(context.allgather(make(rows)), context.allgather(rows))
-        same(context.allreduce(turned), context.allreduce(everywhere[RANK].T))
+        same(context.allreduce(transposed), context.allreduce(everywhere[RANK].T))
 
 
 class Copied(Foreign):
@@ -273,7 +282,10 @@ class Copied(Foreign):
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16"])
 def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, name: str, small_slots: None) -> None:
     dtype, shape = dtype_of(name), (7, 9)
-    everywhere, (row, full, *_) = given(shape, dtype), [*given(shape, dtype, 1), *given(shape, dtype, 2)]
+    everywhere, (row, full, *_) = (
+        random_terms(shape, dtype),
+        [*random_terms(shape, dtype, 1), *random_terms(shape, dtype, 2)],
+    )
     row = row[0]
     wide = [x.astype(np.longdouble) for x in (*everywhere, row, full)]
     total = sum(wide[:P])
@@ -285,11 +297,11 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, n
             for order in ("C", "F"):
                 x, out = np.array(everywhere[RANK], order=order), np.array(full, order=order)
                 epilogue = Epilogue("relu(x * s + bias) * f", s=0.5, bias=row, f=out)
-                found = context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm)
-                assert (np.abs(found - exact) <= THRESHOLD * eps_of(dtype) * size).all()
-                seen.add(bits(found) if order == "C" else bits(np.ascontiguousarray(found)))
+                result = context.allreduce(x, out, epilogue=epilogue, algorithm=algorithm)
+                assert (np.abs(result - exact) <= THRESHOLD * eps_of(dtype) * size).all()
+                seen.add(bits(result) if order == "C" else bits(np.ascontiguousarray(result)))
             part = context.reduce_scatter(x, epilogue=Epilogue("x - b", b=row))
-            check(part, [np.array_split(each, P)[RANK] for each in (*everywhere, np.broadcast_to(-row, shape))])
+            check(part, [np.array_split(term, P)[RANK] for term in (*everywhere, np.broadcast_to(-row, shape))])
         assert len(seen) <= 2, "the order of elements decides which rank adds them, and nothing else"
 
 
@@ -298,21 +310,25 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(contexts: Contexts, n
 @pytest.mark.parametrize("rows", [1, 6])
 def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows: int, small_slots: None) -> None:
     dtype, shape = dtype_of(name), (rows, 40)
-    everywhere, residual, weight = given(shape, dtype), given(shape, dtype, 1)[0], given((40,), dtype, 2)[0]
+    everywhere, residual, weight = (
+        random_terms(shape, dtype),
+        random_terms(shape, dtype, 1)[0],
+        random_terms((40,), dtype, 2)[0],
+    )
     total: Array = np.sum([x.astype(np.longdouble) for x in (*everywhere, residual)], axis=0)
     exact = total / np.sqrt((total**2).mean(axis=1, keepdims=True) + 1e-3) * weight.astype(np.longdouble)
     for context in contexts.values():
         for algorithm in (*ALGORITHMS, "auto"):
             h, x = residual.copy(), everywhere[RANK].copy()
             epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=h)
-            found = context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm)
+            result = context.allreduce(x, x, epilogue=epilogue, algorithm=algorithm)
             check(h, [*everywhere, residual])
-            assert (np.abs(found - exact) <= THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight) * 4).all()
-            bits(found)
+            assert (np.abs(result - exact) <= THRESHOLD * (P + 1) * eps_of(dtype) * np.abs(weight) * 4).all()
+            bits(result)
             bits(h)
-        mine = np.array_split(np.arange(rows), P)[RANK]
-        part = context.reduce_scatter(everywhere[RANK], epilogue=Epilogue("rmsnorm", residual=residual[mine]))
-        assert part.shape == (len(mine), 40)
+        own = np.array_split(np.arange(rows), P)[RANK]
+        part = context.reduce_scatter(everywhere[RANK], epilogue=Epilogue("rmsnorm", residual=residual[own]))
+        assert part.shape == (len(own), 40)
         normal = context.allreduce(everywhere[RANK], epilogue=Epilogue("rmsnorm", eps=0.0)).astype(np.longdouble)
         assert (np.abs((normal**2).mean(axis=1) - 1) <= THRESHOLD * eps_of(dtype)).all()
 
@@ -322,20 +338,20 @@ def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows
 def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) -> None:
     """A row that is normalised stays whole: this one is larger than a slot, and no multiple of other elements."""
     row = np.ones((1, (1 << 19) + 1), np.float16)
-    terms = given((3,), dtype_of(name))
+    terms = random_terms((3,), dtype_of(name))
     with pblas.Context() as context:
         context.allreduce(row, row, epilogue="rmsnorm")
         np.testing.assert_allclose(row, 1, rtol=eps_of(row.dtype))
         for _ in range(2):  # both halves of the memory
-            found = context.allreduce(terms[RANK])
-            bits(found)
-            check(found, terms)
+            result = context.allreduce(terms[RANK])
+            bits(result)
+            check(result, terms)
 
 
 @pytest.mark.mpi
 def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
     """What one rank's function raises is raised on every rank, and the context goes on."""
-    x = given((16 * P,), np.float32)  # some for every rank
+    x = random_terms((16 * P,), np.float32)  # some for every rank
 
     def fails(values: Array, wrong: frozenset[int]) -> Array:
         if RANK in wrong:
@@ -343,21 +359,21 @@ def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
         return values
 
     for context in contexts.values():
-        found = context.allreduce(x[RANK], epilogue=lambda values: -values)
-        check(found, [-each for each in x])
+        result = context.allreduce(x[RANK], epilogue=lambda values: -values)
+        check(result, [-term for term in x])
         for wrong in some_wrong():
             for algorithm in ALGORITHMS:
                 call = partial(context.allreduce, x[RANK], epilogue=partial(fails, wrong=wrong), algorithm=algorithm)
-                raises_alike(
+                raises_on_all_ranks(
                     errors.ArgumentError, "allreduce: the epilogue's function raised ZeroDivisionError: by hand", call
                 )
         norm: Any = np.linalg.norm
         call = partial(context.allreduce, x[RANK], epilogue=norm)
-        raises_alike(errors.ArgumentError, "must be elementwise", call)
+        raises_on_all_ranks(errors.ArgumentError, "must be elementwise", call)
         exits: Any = lambda values: sys.exit(3) if RANK == P - 1 else values  # noqa: E731 - one of two functions
         imaginary: Any = partial(np.multiply, 1j)
         for function, text in ((exits, "SystemExit: 3"), (imaginary, "returned complex64 for float32; it must be")):
-            raises_alike(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
+            raises_on_all_ranks(errors.ArgumentError, text, partial(context.allreduce, x[RANK], epilogue=function))
         check(context.allreduce(x[RANK]), x)
 
 
@@ -444,10 +460,10 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
     verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
     keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
     for context in (contexts["shared"], contexts["message"]):
-        raises_alike(kind, text, partial(call, context))
+        raises_on_all_ranks(kind, text, partial(call, context))
         for wrong in some_wrong():
             good = partial(getattr(context, verb), right, keep)
-            raises_alike(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
+            raises_on_all_ranks(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
     assert (out == POISON).all()
     assert (right == 1).all()
     assert (X == 1).all()
@@ -455,25 +471,29 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
 
 
 @pytest.mark.mpi(min_size=2)
-def test_ranks_that_differ_are_told_in_what(ctx: pblas.Context) -> None:
+def test_differences_between_ranks_are_named(ctx: pblas.Context) -> None:
     odd = RANK == P - 1
     x = np.ones(6 if odd else 5)
-    raises_alike(errors.MismatchError, "allreduce: shape differs", lambda: ctx.allreduce(x))
-    raises_alike(errors.MismatchError, "op differs", lambda: ctx.allreduce(np.ones(3), op="max" if odd else "sum"))
+    raises_on_all_ranks(errors.MismatchError, "allreduce: shape differs", lambda: ctx.allreduce(x))
+    raises_on_all_ranks(
+        errors.MismatchError, "op differs", lambda: ctx.allreduce(np.ones(3), op="max" if odd else "sum")
+    )
     for name, value in (("s", 1.0 + odd), ("s", np.ones(3) if odd else 1.0)):
         epilogue = Epilogue("x * s", s=value)
         text = f"epilogue's {name} differs"
-        raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
+        raises_on_all_ranks(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
     large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
     text = f"epilogue differs between ranks: None on rank 0, 'relu(x)' on rank {P - 1}"
-    raises_alike(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
+    raises_on_all_ranks(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
     epilogue = Epilogue("rmsnorm", **({"weight": np.ones(3)} if odd else {}))
     text = f"epilogue's weight differs between ranks: not given on rank 0, 'float64' on rank {P - 1}"
-    raises_alike(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
-    raises_alike(errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot"))
-    raises_alike(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
+    raises_on_all_ranks(errors.MismatchError, text, partial(ctx.allreduce, np.ones((2, 3)), epilogue=epilogue))
+    raises_on_all_ranks(
+        errors.MismatchError, "algorithm differs", partial(large, algorithm="naive" if odd else "one_shot")
+    )
+    raises_on_all_ranks(errors.MismatchError, "x.shape[1:] differs", lambda: ctx.allgather(np.ones((2, 3 + odd))))
     other = partial(ctx.allgather, np.ones(3)) if odd else partial(ctx.allreduce, np.ones(3))
-    raises_alike(errors.MismatchError, "different calls", other)
+    raises_on_all_ranks(errors.MismatchError, "different calls", other)
     assert np.array_equal(ctx.allreduce(np.ones(5)), np.full(5, P))
 
 
@@ -502,7 +522,7 @@ def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch:
 def test_closed_contexts_refuse() -> None:
     with pblas.Context() as context:
         context.allreduce(X)
-    raises_alike(errors.ContextError, "the context is closed", lambda: context.allreduce(X))
+    raises_on_all_ranks(errors.ContextError, "the context is closed", lambda: context.allreduce(X))
 
 
 @pytest.mark.mpi
@@ -515,6 +535,6 @@ def test_many_calls_take_no_more_memory(ctx: pblas.Context) -> None:
     for _ in range(20):
         assert ctx.allreduce(X)[0, 0] == P
         ctx.allreduce(wide[:, :1000], algorithm="two_shot")
-    found = ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
-    assert np.allclose(found, 1.0, rtol=0, atol=1e-6 / P**2)
+    result = ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
+    assert np.allclose(result, 1.0, rtol=0, atol=1e-6 / P**2)
     assert ctx.runtime.backend.arena.live_nbytes <= used

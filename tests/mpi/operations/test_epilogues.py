@@ -13,7 +13,7 @@ from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, check_product, raises_alike, some_wrong
+from tests.common.ranks import COMM, Contexts, check_product, raises_on_all_ranks, some_wrong
 
 SETTINGS = ("shared", "message", "push")
 KINDS = {
@@ -46,8 +46,8 @@ def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:
 
 def local_columns(x: Array, desc: MatrixDescriptor) -> Array:
     """The elements of a row that belong to this rank's columns."""
-    found: Array = np.concatenate([x[a:b] for a, b in desc.global_ranges(RANK)[1]] or [x[:0]])
-    return found
+    values: Array = np.concatenate([x[a:b] for a, b in desc.global_ranges(RANK)[1]] or [x[:0]])
+    return values
 
 
 @pytest.mark.parametrize(("name", "order"), [("float64", "F"), ("bfloat16", "C")])
@@ -67,9 +67,9 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
         epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
         options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0, "chunks": chunks}
-        found = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
-        assert found is not None
-        assert np.abs(found - expected).max() <= bound
+        result = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
+        assert result is not None
+        assert np.abs(result - expected).max() <= bound
         with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
             where = "in one more pass over D"
             if isinstance(mm.plan, GemmReduceScatter):
@@ -78,13 +78,13 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
                 where = "where D is rounded"
             assert f"relu(x * s + bias) * f, {where}" in mm.explain()
             others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
-            found = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
-        assert found is not None
-        assert np.abs(found - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
+            result = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
+        assert result is not None
+        assert np.abs(result - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
-def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> None:
+def test_operands_are_bound_by_their_names(contexts: Contexts, setting: str) -> None:
     """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
     ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
     a, b = ((np.arange(M * M, dtype=np.float32).reshape(M, M) * step) % 5 - 2 for step in (1, 3))
@@ -92,19 +92,19 @@ def test_operands_are_told_by_their_names(contexts: Contexts, setting: str) -> N
     f, g = {"f": A}, {"g": B}
     with pblas.plan_matmul(A, B, epilogue=Epilogue("x * f - g", **(f | g if RANK else g | f))) as mm:
         for operands in (f | g, {"g": A, "f": B}, g | f, {"f": B, "g": A}):
-            found = mm.execute(A, B, operands=operands).to_global(root=None)
-            assert found is not None
+            result = mm.execute(A, B, operands=operands).to_global(root=None)
+            assert result is not None
             p, q = (a, b) if operands["f"] is A else (b, a)
-            assert np.array_equal(found, (a @ b) * p - q)
-    keys = [mm._epilogue.operands("", ctx.runtime, each, None).keys() for each in (f | g, g | f)]  # type: ignore[union-attr]
+            assert np.array_equal(result, (a @ b) * p - q)
+    keys = [mm._epilogue.operands("", ctx.runtime, operands, None).keys() for operands in (f | g, g | f)]  # type: ignore[union-attr]
     assert list(keys[0]) == list(keys[1])
     numbers = {"s": 2.0, "t": -3.0}
     with pblas.plan_matmul(
         A, B, epilogue=Epilogue("x * s + t", **dict(sorted(numbers.items(), reverse=RANK > 0)))
     ) as mm:
-        found = mm.execute(A, B).to_global(root=None)
-        assert found is not None
-        assert np.array_equal(found, (a @ b) * 2 - 3)
+        result = mm.execute(A, B).to_global(root=None)
+        assert result is not None
+        assert np.array_equal(result, (a @ b) * 2 - 3)
     replicated = ctx.from_global(a, described("all", M, M, "C"), None)
     with pblas.plan_matmul(replicated, replicated, epilogue=Epilogue("x + f", f=replicated)) as mm:
         assert "x + f, in one more pass over D" in mm.explain()
@@ -118,23 +118,23 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts
         ctx, kinds = contexts[setting], ("columns", "rows", last)
         descs = [described(k, m, n, "C") for k, m, n in zip(kinds, (M, K, M), (K, N, N), strict=True)]
         A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
-        mine = part_of(residual, descs[2], RANK).copy()
-        epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=mine)
-        found = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
-        assert found is not None
-        assert np.allclose(found, expected, rtol=1e-13, atol=1e-13)
-        assert np.allclose(mine, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
+        local = part_of(residual, descs[2], RANK).copy()
+        epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=local)
+        result = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
+        assert result is not None
+        assert np.allclose(result, expected, rtol=1e-13, atol=1e-13)
+        assert np.allclose(local, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
-def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
+def test_an_invalid_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, setting: str) -> None:
     ctx = contexts[setting]
     A = ctx.random(MatrixDescriptor.row_wise(M, M, P))
     Z = ctx.random(MatrixDescriptor.row_wise(M, M, P), "complex128")
     columns = MatrixDescriptor.column_wise(M, M, P)
 
     def refused(kind: type[Exception], text: str, epilogue: Any, X: pblas.DistMatrix = A, **options: Any) -> None:
-        raises_alike(kind, text, lambda: pblas.pmatmul(X, X, **options, epilogue=epilogue))
+        raises_on_all_ranks(kind, text, lambda: pblas.pmatmul(X, X, **options, epilogue=epilogue))
 
     refused(errors.ArgumentError, "there is no operator @", "x @ x")
     refused(errors.ArgumentError, "Epilogue('swiglu', gate=...)", "swiglu")
@@ -151,15 +151,15 @@ def test_what_is_no_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
             with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
                 unnamed: Any = [np.zeros(M)]
                 call = partial(mm.execute, A, A, operands=unnamed if RANK in wrong else {"bias": np.zeros(M)})
-                raises_alike(errors.ArgumentError, "operands must be a dict", call)
-                for given, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
-                    operands = {"bias": given if RANK in wrong else np.zeros(M)}
-                    raises_alike(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
+                raises_on_all_ranks(errors.ArgumentError, "operands must be a dict", call)
+                for operand, text in ((np.zeros(M, np.float32), "bias is float32"), (2.0, "planned as float64")):
+                    operands = {"bias": operand if RANK in wrong else np.zeros(M)}
+                    raises_on_all_ranks(errors.DTypeError, text, partial(mm.execute, A, A, operands=operands))
             with pblas.plan_matmul(A, A, epilogue=Epilogue("x * s", s=2.0)) as mm:
                 mm.execute(A, A)
                 call = partial(mm.execute, A, A, operands={"s": 3.0} if RANK in wrong else None)
-                raises_alike(errors.MismatchError, "epilogue's s differs between ranks", call)
-                found = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
-                assert found is not None
-                assert (found == 0).all()
+                raises_on_all_ranks(errors.MismatchError, "epilogue's s differs between ranks", call)
+                result = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
+                assert result is not None
+                assert (result == 0).all()
     check_product(ctx)

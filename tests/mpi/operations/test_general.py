@@ -22,7 +22,7 @@ from pblas.execute.summa import stationary_c
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.summa import Summa, SummaC
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import Contexts, alike, check_product, few, raises_alike
+from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks
 
 POISON = -99
 SETTINGS = ("shared", "message", "mixed")
@@ -82,11 +82,11 @@ class Placed:
 
     def values(self) -> Array:
         """**Collective.** The part that is multiplied, after checking that nothing around it has changed."""
-        found = self.whole.to_global(root=None)
-        assert found is not None
-        inside: Array = found[self._inside].copy()
-        found[self._inside] = POISON
-        assert (found == POISON).all()
+        result = self.whole.to_global(root=None)
+        assert result is not None
+        inside: Array = result[self._inside].copy()
+        result[self._inside] = POISON
+        assert (result == POISON).all()
         return inside
 
     def check_untouched(self) -> None:
@@ -151,10 +151,10 @@ class Run:
         self.B.check_untouched()
         if self.C is not self.D:
             self.C.check_untouched()
-        found = bits(self.D.whole)
+        result = bits(self.D.whole)
         error = gauge(self.D.values(), self.a, self.b, self.c, alpha=case.alpha, beta=case.beta)
         assert error <= THRESHOLD, f"{error} in the gauge: {case}\n{planned.plan}"
-        return found
+        return result
 
 
 SIZES = st.sampled_from([1, 2, 3, 5, 7, 8, 9, 13, 24, 0])
@@ -294,7 +294,7 @@ class Lanes(HostArrays):
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("width", [2, 3, 16])
-def test_lanes_wait_for_what_they_need_and_nothing_else(
+def test_lanes_wait_only_for_their_dependencies(
     monkeypatch: pytest.MonkeyPatch, prefer: str, dtype: str, width: int
 ) -> None:
     """No panel is multiplied before it has come, or overwritten before it has been multiplied."""
@@ -311,7 +311,7 @@ def test_lanes_wait_for_what_they_need_and_nothing_else(
 @few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:
+def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
     """With new values, in other memory, and where another rank's memory is another than before."""
     rng = np.random.default_rng(0)
     with pblas.Context(transport="shared") as ctx:
@@ -321,19 +321,19 @@ def test_what_is_replayed_is_what_would_be_run(dtype: str) -> None:
         a, b, d = ([ctx.empty(desc, dtype) for _ in range(2)] for _ in range(3))
         before = 0
         with pblas.plan_matmul(a[0], b[0], out=d[0]) as plan:
-            same, elsewhere, moved = (0, 0, 0), (0, 1, 0), ((1, 0, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0))
-            for mine, others, into in (*4 * [same], *3 * [elsewhere], *moved):
+            same, elsewhere, changes = (0, 0, 0), (0, 1, 0), ((1, 0, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0))
+            for own, others, into in (*4 * [same], *3 * [elsewhere], *changes):
                 for matrix in (*a, *b):
                     matrix.local[...] = rng.integers(-2, 3, matrix.local.shape)  # ranks may have the same
-                x, y, out = a[mine if ctx.rank == 0 else others], b[0], d[into]
+                x, y, out = a[own if ctx.rank == 0 else others], b[0], d[into]
                 out.local[...] = np.nan
                 read = ctx.runtime.backend.read_nbytes
                 plan.execute(x, y, out=out)
                 read = ctx.runtime.backend.read_nbytes - read
                 assert read == (before or read)
                 before = read
-                left, right, found = (np.asarray(w.to_global(None), float) for w in (x, y, out))
-                assert np.array_equal(found, left @ right)
+                left, right, result = (np.asarray(w.to_global(None), float) for w in (x, y, out))
+                assert np.array_equal(result, left @ right)
         assert lanes.replays >= 4
         del matrix, x, y, out
         for matrices in (a, b, d):
@@ -349,13 +349,13 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, kind: 
     for name in rng.sample(["float64", "complex64", "bfloat16"], 2):
         beta = rng.choice([0.0, 0.5])
         case = replace(KINDS[kind], dtype=name, trans=("N", "C"), beta=beta, alpha=0.75, chunks=rng.choice([1, 2, 3]))
-        found = {}
+        results = {}
         for where, ctx in contexts.items():
             for overlap in (True, False):
                 for home in "wu":
                     layouts = {x: replace(getattr(case, x), home=home) for x in "abd"}
-                    found[where, overlap, home] = Run(ctx, replace(case, overlap=overlap, **layouts)).multiply()
-        assert len(set(found.values())) == 1, {key: hash(value) for key, value in found.items()}
+                    results[where, overlap, home] = Run(ctx, replace(case, overlap=overlap, **layouts)).multiply()
+        assert len(set(results.values())) == 1, {key: hash(value) for key, value in results.items()}
 
 
 @few
@@ -413,9 +413,9 @@ def test_layouts_that_the_planner_chose(contexts: Contexts, where: str, sizes: t
     with pblas.plan_matmul(A, B, out=free.out) as planned:
         assert planned.plan.name == free.plan.name
         assert planned.plan.max_received_nbytes == free.plan.max_received_nbytes
-        found = planned.execute(A, B).to_global(root=None)
-    assert found is not None
-    assert gauge(found, a, b) <= THRESHOLD
+        result = planned.execute(A, B).to_global(root=None)
+    assert result is not None
+    assert gauge(result, a, b) <= THRESHOLD
 
 
 @pytest.mark.mpi
@@ -424,11 +424,11 @@ def test_output_layout_of_grids(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     for grid_a, grid_b in (((2, 2), (2, 2)), ((2, 2), (1, 2)), ((1, 3), (3, 2)), ((1, 1), (2, 2))):
         run = Run(ctx, Case((9, 8, 13), Layout(grid_a), Layout(grid_b), Layout()))
-        found: DistMatrix = pblas.pmatmul(run.A.view, run.B.view)
-        whole = found.to_global(root=None)
+        result: DistMatrix = pblas.pmatmul(run.A.view, run.B.view)
+        whole = result.to_global(root=None)
         assert whole is not None
         assert gauge(whole, run.a, run.b) <= THRESHOLD
-        alike(str(found.desc))
+        same_on_all_ranks(str(result.desc))
 
 
 @pytest.mark.mpi(min_size=4)
@@ -445,7 +445,7 @@ def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) 
             call()
             assert gauge(run.D.values(), run.a, run.b) <= THRESHOLD
         else:
-            raises_alike(pblas.PlanError, text, call)
+            raises_on_all_ranks(pblas.PlanError, text, call)
 
 
 @pytest.mark.mpi(min_size=4)
@@ -463,9 +463,9 @@ def test_too_little_shared_memory_is_messages() -> None:
             assert isinstance(planned.plan, Summa)
             seen.append(planned.plan.transport)
             assert seen == ["shared", "message"]
-        found = D.to_global(root=None)
-        assert found is not None
-        assert gauge(found, a, a) <= THRESHOLD
+        result = D.to_global(root=None)
+        assert result is not None
+        assert gauge(result, a, a) <= THRESHOLD
 
 
 @pytest.mark.mpi(min_size=4)
@@ -476,11 +476,11 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
         raise KeyboardInterrupt
 
     for kind in ("grid", "long k"):
-        there = pblas.Context(timeout=5, transport="message")
+        context = pblas.Context(timeout=5, transport="message")
         try:
-            if there.nprocs != 4:
+            if context.nprocs != 4:
                 pytest.skip("every rank of the 2 x 2 grid multiplies")
-            run = Run(there, KINDS[kind])
+            run = Run(context, KINDS[kind])
             planned = run.plan()
             with monkeypatch.context() as patch:
                 patch.setattr("pblas.backends.cpu.arrays.HostArrays.gemm", interrupted)
@@ -489,12 +489,12 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
             with pytest.raises(pblas.ContextError, match=r"broken.*KeyboardInterrupt"):
                 run.plan()
         finally:
-            there.close()
+            context.close()
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
-def test_c_and_d_that_are_alike_may_have_empty_parts_of_different_shapes(contexts: Contexts, where: str) -> None:
+def test_c_and_d_of_equal_layouts_may_have_empty_shards_of_different_shapes(contexts: Contexts, where: str) -> None:
     ctx, m = contexts[where], 5
     single, rows = MatrixDescriptor(m, m, m, m, Grid(1, 1)), MatrixDescriptor(m, m, m, m, Grid(ctx.nprocs, 1))
     for columns in (MatrixDescriptor.column_wise(m, m, ctx.nprocs), single, rows):
@@ -510,10 +510,10 @@ def test_a_new_d_has_a_place_on_every_rank() -> None:
     with pblas.Context() as ctx:
         a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs), seed=1)
         large = MatrixDescriptor.row_wise(12, 12, ctx.nprocs + 1)
-        raises_alike(pblas.LayoutError, "use a smaller grid", partial(pblas.pmatmul, a, a, out=large))
+        raises_on_all_ranks(pblas.LayoutError, "use a smaller grid", partial(pblas.pmatmul, a, a, out=large))
         narrow = replace(MatrixDescriptor(12, 12, 2, 2, Grid(1, ctx.nprocs)), lld=3 if ctx.rank == 0 else None)
-        raises_alike(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
+        raises_on_all_ranks(pblas.LayoutError, "lld of out", partial(pblas.pmatmul, a, a, out=narrow))
         preset: Any = "laptop" if ctx.rank == 0 else None
-        raises_alike(pblas.ArgumentError, "hardware is for", partial(pblas.plan_matmul, a, a, hardware=preset))
+        raises_on_all_ranks(pblas.ArgumentError, "hardware is for", partial(pblas.plan_matmul, a, a, hardware=preset))
         check_product(ctx)
         assert pblas.plan_matmul(a, a, chunks=10**9).plan.chunks <= 12

@@ -139,8 +139,8 @@ class Placed:
 def indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
     """The rows and columns (global) of a rank's part."""
     rows, columns = (
-        np.concatenate([np.arange(0), *(np.arange(*r) for r in found)]).astype(int)
-        for found in desc.global_ranges(rank)
+        np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
+        for ranges in desc.global_ranges(rank)
     )
     return rows, columns
 
@@ -197,11 +197,11 @@ class Operands:
         if self.C is not self.D or case.out == "in place":
             self.C.fill(c if case.beta != 0 else nan)
 
-    def check_memory(self, found: DistMatrix) -> tuple[Array, Array]:
+    def check_memory(self, result: DistMatrix) -> tuple[Array, Array]:
         """Assert that D is where it should be and nothing else was touched; rows and columns of this rank's part."""
-        assert found.desc == self.D.view.desc
+        assert result.desc == self.D.view.desc
         if self.case.out in ("matrix", "in place"):
-            assert found is self.D.view
+            assert result is self.D.view
             self.D.check_untouched_outside()
         else:
             self.D.check_untouched()
@@ -209,7 +209,7 @@ class Operands:
             self.C.check_untouched()
         self.A.check_untouched()
         self.B.check_untouched()
-        return indices(found.desc, self.ctx.rank)
+        return indices(result.desc, self.ctx.rank)
 
 
 class Run(Operands):
@@ -228,19 +228,19 @@ class Run(Operands):
         self.fill(self.a, self.b, self.c)
 
     def multiply(self) -> DistMatrix:
-        found = pblas.pmatmul(self.A.view, self.B.view, **self.arguments)
-        self.check(found)
-        return found
+        result = pblas.pmatmul(self.A.view, self.B.view, **self.arguments)
+        self.check(result)
+        return result
 
-    def check_after(self, found: DistMatrix, kept: tuple[Array, Array]) -> None:
+    def check_after(self, result: DistMatrix, kept: tuple[Array, Array]) -> None:
         """As `check`, when the inputs were kept aside and overwritten after the call."""
         self.A.memory[...], self.B.memory[...] = kept
-        self.check(found)
+        self.check(result)
 
-    def check(self, found: DistMatrix, limit: float = THRESHOLD) -> None:
-        case, (rows, columns) = self.case, self.check_memory(found)
+    def check(self, result: DistMatrix, limit: float = THRESHOLD) -> None:
+        case, (rows, columns) = self.case, self.check_memory(result)
         c = self.c[np.ix_(rows, columns)]
-        error = gauge(found.local, self.a[rows], self.b[:, columns], c, alpha=case.alpha, beta=case.beta)
+        error = gauge(result.local, self.a[rows], self.b[:, columns], c, alpha=case.alpha, beta=case.beta)
         assert error <= limit, f"{error} in the gauge: {case}"
 
 
@@ -273,8 +273,8 @@ def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
     homes = itertools.cycle(["wwww", "uuuu", "wuuw", "uwwu", "wwuu"])
     places = itertools.cycle(sizes(ctx.nprocs))
     first = NAMES.index(name) + 5 * list(LAYOUTS).index(layout)  # another combination for every dtype and layout
-    for turned in (orders, scalars, outs, homes, places):
-        next(itertools.islice(turned, first, None))
+    for options in (orders, scalars, outs, homes, places):
+        next(itertools.islice(options, first, None))
     real: list[tuple[str, str]] = [("N", "N"), ("N", "T"), ("T", "N"), ("T", "T"), ("C", "C")]
     for trans in itertools.product(TRANS, repeat=2) if dtype_of(name).kind == "c" else real:
         m, n, k = next(places)
@@ -310,13 +310,13 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout
     last: list[Order] = ["F", "C", "C"]
     names = itertools.islice(itertools.cycle(["float64", "complex64", "bfloat16"]), list(LAYOUTS).index(layout), None)
     for (m, n, k), chunks, beta, order in zip(dims, (1, 3, 2), (0.0, 0.5, 1.0), last, strict=True):
-        found, name = {}, next(names)
-        for (where, there), (overlap, homes) in itertools.product(
+        results, name = {}, next(names)
+        for (where, ctx), (overlap, homes) in itertools.product(
             contexts.items(), [(True, "wwww"), (False, "wwww"), (True, "uuuu")]
         ):
             if where == "push":
                 continue
-            if there.runtime.backend.shared is False and homes == "uuuu":
+            if ctx.runtime.backend.shared is False and homes == "uuuu":
                 continue  # over messages all memory is alike
             if where == "link" and (chunks == 1 or not overlap):
                 continue
@@ -328,8 +328,8 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout
                 homes=homes,
                 options=(("chunks", chunks), ("overlap", overlap)),
             )
-            found[where, overlap, homes] = Run(there, case).multiply().local.tobytes()
-        assert len(set(found.values())) == 1, {key: hash(value) for key, value in found.items()}
+            results[where, overlap, homes] = Run(ctx, case).multiply().local.tobytes()
+        assert len(set(results.values())) == 1, {key: hash(value) for key, value in results.items()}
 
 
 @few
@@ -339,7 +339,7 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout
 def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: str, order: Order) -> None:
     from mpi4py import MPI
 
-    for (where, there), beta in itertools.product(contexts.items(), (0.0, 0.5)):
+    for (where, ctx), beta in itertools.product(contexts.items(), (0.0, 0.5)):
         chunks = {"shared": 1, "message": 5, "mixed": 2, "link": 3, "push": 2}[where]
         case = Case(
             *(Dimension(13), Dimension(11), Dimension(9, 1), LAYOUTS["AR"], name, ("N", "N")),
@@ -347,7 +347,7 @@ def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: 
             beta=beta,
             options=(("chunks", chunks),),
         )
-        run = Run(there, case)
+        run = Run(ctx, case)
         bits = MPI.COMM_WORLD.allgather(run.multiply().local.tobytes())
         assert len(set(bits)) == 1
 
@@ -363,15 +363,15 @@ def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: s
         for wire, limit in ((None, 1.0), ("float32", 0.5)):
             case = Case(*dims, LAYOUTS[layout], name, orders=("F", "C", "C", "C"), beta=beta)
             run = Run(contexts[where], dataclasses.replace(case, options=(("wire_dtype", wire), ("chunks", 2))))
-            found = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+            result = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
             # What adding 40 terms in 32 bits costs is far below the rest.
-            run.check(found, limit=limit * (1 + 2**-6))
+            run.check(result, limit=limit * (1 + 2**-6))
 
 
 @few
 @pytest.mark.mpi
 @pytest.mark.parametrize("block", [70, 130])
-def test_long_runs_are_multiplied_where_they_lie(contexts: Contexts, block: int) -> None:
+def test_long_runs_are_multiplied_in_place(contexts: Contexts, block: int) -> None:
     """Cyclic blocks that are long enough are not packed; the numbers are the same laws."""
     for layout, where in itertools.product(
         ("AG(B) rows", "AG(B) columns", "RS to columns", "AR"), ("shared", "message", "push")
@@ -393,9 +393,9 @@ def test_views_are_operands(ctx: pblas.Context, view_a: str) -> None:
     view = {"A": A, "A.T": A.T, "A.H": A.H, "A.T.H": A.T.H}[view_a]
     for transa, transb in itertools.product(TRANS, repeat=2):
         for first, second, x, y in ((view, B, shown[view_a], b), (B, view, b, shown[view_a])):
-            found = pblas.pmatmul(first, second, transa=transa, transb=transb).to_global(root=None)  # type: ignore[arg-type]
-            assert found is not None
-            assert gauge(found, applied(transa, x), applied(transb, y)) <= THRESHOLD
+            result = pblas.pmatmul(first, second, transa=transa, transb=transb).to_global(root=None)  # type: ignore[arg-type]
+            assert result is not None
+            assert gauge(result, applied(transa, x), applied(transb, y)) <= THRESHOLD
     kept = A.to_global(root=None)
     assert kept is not None
     assert np.array_equal(kept, a)
@@ -412,9 +412,9 @@ def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
         D = A @ B
         assert D.desc == pblas.plan_matmul(desc_a, desc_b, dtype="float64").out
         assert D.desc.order == order
-        found = D.to_global(root=None)
-        assert found is not None
-        assert gauge(found, a, b) <= THRESHOLD
+        result = D.to_global(root=None)
+        assert result is not None
+        assert gauge(result, a, b) <= THRESHOLD
 
 
 @pytest.mark.mpi
@@ -435,14 +435,14 @@ def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
         ):
             A, B = ctx.from_global(a, first, root=None), ctx.from_global(b, second, root=None)
             D = pblas.pmatmul(A, B, out=out)
-            found = D.to_global(root=None)
-            assert found is not None
-            assert gauge(found, a, b) <= THRESHOLD
+            result = D.to_global(root=None)
+            assert result is not None
+            assert gauge(result, a, b) <= THRESHOLD
             owned = [MatrixDescriptor(d.m, d.n, d.mb, d.nb, d.grid) if d.nprocs == 1 else d for d in (first, second)]
-            one = dataclasses.replace(D.desc, rsrc=0, csrc=0) if D.desc.nprocs == 1 else D.desc
+            desc = dataclasses.replace(D.desc, rsrc=0, csrc=0) if D.desc.nprocs == 1 else D.desc
             plans = [
                 pblas.plan_matmul(*descs, out=d, dtype="float64", nprocs=ctx.nprocs).plan
-                for descs, d in (((first, second), D.desc), (owned, one))
+                for descs, d in (((first, second), D.desc), (owned, desc))
             ]
             assert plans[0].max_received_nbytes == plans[1].max_received_nbytes
 
@@ -457,9 +457,9 @@ def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, 
     reads = layout == "AG(B) columns" or (layout == "AR" and homes == "wwww")
     for _ in range(2):  # the first takes memory
         before = ctx.runtime.backend.agreement.ncalls
-        found = planned.execute(run.A.view, run.B.view, out=run.arguments["out"])
+        result = planned.execute(run.A.view, run.B.view, out=run.arguments["out"])
         agreements = ctx.runtime.backend.agreement.ncalls - before
-        run.check(found)
+        run.check(result)
     assert agreements == 1 + (reads and ctx.nprocs > 1)
 
 
@@ -467,8 +467,8 @@ def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, 
 @pytest.mark.parametrize("where", SETTINGS)
 def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> None:
     """Ranks that are early or late, data that changes: every execution multiplies what is there when it is called."""
-    there = contexts[where]
-    delays = random.Random(there.rank)
+    ctx = contexts[where]
+    delays = random.Random(ctx.rank)
     runs = []
     for layout, chunks in (("AG(B) columns", 2), ("RS to rows", 1), ("AR", 3)):
         case = Case(
@@ -477,7 +477,7 @@ def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> No
             out="in place",
             options=(("chunks", chunks),),
         )
-        run = Run(there, case)
+        run = Run(ctx, case)
         planned = pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)
         runs.append((run, planned))
     bits: dict[tuple[int, int], bytes] = {}
@@ -489,13 +489,13 @@ def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> No
             )
             run.reset()
             time.sleep(delays.choice([0.0, 0.0, 0.001, 0.003]))
-            found = planned.execute(run.A.view, run.B.view, run.C.view, out=run.C.view)
+            result = planned.execute(run.A.view, run.B.view, run.C.view, out=run.C.view)
             # A rank that returns early may overwrite its inputs while others still multiply.
             kept = run.A.memory.copy(), run.B.memory.copy()
             run.A.memory[...] = np.nan
             run.B.memory[...] = np.nan
-            run.check_after(found, kept)
-            assert bits.setdefault((i, turn % 3), found.local.tobytes()) == found.local.tobytes()
+            run.check_after(result, kept)
+            assert bits.setdefault((i, turn % 3), result.local.tobytes()) == result.local.tobytes()
     for _, planned in runs:
         planned.close()
 
@@ -527,25 +527,25 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
     with pblas.plan_matmul(A, B, D, transa="T", beta=1.0, out=D) as planned:
         assert planned.plan.name == name
         assert planned.execute(A, B, D, out=D) is D
-    found = D.to_global(root=None)
-    assert found is not None
-    assert gauge(found, a.T, b, c, beta=1.0) <= THRESHOLD
+    result = D.to_global(root=None)
+    assert result is not None
+    assert gauge(result, a.T, b, c, beta=1.0) <= THRESHOLD
 
 
 @few
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["shared", "message"])
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(A) columns", "RS to rows", "AR", "Local, all replicated"])
-def test_c_order_costs_what_f_order_costs(contexts: Contexts, layout: str, where: str) -> None:
+def test_c_order_costs_as_much_as_f_order(contexts: Contexts, layout: str, where: str) -> None:
     """The same bytes move and are allocated, and no temporary is as large as an operand's part."""
-    there, n = contexts[where], 512  # a part is well above the buffers that NumPy's loops take, 64 KiB an operand
+    ctx, n = contexts[where], 512  # a part is well above the buffers that NumPy's loops take, 64 KiB an operand
     dims = (Dimension(n), Dimension(n), Dimension(n))
     costs = {}
     all_orders: list[tuple[Order, Order, Order]] = [("F", "F", "F"), ("C", "C", "C"), ("F", "C", "C"), ("C", "F", "F")]
     for order_a, order_b, order_d in all_orders:
         case = Case(*dims, LAYOUTS[layout], orders=(order_a, order_b, order_d, order_d), options=(("chunks", 2),))
-        run = Run(there, case)
-        backend = there.runtime.backend
+        run = Run(ctx, case)
+        backend = ctx.runtime.backend
         with pblas.plan_matmul(run.A.view, run.B.view, **run.arguments) as planned:
             planned.execute(run.A.view, run.B.view, out=run.D.view)  # types and flags are made once
             received, live = backend.channel.received_nbytes, backend.arena.live_nbytes
@@ -606,22 +606,22 @@ def cases(draw: st.DrawFn) -> Case:
 @pytest.mark.mpi
 @settings(max_examples=100)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
-def test_any_case(contexts: Contexts, case: Case, where: str) -> None:
+def test_random_cases(contexts: Contexts, case: Case, where: str) -> None:
     """Whatever is drawn is multiplied, or refused on all ranks alike and nothing is touched."""
     run = Run(contexts[where], case)
     delays = random.Random(case.seed + contexts[where].rank)
     time.sleep(delays.choice([0.0, 0.0, 0.002]))
     try:
-        found = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+        result = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
     except pblas.PlanError:
         for matrix in (run.A, run.B, run.C, run.D):
             matrix.check_untouched()
         assert case.layout not in LAYOUTS.values()
         return
     if case.out == "none":
-        assert found.desc == run.C.view.desc
+        assert result.desc == run.C.view.desc
         run.D = run.C
-    run.check(found)
+    run.check(result)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -632,10 +632,10 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    there = pblas.Context(timeout=5, transport="message")
+    context = pblas.Context(timeout=5, transport="message")
     try:
-        even = Dimension(2 * there.nprocs)  # every rank multiplies
-        run = Run(there, Case(even, even, even, LAYOUTS[layout]))
+        even = Dimension(2 * context.nprocs)  # every rank multiplies
+        run = Run(context, Case(even, even, even, LAYOUTS[layout]))
         with monkeypatch.context() as patch:
             patch.setattr("pblas.execute.one_dimensional.allgather_gemm.gemm_runs", interrupted)
             patch.setattr("pblas.execute.one_dimensional.gemm_reduce.gemm_runs", interrupted)
@@ -644,4 +644,4 @@ def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.
         with pytest.raises(pblas.ContextError, match=r"broken.*KeyboardInterrupt"):
             pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
     finally:
-        there.close()
+        context.close()

@@ -15,7 +15,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, check_product, raises_alike, some_wrong
+from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, some_wrong
 from tests.conformance.tables import GEMR2D, TRMR2D
 from tests.mpi.operations.test_matmul import Placed, part
 
@@ -41,9 +41,9 @@ class Guarded(Placed):
 
     def check(self, x: Array, before: bytes) -> None:
         """The view is the global array x, bit for bit; everything else is as it was."""
-        found = self.view.local
+        local = self.view.local
         expected = part(x, self.view.desc, self.rank)
-        assert found.tobytes() == np.asarray(expected, found.dtype).tobytes()
+        assert local.tobytes() == np.asarray(expected, local.dtype).tobytes()
         self._before = before
         self.check_untouched_outside()
 
@@ -156,15 +156,15 @@ class Case:
         op, old = applied(self.trans, self.a).astype(wide), np.nan_to_num(self.b.astype(wide))
         exact = wide(self.alpha) * op + wide(self.beta) * old
         size = abs(self.alpha) * np.abs(op) + abs(self.beta) * np.abs(old)
-        found = np.array(self.b)  # outside the trapezoid, bit for bit
+        result = np.array(self.b)  # outside the trapezoid, bit for bit
         local = self.B.view.local
         rows, columns = ([g for r in rs for g in range(*r)] for rs in self.B.view.desc.global_ranges(self.B.rank))
-        at = np.ix_(rows, columns)
-        error = np.abs(np.where(self.inside[at], local.astype(wide) - exact[at], 0))
+        inside = np.ix_(rows, columns)
+        error = np.abs(np.where(self.inside[inside], local.astype(wide) - exact[inside], 0))
         bound = 0 if self.alpha == 1 and self.beta == 0 else 8 * eps_of(self.dtype)
-        assert (error <= bound * size[at]).all(), "NaN, or too far off"
-        found[at] = np.where(self.inside[at], local, self.b[at])
-        self.B.check(found, before)
+        assert (error <= bound * size[inside]).all(), "NaN, or too far off"
+        result[inside] = np.where(self.inside[inside], local, self.b[inside])
+        self.B.check(result, before)
 
 
 @pytest.mark.mpi
@@ -203,12 +203,12 @@ def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
             a, b = context.from_global(x, rows, root=None), context.from_global(y, columns, root=None)
             planned = planned or pblas.plan_redistribution(a, out=b, trans="T", alpha=2, beta=1)
             assert planned.execute(a, out=b) is b
-            found = b.to_global(root=None)
-            assert found is not None
-            assert np.array_equal(found, 2 * x.T + y)
+            result = b.to_global(root=None)
+            assert result is not None
+            assert np.array_equal(result, 2 * x.T + y)
         assert planned is not None
         planned.close()
-        raises_alike(pblas.ContextError, "is closed", partial(planned.execute, a, out=b))
+        raises_on_all_ranks(pblas.ContextError, "is closed", partial(planned.execute, a, out=b))
         check_product(context)
 
 
@@ -224,18 +224,18 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
         for turn, (alpha, beta) in enumerate([(1.0, 0.0), (2.0, 1.0), (-1.0, 0.5)]):
             a = Guarded(ctx, a_desc, dtype, home=("shared", "own", "shared")[turn])
             a.view.local[...] = part(x, a_desc, ctx.rank)
-            for which, target in enumerate(targets):
+            for index, target in enumerate(targets):
                 b_desc = dataclasses.replace(target, lld=max(1, target.local_shape(ctx.rank)[0]) + turn)
                 b = ctx.empty(b_desc, dtype)
                 b.local[...] = part(old, b_desc, ctx.rank)
                 pblas.redistribute(a.view, out=b, alpha=alpha, beta=beta)
                 expected = alpha * part(x, b_desc, ctx.rank) + beta * part(old, b_desc, ctx.rank)
                 assert np.array_equal(b.local, expected), (setting, turn)
-                made = a.view.redistribute(b_desc)
-                assert np.array_equal(made.local, part(x, b_desc, ctx.rank)), (setting, turn)
-                assert made.local.strides == b.local.strides
-                movements[which].add(id(ctx.runtime.plans.get(_plan_of(a.view, b), _never)))
-        assert {len(found) for found in movements.values()} == {1}, setting
+                result = a.view.redistribute(b_desc)
+                assert np.array_equal(result.local, part(x, b_desc, ctx.rank)), (setting, turn)
+                assert result.local.strides == b.local.strides
+                movements[index].add(id(ctx.runtime.plans.get(_plan_of(a.view, b), _never)))
+        assert {len(plans) for plans in movements.values()} == {1}, setting
 
 
 def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
@@ -257,8 +257,8 @@ def test_a_new_matrix_is_zero_outside_the_trapezoid(contexts: Contexts) -> None:
         x = numbered(8, 8, 1)
         a = context.from_global(x, MatrixDescriptor.row_wise(8, 8, context.nprocs), root=None)
         desc = MatrixDescriptor(8, 8, 3, 2, Grid(1, context.nprocs), order="C")
-        found = pblas.redistribute(a, desc, uplo="L", diagonal=-1).to_global(root=None)
-        assert np.array_equal(found, np.tril(x, -1))  # type: ignore[arg-type]
+        result = pblas.redistribute(a, desc, uplo="L", diagonal=-1).to_global(root=None)
+        assert np.array_equal(result, np.tril(x, -1))  # type: ignore[arg-type]
         b = a.redistribute(desc)
         assert b.desc == desc
         assert np.array_equal(b.to_global(root=None), x)  # type: ignore[arg-type]
@@ -270,8 +270,8 @@ def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
     a = ctx.from_global(x, MatrixDescriptor.row_wise(6, 5, ctx.nprocs), root=None)
     wide, tall = MatrixDescriptor.column_wise(5, 6, ctx.nprocs), MatrixDescriptor.column_wise(6, 5, ctx.nprocs)
     for trans, desc, expected in (("N", wide, x.conj().T), ("C", tall, x), ("T", tall, x.conj())):
-        found = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
-        assert np.array_equal(found, expected)  # type: ignore[arg-type]
+        result = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
+        assert np.array_equal(result, expected)  # type: ignore[arg-type]
 
 
 @pytest.mark.mpi(min_size=2)
@@ -317,7 +317,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str) -> None:
+def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, name: str) -> None:
     wrong, kind, text = MISTAKES[name]
     context = contexts["mixed"]
     rows, p = MatrixDescriptor.row_wise(8, 5, context.nprocs), context.nprocs
@@ -333,9 +333,9 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
     }
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
-        given: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
+        arguments: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
         for verb in (pblas.redistribute, pblas.plan_redistribution):
-            raises_alike(kind, text, partial(verb, **given))
+            raises_on_all_ranks(kind, text, partial(verb, **arguments))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
 
@@ -344,11 +344,11 @@ def test_a_mistake_of_one_rank_is_everybodys_error(contexts: Contexts, name: str
 def test_arguments_that_differ_are_named(ctx: pblas.Context, key: str) -> None:
     square = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
     a, b = ctx.zeros(square), ctx.zeros(square)
-    other = {"alpha": 2.0, "uplo": "U", "trans": "T"}[key]
+    value = {"alpha": 2.0, "uplo": "U", "trans": "T"}[key]
     for wrong in some_wrong():
-        given: dict[str, Any] = {key: other} if ctx.rank in wrong else {}
+        arguments: dict[str, Any] = {key: value} if ctx.rank in wrong else {}
         name = "trapezoid" if key == "uplo" else key
-        raises_alike(pblas.MismatchError, f"{name} differs", partial(pblas.redistribute, a, out=b, **given))
+        raises_on_all_ranks(pblas.MismatchError, f"{name} differs", partial(pblas.redistribute, a, out=b, **arguments))
 
 
 @pytest.mark.mpi
@@ -357,11 +357,11 @@ def test_an_execution_refuses_other_matrices(ctx: pblas.Context) -> None:
     columns = MatrixDescriptor.column_wise(8, 8, ctx.nprocs, nb=1)
     a, b, c = ctx.zeros(rows), ctx.zeros(columns), ctx.zeros(rows, np.float32)
     with pblas.plan_redistribution(a, out=b) as planned:
-        raises_alike(pblas.DTypeError, "planned was float64", lambda: planned.execute(c, out=b))
-        raises_alike(pblas.ArgumentError, "out must be a DistMatrix", lambda: planned.execute(a, out=3))  # type: ignore[arg-type]
-        raises_alike(pblas.ArgumentError, "out is conjugated", lambda: planned.execute(a, out=Marked(b)))
+        raises_on_all_ranks(pblas.DTypeError, "planned was float64", lambda: planned.execute(c, out=b))
+        raises_on_all_ranks(pblas.ArgumentError, "out must be a DistMatrix", lambda: planned.execute(a, out=3))  # type: ignore[arg-type]
+        raises_on_all_ranks(pblas.ArgumentError, "out is conjugated", lambda: planned.execute(a, out=Marked(b)))
         if ctx.nprocs > 1:
-            raises_alike(pblas.DescriptorError, "planned was", lambda: planned.execute(b, out=a))
+            raises_on_all_ranks(pblas.DescriptorError, "planned was", lambda: planned.execute(b, out=a))
         assert np.array_equal(planned.execute(a).local, np.zeros_like(b.local))
     with pytest.raises(pblas.ArgumentError, match="without a context"):
         pblas.plan_redistribution(rows, columns, dtype="float64").execute(a)
@@ -380,7 +380,7 @@ def test_read_only_memory_is_not_written(ctx: pblas.Context) -> None:
     local = np.zeros(desc.local_shape(ctx.rank), order="F")
     local.flags.writeable = False
     b = ctx.from_local(local, desc)
-    raises_alike(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
+    raises_on_all_ranks(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
 
 
 def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
@@ -388,7 +388,7 @@ def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
 
 
 @pytest.mark.mpi
-def test_explain_says_what_moves(contexts: Contexts) -> None:
+def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
     words = {"shared": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
     for name, context in contexts.items():
         p = context.nprocs

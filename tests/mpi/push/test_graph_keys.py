@@ -57,8 +57,8 @@ class Replayed:
 
 def matrices(ctx: pblas.Context, desc: MatrixDescriptor, seed: int) -> list[tuple[pblas.DistMatrix, Array]]:
     """Two matrices, with the arrays that they were made from."""
-    made = [entries(desc.shape, np.dtype(float), seed + i) for i in range(2)]
-    return [(ctx.from_global(z, desc, None), z) for z in made]
+    arrays = [entries(desc.shape, np.dtype(float), seed + i) for i in range(2)]
+    return [(ctx.from_global(z, desc, None), z) for z in arrays]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -73,20 +73,20 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
     first = lefts[0][0], rights[0][0], olds[0][0]
     with pblas.plan_matmul(*first, beta=2.0, out=results[0], epilogue=epilogue) as mm:
         assert isinstance(mm, PushedMatmul)
-        ways = list(itertools.product((0, 1), repeat=6)) * 2
-        random.Random(5).shuffle(ways)
-        found: dict[tuple[int, ...], Program] = {}
-        for way in ways:
+        variations = list(itertools.product((0, 1), repeat=6)) * 2
+        random.Random(5).shuffle(variations)
+        programs: dict[tuple[int, ...], Program] = {}
+        for variation in variations:
             (a, x), (b, y), (c, z), (f, w) = (
-                two[i] for two, i in zip((lefts, rights, olds, others), way, strict=False)
+                two[i] for two, i in zip((lefts, rights, olds, others), variation, strict=False)
             )
-            d, s = results[way[4]], (0.5, -1.0)[way[5]]
+            d, s = results[variation[4]], (0.5, -1.0)[variation[5]]
             mm.execute(a, b, c, out=d, operands={"f": f, "s": s})
             result = d.to_global(None)
             assert result is not None
-            assert np.allclose(result, (x @ y + 2 * z) * s + w, rtol=1e-12, atol=1e-12), way
-            assert found.setdefault(way, replayed.programs[-1]) is replayed.programs[-1], "it is found again"
-        assert len({id(program) for program in found.values()}) == 2**6 == _MAX_KNOWN
+            assert np.allclose(result, (x @ y + 2 * z) * s + w, rtol=1e-12, atol=1e-12), variation
+            assert programs.setdefault(variation, replayed.programs[-1]) is replayed.programs[-1], "it is found again"
+        assert len({id(program) for program in programs.values()}) == 2**6 == _MAX_KNOWN
 
         (a, x), (b, y) = lefts[0], rights[0]
         for c, z in matrices(ctx, descs[2], 70):  # C is D: another execution than that on a C beside it
@@ -109,13 +109,13 @@ def test_new_contents_of_the_same_arrays_are_no_other_execution(
     assert len(set(map(id, replayed.programs))) == 1
 
 
-def test_those_used_longest_ago_are_forgotten(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_least_recently_used_programs_are_evicted(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx, replayed = contexts["push"], Replayed(monkeypatch)
     a, b = ctx.zeros(COLUMNS(M, K, P)), ctx.zeros(ROWS(K, N, P))
     outputs = [ctx.empty(ROWS(M, N, P)) for _ in range(_MAX_KNOWN + 1)]
     with pblas.plan_matmul(a, b, out=outputs[0]) as mm:
         for d in (*outputs[:-1], outputs[0], outputs[-1], outputs[0], outputs[1]):
             mm.execute(a, b, out=d)
-    *made, again, _, kept, anew = replayed.programs
-    assert again is kept is made[0], "it was used since"
-    assert anew is not made[1], "it was the one used longest ago"
+    *first, again, _, kept, anew = replayed.programs
+    assert again is kept is first[0], "it was used since"
+    assert anew is not first[1], "it was the one used longest ago"

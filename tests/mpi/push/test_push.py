@@ -33,10 +33,10 @@ from tests.common.ranks import (
     culprits,
     few,
     open_context,
-    raises_alike,
-    seen,
-    sleep_until_told,
-    tell,
+    outcome_of,
+    raises_on_all_ranks,
+    release,
+    wait_for_release,
     waits,
     waits_long,
 )
@@ -81,10 +81,10 @@ class Counted:
             put(engine, lane, source, peer, *rest)
 
         def counted_too(engine: Any, peer: int, *rest: Any) -> Any:
-            found = pull(engine, peer, *rest)
+            pulled = pull(engine, peer, *rest)
             if peer != ctx.rank:
-                self.nbytes[ctx.rank] += found.nbytes
-            return found
+                self.nbytes[ctx.rank] += pulled.nbytes
+            return pulled
 
         def noted(engine: Any, peer: int, source: int, phase: int, value: int) -> None:
             if value:
@@ -99,7 +99,7 @@ class Counted:
         """**Collective.** Bytes that this rank has pulled, and others have put to it, since the last look."""
         everywhere = COMM.allgather(dict(self.nbytes))
         self.nbytes.clear()
-        return sum(found.get(COMM.rank, 0) for found in everywhere)
+        return sum(counts.get(COMM.rank, 0) for counts in everywhere)
 
 
 class Fused:
@@ -188,8 +188,8 @@ class Fused:
         portion.z[...] = wide
         for place, _ in portion.places:
             place[...] = portion.z
-        told = [portion.tells, *(flag for _, flag in portion.places)]
-        for peer, phase in (flag for flag in told if flag is not None):
+        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        for peer, phase in (flag for flag in flags if flag is not None):
             self._counted.nbytes[peer] += portion.z.nbytes
             engine.signal("copy", (peer,), phase)
 
@@ -225,10 +225,10 @@ def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.Mo
                     for _ in range(3):
                         run.reset()
                         counted.received()
-                        found = planned.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"])
+                        result = planned.execute(run.A.view, run.B.view, arguments["c"], out=arguments["out"])
                         assert counted.received() == planned.plan.received_nbytes(ctx.rank)
-                        run.check(found)
-                        bits.add(found.local.tobytes())
+                        run.check(result)
+                        bits.add(result.local.tobytes())
                     assert len(bits) == 1
                     if layout.startswith("AR"):
                         assert len(set().union(*COMM.allgather(bits))) == 1
@@ -264,7 +264,7 @@ def test_pieces_of_half_tiles(
         *itertools.product(("RS to rows", "RS to columns", "AR"), ("fused_stores",)),
     ],
 )
-def test_what_follows_is_done_where_portions_are_made(
+def test_epilogues_are_applied_where_portions_are_made(
     ctx: pblas.Context, layout: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one kernel, and by several, of D in one order and the other; no pass over D comes behind."""
@@ -295,10 +295,10 @@ def test_what_follows_is_done_where_portions_are_made(
                 assert p == 1 or planned.plan.algorithm == algorithm
                 passes.clear()
                 D = planned.execute(A, B)
-            found = D.to_global(None)
+            result = D.to_global(None)
             assert p == 1 or by == "fused_stores" or {"main"}.isdisjoint(passes)
-            assert found is not None
-            assert np.array_equal(found, np.maximum(a @ b - 20, 0) * bias + h)
+            assert result is not None
+            assert np.array_equal(result, np.maximum(a @ b - 20, 0) * bias + h)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -314,8 +314,8 @@ def test_product(ctx: pblas.Context, layout: str) -> None:
     options: Any = itertools.cycle(
         [("chunks", None), ("overlap", False), *(("chunks", p + 1) for p in range(ctx.nprocs))]
     )
-    for turned in (orders, outs, homes, places, trans, scalars, options):
-        next(itertools.islice(turned, first, None))
+    for values in (orders, outs, homes, places, trans, scalars, options):
+        next(itertools.islice(values, first, None))
     for name in ("float64", "complex64", "float16", "float32", "bfloat16", "complex128"):
         (m, n, k), (alpha, beta), order, out = next(places), next(scalars), next(orders), next(outs)
         if name.startswith("complex"):
@@ -327,10 +327,10 @@ def test_product(ctx: pblas.Context, layout: str) -> None:
             *(alpha, beta, out, next(homes), first % 3, (next(options),), first + 1),
         )
         run = Run(ctx, case)
-        found = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
+        result = pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
         if out == "none":
             run.D = run.C
-        run.check(found)
+        run.check(result)
 
 
 @pytest.mark.parametrize("layout", DISTRIBUTED)
@@ -435,11 +435,11 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
         if COMM.rank == 0:
             time.sleep(0.02)
 
-    with broken_later(timeout=1.0, transport="push") as there:
+    with broken_later(timeout=1.0, transport="push") as context:
         with applied(ALL_MUTANTS[name], WindowEngine, pause):
-            calls = Calls(there, 3 if name == "parity fixed" else 1, plans, 8 * there.nprocs)
-            found = COMM.allgather(outcome(partial(calls.round, 1)))
-        assert set(found) != {"right"}, f"{name}: not caught"
+            calls = Calls(context, 3 if name == "parity fixed" else 1, plans, 8 * context.nprocs)
+            outcomes = COMM.allgather(outcome(partial(calls.round, 1)))
+        assert set(outcomes) != {"right"}, f"{name}: not caught"
         calls.close()
         del calls
 
@@ -448,9 +448,7 @@ def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("unheard", [None, PARTS, RESULTS])
-def test_two_shots_read_what_is_there_and_still_there(
-    unheard: int | None, halves: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 multiplies and reads late. Of it one flag is not awaited: that its product is there, or that it has read.
 
     The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
@@ -468,18 +466,18 @@ def test_two_shots_read_what_is_there_and_still_there(
     def careless(self: Any, lane: str, phase: int, sources: Any, step: str) -> None:
         wait(self, lane, phase, [s for s in sources if s or COMM.rank == 0 or phase != unheard], step)
 
-    with broken_later(timeout=5.0, transport="push") as there:
-        calls = Calls(there, 3, [("GemmAllReduce", {})], 8 * there.nprocs, "float64")
+    with broken_later(timeout=5.0, transport="push") as context:
+        calls = Calls(context, 3, [("GemmAllReduce", {})], 8 * context.nprocs, "float64")
         monkeypatch.setattr(WindowEngine, "gemm", late(gemm))
         monkeypatch.setattr(WindowEngine, "pull", late(pull))
         monkeypatch.setattr(WindowEngine, "wait", careless)
         monkeypatch.setattr(WindowEngine, "parity", lambda _, work: work.calls % halves)
-        found = COMM.allgather(outcome(partial(calls.round, 1)))
+        outcomes = COMM.allgather(outcome(partial(calls.round, 1)))
         calls.close()
         del calls
-    assert (set(found) == {"right"}) == (unheard is None)
+    assert (set(outcomes) == {"right"}) == (unheard is None)
     overwritten = unheard == RESULTS and halves == 1
-    assert (found[0] != "right") == (unheard == PARTS or overwritten), found[0]
+    assert (outcomes[0] != "right") == (unheard == PARTS or overwritten), outcomes[0]
 
 
 # Memory
@@ -488,25 +486,25 @@ def test_two_shots_read_what_is_there_and_still_there(
 def test_a_workspace_grows_while_older_plans_live() -> None:
     with open_context("push", timeout=TIMEOUT) as ctx:
         engine: Any = ctx.runtime.backend.engine()
-        made, known = [], []
+        plans, known = [], []
         for n in (8, 64, 24):
-            made.append(Calls(ctx, 1, PLANS, n * ctx.nprocs))
+            plans.append(Calls(ctx, 1, PLANS, n * ctx.nprocs))
             known.append(engine._workspace)
-            for calls in made:
+            for calls in plans:
                 calls.round(n)
         if ctx.nprocs > 1:
             assert known[0] is not known[1], "it has grown"
             assert known[1] is known[2], "it has not shrunk"
         live = ctx.runtime.backend.arena.live_nbytes
-        for calls in made:
+        for calls in plans:
             calls.close()
-        del calls, made, known
+        del calls, plans, known
         engine.close()
         check_product(ctx)
         assert ctx.runtime.backend.arena.live_nbytes < live or ctx.nprocs == 1
 
 
-def test_a_context_ends_without_a_trace() -> None:
+def test_a_closed_context_leaves_no_resources() -> None:
     """Neither plans nor matrices that are still there keep its memory; a warning would be an error here."""
     before = len(list(Path("/dev/shm").glob("*"))) if Path("/dev/shm").exists() else 0
     for _ in range(3):
@@ -544,7 +542,7 @@ class Scene:
         """Whatever is called raises at once, and says why."""
         start = time.monotonic()
         for call in (self.execute, partial(self.execute, self.single), partial(self.ctx.zeros, self.a.desc)):
-            name, again = seen(call)
+            name, again = outcome_of(call)
             assert name == "ContextError", again
             assert text in again
         assert time.monotonic() - start < 0.5
@@ -557,10 +555,10 @@ class Scene:
 def until_error(call: Any) -> tuple[str, str]:
     """What a call raises, made again and again: a rank may be a call ahead of one that is wrong."""
     for _ in range(3):
-        found = seen(call)
-        if found[0] != "no exception":
+        outcome = outcome_of(call)
+        if outcome[0] != "no exception":
             break
-    return found
+    return outcome
 
 
 @waits_long
@@ -590,9 +588,9 @@ def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on()
     for i in range(3):
         if COMM.rank == i:  # the others have refused long before
             time.sleep(0.3)
-        other: Any = partial(scene.planned.execute, 7, scene.b, out=scene.d)  # type: ignore[arg-type]
-        wrong = [partial(scene.execute, scene.single), other]
-        everywhere = COMM.allgather(seen(wrong[i % 2 if COMM.rank else 0]))
+        call: Any = partial(scene.planned.execute, 7, scene.b, out=scene.d)  # type: ignore[arg-type]
+        wrong = [partial(scene.execute, scene.single), call]
+        everywhere = COMM.allgather(outcome_of(wrong[i % 2 if COMM.rank else 0]))
         assert len(set(everywhere)) == 1, everywhere
         kind, text = everywhere[0]
         assert kind == "DTypeError"
@@ -630,11 +628,11 @@ def test_a_rank_that_sleeps_is_named() -> None:
     late = COMM.size - 1
     scene = Scene(0.5, NAMES[COMM.size % 3])
     if COMM.rank == late:
-        sleep_until_told()
+        wait_for_release()
     start = time.monotonic()
     kind, text = until_error(scene.execute)
     seconds = time.monotonic() - start
-    tell(late)
+    release(late)
     everywhere = COMM.allgather((kind, text))
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
     assert f"rank {late} of {COMM.size} did not arrive within 0.5 s" in text
@@ -644,16 +642,16 @@ def test_a_rank_that_sleeps_is_named() -> None:
 
 
 @waits_long
-def test_a_rank_that_leaves_by_an_exception_takes_the_others_along() -> None:
+def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all() -> None:
     scene = Scene(0.5, NAMES[0])
     if COMM.rank == 0:
         with pytest.raises(ZeroDivisionError), scene.ctx:
             raise ZeroDivisionError
-        found = ("PeerTimeout", "rank 0")
+        outcome = ("PeerTimeout", "rank 0")
     else:
-        found = until_error(scene.execute)
-    assert found[0] == "PeerTimeout"
-    assert "rank 0" in found[1]
+        outcome = until_error(scene.execute)
+    assert outcome[0] == "PeerTimeout"
+    assert "rank 0" in outcome[1]
     scene.close()
 
 
@@ -695,12 +693,12 @@ def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
     ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = Counted(monkeypatch, ctx)
-    one = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
+    on_rank_0 = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
     b = ctx.random(MatrixDescriptor.row_wise(8, 5, ctx.nprocs), seed=2)
-    with pblas.plan_matmul(ctx.random(one, seed=1), b) as planned:
+    with pblas.plan_matmul(ctx.random(on_rank_0, seed=1), b) as planned:
         plan: ProductPlan = planned.plan
         assert isinstance(plan, AllGatherGemm)
-        planned.execute(ctx.random(one, seed=1), b)
+        planned.execute(ctx.random(on_rank_0, seed=1), b)
     received = counted.received()
     assert received == plan.received_nbytes(ctx.rank)
     assert (received > 0) == (ctx.rank == 0)
@@ -714,7 +712,7 @@ def test_debug_finds_executions_in_another_order() -> None:
         a = context.random(rows)
         first, second = pblas.plan_matmul(a, a), pblas.plan_matmul(a, a, alpha=2.0)
         plans = (first, second) if context.rank else (second, first)
-        kind, text = seen(lambda: plans[0].execute(a, a))
+        kind, text = outcome_of(lambda: plans[0].execute(a, a))
         assert kind == "MismatchError"
         assert "ranks made different calls: execute of planned product" in text
         first.execute(a, a)
@@ -727,30 +725,32 @@ def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.
     with open_context("push", timeout=TIMEOUT, debug=True) as context:
         p = context.nprocs
         a, b = context.random(MatrixDescriptor.column_wise(8, 8, p)), context.random(MatrixDescriptor.row_wise(8, 8, p))
-        d, other = (context.zeros(MatrixDescriptor.replicated(8, 8, p)) for _ in range(2))
+        d, another = (context.zeros(MatrixDescriptor.replicated(8, 8, p)) for _ in range(2))
         if bound:
             monkeypatch.setattr(WindowEngine, "homes", lambda *_: [0] * p)
         planned = pblas.plan_matmul(a, b, out=d, overlap=False)
-        given = (d, other if bound else None)[context.rank == p - 1]
-        what = "out is the planned matrix" if bound else "out is given"
-        raises_alike(pblas.MismatchError, f"{what} differs between ranks", lambda: planned.execute(a, b, out=given))
+        bound_d = (d, another if bound else None)[context.rank == p - 1]
+        expected = "out is the planned matrix" if bound else "out is given"
+        raises_on_all_ranks(
+            pblas.MismatchError, f"{expected} differs between ranks", lambda: planned.execute(a, b, out=bound_d)
+        )
         monkeypatch.undo()
         scaled = pblas.plan_matmul(a, b, epilogue=pblas.Epilogue("x * s", s=2.0))
         numbers = {"s": 2.0 + (context.rank == p - 1)}
         text = "epilogue's s differs between ranks: 2.0 on rank 0, 3.0 on rank"
-        raises_alike(pblas.MismatchError, text, lambda: scaled.execute(a, b, operands=numbers))
+        raises_on_all_ranks(pblas.MismatchError, text, lambda: scaled.execute(a, b, operands=numbers))
         check_product(context)
 
 
 def test_ranks_that_push_share_a_node() -> None:
     if COMM.size == 1:
         pytest.skip("one rank is a node")
-    kind, text = seen(lambda: open_context("push", ranks_per_node=1, timeout=TIMEOUT))
+    kind, text = outcome_of(lambda: open_context("push", ranks_per_node=1, timeout=TIMEOUT))
     assert kind == "BackendError"
     assert "ranks that push share a node's memory" in text
 
 
-def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_memory_for_a_plan_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_engine: WindowEngine, nbytes: int) -> Any:
         raise MemoryError(f"{nbytes} bytes")
 
@@ -759,7 +759,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         if context.rank == context.nprocs - 1:
             monkeypatch.setattr(WindowEngine, "scratch", none_left)
-        kind, text = seen(lambda: pblas.plan_matmul(a, b, out=a.desc))
+        kind, text = outcome_of(lambda: pblas.plan_matmul(a, b, out=a.desc))
         monkeypatch.undo()
         if context.nprocs > 1:
             assert kind == "WorkspaceError"
@@ -770,7 +770,7 @@ def test_a_rank_without_memory_for_a_plan_is_everybodys_error(monkeypatch: pytes
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("wrong", culprits())
 @few
-def test_a_rank_without_memory_for_d_is_everybodys_error(
+def test_a_rank_without_memory_for_d_is_an_error_on_every_rank(
     wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planning can go on, and so can executions where all ranks lack it; else the context is broken, at once."""
@@ -787,7 +787,7 @@ def test_a_rank_without_memory_for_d_is_everybodys_error(
                 patch.setattr(WindowEngine, "matrix", none_left)
             for out in (a.desc, context.empty(a.desc)):
                 plan = partial(pblas.plan_matmul, a, b, out=out)
-                raises_alike(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)
+                raises_on_all_ranks(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)
             start = time.monotonic()
             everywhere = COMM.allgather(until_error(partial(planned.execute, a, b)))
         assert time.monotonic() - start < TIMEOUT / 2
@@ -798,19 +798,19 @@ def test_a_rank_without_memory_for_d_is_everybodys_error(
             planned.execute(a, b)
             check_product(context)
         else:
-            assert seen(partial(planned.execute, a, b))[0] == "ContextError"
+            assert outcome_of(partial(planned.execute, a, b))[0] == "ContextError"
 
 
 def test_planning_makes_one_d(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, matrix = list[Any](), WindowEngine.matrix
+    matrices, matrix = list[Any](), WindowEngine.matrix
 
     def noted(*arguments: Any) -> Any:
-        made.append(matrix(*arguments))
-        return made[-1]
+        matrices.append(matrix(*arguments))
+        return matrices[-1]
 
     with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         d = context.empty(MatrixDescriptor.row_wise(8, 8, context.nprocs, order="C"))
         monkeypatch.setattr(WindowEngine, "matrix", noted)
         pblas.plan_matmul(a, a, out=d).close()
-        assert [x.strides for x in made] == [d.local.strides]
+        assert [x.strides for x in matrices] == [d.local.strides]

@@ -54,9 +54,9 @@ def traced(ctx: Context, name: str, **options: Any) -> tuple[PlannedMatmul, Trac
     d = ctx.empty(desc_d)
     expected = mm.execute(a, b).to_global()
     trace = mm.trace(a, b, out=d)
-    found = d.to_global()
+    result = d.to_global()
     if RANK == 0:
-        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(result, expected)
     return mm, trace
 
 
@@ -68,7 +68,7 @@ def lanes_of(trace: Trace) -> dict[tuple[int, str], list[Event]]:
 
 
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
-def test_events_are_what_the_plan_says(transport: str) -> None:
+def test_events_match_the_plan(transport: str) -> None:
     with open_context(transport) as ctx:
         for name in layouts():
             if transport == "push" and name.startswith("Summa"):
@@ -99,7 +99,7 @@ def test_events_are_what_the_plan_says(transport: str) -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("by", ["tile_signals", "fused_stores"])
 @pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
-def test_what_one_kernel_may_do_is_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_kernel_algorithms_are_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by several GEMMs, since none takes it."""
     take(Algorithm(by, (1, 1)), monkeypatch)
     with open_context("push", COMM) as ctx:
@@ -113,7 +113,7 @@ def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trac
     """Every rank multiplies once for each of its steps, in their order."""
     product = plan.oriented
     for rank in range(P):
-        found = [e.name for e in trace.events if (e.rank, e.kind) == (rank, "gemm")]
+        gemms = [e.name for e in trace.events if (e.rank, e.kind) == (rank, "gemm")]
         if isinstance(plan, pblas.AllGatherGemm):
             assert product.d.split is not None
             m, shards = product.d.split.count(rank), plan.shards
@@ -121,7 +121,7 @@ def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trac
         else:
             sizes = [(product.m, s.c1 - s.c0, plan.inner.count(rank)) for s in plan.steps(rank)]
         expected = [f"GEMM {m} x {n} x {k}" for m, n, k in sizes]
-        assert found == expected, (plan.name, rank)
+        assert gemms == expected, (plan.name, rank)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -151,9 +151,7 @@ def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 <= e.start <= e.stop < clock() - start for e in trace.events)
 
 
-def test_nothing_is_left_behind_and_recorders_fit_into_each_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorders_nest_and_leave_nothing_patched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Context() as ctx:
         backend = ctx.runtime.backend
         things = backend, backend.arrays, backend.channel, backend.engine()

@@ -16,7 +16,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import indxl2g
-from tests.common.ranks import COMM, alike, grids, raises_alike, some_wrong
+from tests.common.ranks import COMM, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, problems
 from tests.conformance.run import run_problems
 from tests.conformance.tables import error_exits
@@ -105,7 +105,7 @@ def test_gridinit_numbers_its_processes(order: str, nprow: int, npcol: int) -> N
 
 
 @pytest.mark.parametrize("flat", [False, True])
-def test_gridmap_puts_ranks_where_it_is_told(flat: bool) -> None:
+def test_gridmap_places_ranks_by_its_map(flat: bool) -> None:
     ranks = list(range(COMM.size))[::-1]
     table = np.array(ranks).reshape(SHAPE)
     usermap: Any = np.concatenate([table, [[99] * SHAPE[1]]]).T.ravel().tolist() if flat else table.tolist()
@@ -145,12 +145,12 @@ BAD_GRIDS: dict[str, tuple[int, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize("name", BAD_GRIDS)
-def test_grids_that_cannot_be_are_refused_alike(name: str) -> None:
+def test_impossible_grids_are_refused_on_every_rank(name: str) -> None:
     info, call = BAD_GRIDS[name]
     if COMM.size == 1 and name in ("a rank twice", "a map that is too small"):
         pytest.skip("needs two ranks")
 
-    raises_alike(PblasArgumentError, "the communicator has" if name == "too large" else "must", call)
+    raises_on_all_ranks(PblasArgumentError, "the communicator has" if name == "too large" else "must", call)
     with pytest.raises(PblasArgumentError) as caught:
         call()
     assert caught.value.info == info
@@ -163,11 +163,13 @@ def test_options_that_do_not_go_together_are_refused_outside_the_grid_too() -> N
         {"link": [0.0, 1e9], "transport": "message"},
     ):
         call = partial(scalapack.gridinit, COMM, "R", 1, 1, **options)
-        raises_alike(PblasArgumentError, f"gridinit: {'device' if 'device' in options else 'link'}", call)
+        raises_on_all_ranks(PblasArgumentError, f"gridinit: {'device' if 'device' in options else 'link'}", call)
 
 
 def test_after_an_unknown_option_a_grid_can_be_made() -> None:
-    raises_alike(PblasArgumentError, "no option 'speed'", lambda: scalapack.gridinit(COMM, "R", 1, COMM.size, speed=1))
+    raises_on_all_ranks(
+        PblasArgumentError, "no option 'speed'", lambda: scalapack.gridinit(COMM, "R", 1, COMM.size, speed=1)
+    )
     handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=TIMEOUT)
     check_call(handle)
     scalapack.gridexit(handle)
@@ -199,7 +201,7 @@ def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: 
         for wrong in everyone if everywhere else some_wrong()[-1:]:
             # LLD on process (0, 0) is 1, which is too small there only.
             called = errors.broken(arguments, position, entry, value, handle) if COMM.rank in wrong else arguments
-            assert alike(errors.info(verb, called)) == expected, (position, entry, value)
+            assert same_on_all_ranks(errors.info(verb, called)) == expected, (position, entry, value)
     assert errors.info(verb, arguments) == 0
     scalapack.gridexit(handle)
 
@@ -214,11 +216,11 @@ def test_the_lowest_position_of_all_ranks_wins(ictxt: int) -> None:
     if COMM.rank == a_rank:
         arguments = errors.broken(arguments, 10, 8, 0, ictxt)
         arguments = errors.broken(arguments, 10, 9, 99, ictxt)
-    text = raises_alike(
+    text = raises_on_all_ranks(
         PblasArgumentError, "DESCA(NB_) must be at least 1, got 0", lambda: scalapack.pdgemm(*arguments)
     )
     assert f"found on rank {a_rank} of {COMM.size}" in text
-    assert alike(errors.info("pdgemm", arguments)) == -1008
+    assert same_on_all_ranks(errors.info("pdgemm", arguments)) == -1008
     check_call(ictxt)
 
 
@@ -238,7 +240,7 @@ MISTAKES: dict[str, tuple[int, str, int, Any]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_one_rank_is_wrong_and_all_are_told(ictxt: int, name: str) -> None:
+def test_a_wrong_argument_on_one_rank_is_an_error_on_every_rank(ictxt: int, name: str) -> None:
     info, text, place, value = MISTAKES[name]
     # Rank 0 has part of every matrix, however small.
     for wrong in [frozenset({0})] if "small" in name else some_wrong() or [frozenset({0})]:
@@ -247,26 +249,28 @@ def test_one_rank_is_wrong_and_all_are_told(ictxt: int, name: str) -> None:
             value = [1, ictxt, 3]
         if COMM.rank in wrong:
             arguments[place] = value
-        raises_alike(PblasArgumentError, text, partial(scalapack.pdgemm, *arguments))
-        assert alike(errors.info("pdgemm", arguments)) == info
+        raises_on_all_ranks(PblasArgumentError, text, partial(scalapack.pdgemm, *arguments))
+        assert same_on_all_ranks(errors.info("pdgemm", arguments)) == info
     check_call(ictxt)
 
 
 @pytest.mark.parametrize("entry", ["M", "N"])
 @pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
-def test_a_matrix_larger_than_any_array_is_an_error_of_all(ictxt: int, routine: str, entry: str) -> None:
+def test_a_matrix_larger_than_any_array_is_an_error_on_every_rank(ictxt: int, routine: str, entry: str) -> None:
     """In a descriptor of any size a submatrix may be small; the array then is too small, on some ranks or on all."""
     arguments = errors.right(routine, "d", ictxt)
     place = next(i for i, value in enumerate(arguments) if isinstance(value, list))
     arguments[place] = list(arguments[place])
     arguments[place][2:4] = (2**63 - 1, 1) if entry == "M" else (1, 2**63 - 1)  # some ranks have no column, or no row
     arguments[place][-1] = 2**63 - 1
-    raises_alike(PblasArgumentError, "A must have room for", lambda: getattr(scalapack, f"pd{routine}")(*arguments))
+    raises_on_all_ranks(
+        PblasArgumentError, "A must have room for", lambda: getattr(scalapack, f"pd{routine}")(*arguments)
+    )
     check_call(ictxt)
 
 
 @pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})], ids=str)
-def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all(ictxt: int, wrong: frozenset[int]) -> None:
+def test_an_argument_that_raises_when_read_is_an_error_on_every_rank(ictxt: int, wrong: frozenset[int]) -> None:
     class Broken(float):
         def __complex__(self) -> complex:
             raise RuntimeError("no number")
@@ -274,14 +278,14 @@ def test_an_argument_that_raises_when_it_is_looked_at_is_an_error_of_all(ictxt: 
     arguments = errors.right("gemm", "d", ictxt)
     if COMM.rank in wrong:
         arguments[5] = Broken(1.0)
-    raises_alike(PblasArgumentError, "pdgemm: RuntimeError: no number", lambda: scalapack.pdgemm(*arguments))
+    raises_on_all_ranks(PblasArgumentError, "pdgemm: RuntimeError: no number", lambda: scalapack.pdgemm(*arguments))
     check_call(ictxt)
 
 
 def test_an_output_that_cannot_be_written_is_refused(ictxt: int) -> None:
     arguments = errors.right("gemm", "d", ictxt)
     arguments[15].flags.writeable = False
-    assert alike(errors.info("pdgemm", arguments)) == -16
+    assert same_on_all_ranks(errors.info("pdgemm", arguments)) == -16
 
 
 @pytest.mark.parametrize("wrong", ["list", "dtype", "folded"])
@@ -289,22 +293,22 @@ def test_results_are_written_to_arrays_only(ictxt: int, wrong: str) -> None:
     a = Distribution(ictxt, 7, 7, 2, 2)
     folded = np.lib.stride_tricks.as_strided(np.zeros(99), a.local.shape, (8, 0))
     c: Any = {"list": a.local.tolist(), "dtype": a.local.astype("f4"), "folded": folded}[wrong]
-    here = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
-    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *a.at, 0.0, c, 1, 1, a.desc])) == -16
-    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, c, 1, 1, a.desc])) == -10
-    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if here else 0)
+    is_wrong = wrong != "folded" or (a.local.size > 0 and a.local.shape[1] > 1)
+    assert same_on_all_ranks(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *a.at, 0.0, c, 1, 1, a.desc])) == -16
+    assert same_on_all_ranks(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, c, 1, 1, a.desc])) == -10
+    assert errors.info("pdelset", [c, 1, 1, a.desc, 0.0]) == (-1 if is_wrong else 0)
     assert errors.info("pdelset", [a.local, "a", 1, a.desc, 0.0]) == -2
     check_call(ictxt)
 
 
-def test_c_must_not_overlap_what_is_read(ictxt: int) -> None:
+def test_c_must_not_overlap_a_or_b(ictxt: int) -> None:
     a, b = Distribution(ictxt, 7, 7, 2, 2), Distribution(ictxt, 7, 7, 2, 2)
-    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 0.0, *a.at])) == -16
-    assert alike(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 1.0, *b.at])) == -16
-    assert alike(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, *a.at])) == -10
-    assert alike(errors.info("pdtran", [7, 7, 1.0, *a.at, 0.0, *a.at])) == -9
+    assert same_on_all_ranks(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 0.0, *a.at])) == -16
+    assert same_on_all_ranks(errors.info("pdgemm", ["N", "N", 7, 7, 7, 1.0, *a.at, *b.at, 1.0, *b.at])) == -16
+    assert same_on_all_ranks(errors.info("pdgeadd", ["N", 7, 7, 1.0, *a.at, 0.0, *a.at])) == -10
+    assert same_on_all_ranks(errors.info("pdtran", [7, 7, 1.0, *a.at, 0.0, *a.at])) == -9
     # Other columns of the same memory are no overlap.
-    assert alike(errors.info("pdgeadd", ["N", 7, 3, 1.0, *a.at, 0.0, a.local, 1, 5, a.desc])) == 0
+    assert same_on_all_ranks(errors.info("pdgeadd", ["N", 7, 3, 1.0, *a.at, 0.0, a.local, 1, 5, a.desc])) == 0
     check_call(ictxt)
 
 
@@ -340,8 +344,8 @@ def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: st
     i, j = np.arange(1, 8)[:, None], np.arange(1, 9)[None, :]
     exact = numbered(i, k[None, :]) @ numbered(k[:, None], j) + numbered(i, j)
     expected = exact[c.rows - 1, c.columns - 1]
-    found = z.reshape(c.local.shape[::-1]).T if how_c == "flat" and z.size else z
-    assert np.array_equal(found, expected)
+    result = z.reshape(c.local.shape[::-1]).T if how_c == "flat" and z.size else z
+    assert np.array_equal(result, expected)
     if how_c == "strided" and z.size and z.base is not None:
         wide = z.base.copy()
         wide[::2, ::3] = -99.0
@@ -374,8 +378,8 @@ def test_elements_are_set_and_read(ictxt: int) -> None:
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     p, q = scalapack.indxg2p(4, 2, 0, 0, nprow), scalapack.indxg2p(6, 3, 0, 0, npcol)
     inside = {"A": True, "r": myrow == p, "C": mycol == q, " ": (myrow, mycol) == (p, q)}
-    for scope, here in inside.items():
-        assert scalapack.pdelget(scope, " ", *(a.local, 4, 6, a.desc)) == (406.0 if here else 0.0)
+    for scope, is_here in inside.items():
+        assert scalapack.pdelget(scope, " ", *(a.local, 4, 6, a.desc)) == (406.0 if is_here else 0.0)
     for i, j, info in ((0, 1, -2), (1, n + 1, -3)):
         with pytest.raises(PblasArgumentError) as caught:
             scalapack.pdelset(a.local, i, j, a.desc, 0.0)
@@ -404,11 +408,11 @@ def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
 
 
 @pytest.mark.parametrize(("position", "value"), [(7, "a"), (8, 99), (10, "x")])
-def test_laprnt_refuses_alike(ictxt: int, position: int, value: Any) -> None:
+def test_laprnt_refuses_wrong_arguments_on_every_rank(ictxt: int, position: int, value: Any) -> None:
     a = Distribution(ictxt, 5, 7, 2, 3)
     arguments = [2, 2, *a.at, 0, 0, "X", 6, None]
     arguments[position - 1] = value
-    assert alike(errors.info("pdlaprnt", arguments)) == -position
+    assert same_on_all_ranks(errors.info("pdlaprnt", arguments)) == -position
 
 
 # Grids that differ: p?gemr2d and p?trmr2d
@@ -458,12 +462,12 @@ def test_trmr2d_moves_its_trapezoid_and_nothing_else(uplo: str, diag: str) -> No
         scalapack.gridexit(handle)
 
 
-def test_gemr2d_refuses_alike(ictxt: int) -> None:
+def test_gemr2d_refuses_wrong_arguments_on_every_rank(ictxt: int) -> None:
     a, b = Distribution(ictxt, 5, 5, 2, 2), Distribution(ictxt, 5, 5, 1, 3)
     outside = [1, -1]
 
     def info(m: Any, desca: Any, descb: Any, context: int = ictxt) -> int:
-        return alike(errors.info("pdgemr2d", [m, 5, a.local, 1, 1, desca, b.local, 1, 1, descb, context]))
+        return same_on_all_ranks(errors.info("pdgemr2d", [m, 5, a.local, 1, 1, desca, b.local, 1, 1, descb, context]))
 
     assert info(5, a.desc, b.desc) == 0
     assert info(-1 if COMM.rank == 0 else 5, a.desc, b.desc) == -1
@@ -480,7 +484,7 @@ def test_gemr2d_moves_within_a_matrix_but_not_onto_itself(ictxt: int) -> None:
     a = Distribution(ictxt, 5, 9, 2, 2)
     scalapack.pdgemr2d(5, 4, a.local, 1, 1, a.desc, a.local, 1, 6, a.desc, ictxt)
     assert np.array_equal(a.local, numbered(a.rows, np.where(a.columns > 5, a.columns - 5, a.columns)))
-    assert alike(errors.info("pdgemr2d", [5, 8, *a.at, a.local, 1, 2, a.desc, ictxt])) == -7
+    assert same_on_all_ranks(errors.info("pdgemr2d", [5, 8, *a.at, a.local, 1, 2, a.desc, ictxt])) == -7
     check_call(ictxt)
 
 
@@ -502,10 +506,10 @@ def test_gemr2d_needs_a_context_of_all() -> None:
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     """Two columns of the table with all options, and a few random problems where the tables have holes."""
-    found = problems.table(routine, letter)
-    each = len(found) // 8
+    cases = problems.table(routine, letter)
+    count = len(cases) // 8
     column = "sdcz".index(letter)
-    found = found[column * each : (column + 1) * each] + found[(column + 4) * each : (column + 5) * each]
-    found += problems.holes(routine, letter, 6, Grid(*SHAPE))
-    for problem, outcome in zip(found, run_problems(found, ictxt), strict=True):
+    cases = cases[column * count : (column + 1) * count] + cases[(column + 4) * count : (column + 5) * count]
+    cases += problems.holes(routine, letter, 6, Grid(*SHAPE))
+    for problem, outcome in zip(cases, run_problems(cases, ictxt), strict=True):
         assert not outcome.text, f"{problem}: {outcome.text}"

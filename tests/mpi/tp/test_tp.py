@@ -22,24 +22,24 @@ from pblas.backends.cpu.pointwise import evaluate
 from pblas.epilogues import NAMED, parse
 from pblas.operations.collectives import add_up
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, Foreign, open_context, raises_alike, some_wrong
+from tests.common.ranks import COMM, Contexts, Foreign, open_context, raises_on_all_ranks, some_wrong
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
 SETTINGS = ("shared", "message", "push")
-WAYS = ("shared", "shared, planned", "message", "message, planned", "push")
+MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, and in turn what is done with few tokens there and with many; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
 
 
-def mine(n: int) -> slice:
+def own_slice(n: int) -> slice:
     return tp.local_shard(n, RANK, P)
 
 
 @pytest.fixture
-def way(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> pblas.Context:
-    """The context of one of the `WAYS`."""
+def mode_ctx(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> pblas.Context:
+    """The context of one of the `MODES`."""
     setting, _, planned = request.param.partition(", ")
     if planned:
         monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
@@ -48,9 +48,9 @@ def way(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: pytest.
 
 WHOLE = slice(None)
 SPREAD: dict[str, Callable[[], dict[str, tuple[slice, slice]]]] = {
-    "allgather": lambda: {"x": (mine(T), WHOLE), "w": (mine(O), WHOLE), "y": (WHOLE, mine(O))},
-    "reduce_scatter": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (mine(T), WHOLE)},
-    "allreduce": lambda: {"x": (WHOLE, mine(I)), "w": (WHOLE, mine(I)), "y": (WHOLE, WHOLE)},
+    "allgather": lambda: {"x": (own_slice(T), WHOLE), "w": (own_slice(O), WHOLE), "y": (WHOLE, own_slice(O))},
+    "reduce_scatter": lambda: {"x": (WHOLE, own_slice(I)), "w": (WHOLE, own_slice(I)), "y": (own_slice(T), WHOLE)},
+    "allreduce": lambda: {"x": (WHOLE, own_slice(I)), "w": (WHOLE, own_slice(I)), "y": (WHOLE, WHOLE)},
 }
 COUNTS: dict[str, dict[str, int]] = {
     "allgather": {"tokens": T},
@@ -80,37 +80,37 @@ def padded(x: Array, gap: int = 2) -> Array:
     return buffer[:, : x.shape[1]]
 
 
-def close(found: Any, expected: Array, dtype: Any) -> None:
-    assert found.shape == expected.shape
+def close(result: Any, expected: Array, dtype: Any) -> None:
+    assert result.shape == expected.shape
     bound = 4 * eps_of(np.dtype(dtype)) * (I + O + T) * max(1.0, np.abs(expected).max(initial=0))
-    assert np.abs(np.asarray(found, float) - expected).max(initial=0) <= bound
+    assert np.abs(np.asarray(result, float) - expected).max(initial=0) <= bound
 
 
 @pytest.mark.parametrize(
-    ("way", "name"),
-    [*((each, "float64") for each in WAYS), ("shared", "bfloat16"), ("shared, planned", "bfloat16")],
-    indirect=["way"],
+    ("mode_ctx", "name"),
+    [*((each, "float64") for each in MODES), ("shared", "bfloat16"), ("shared, planned", "bfloat16")],
+    indirect=["mode_ctx"],
 )
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(way: pblas.Context, kind: str, name: str) -> None:
+def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(mode_ctx: pblas.Context, kind: str, name: str) -> None:
     """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
-    ctx, dtype, at = way, dtype_of(name), SPREAD[kind]()
+    ctx, dtype, spread = mode_ctx, dtype_of(name), SPREAD[kind]()
     x, w, dy = matrices(dtype)
     bias = entries((1, O), dtype, 7)[0]
-    x_, w_, dy_ = padded(x[at["x"]]), padded(w[at["w"]]), padded(dy[at["y"]])
+    x_, w_, dy_ = padded(x[spread["x"]]), padded(w[spread["w"]]), padded(dy[spread["y"]])
     options = COUNTS[kind] | {"ctx": ctx}
     wide = [z.astype(float) for z in (x, w, dy, bias)]
     for repeat in range(2):
         out = padded(np.zeros_like(dy_)) if repeat else None
-        y = forward(kind)(x_, w_, bias[at["y"][1]], out=out, **options)
+        y = forward(kind)(x_, w_, bias[spread["y"][1]], out=out, **options)
         assert out is None or y is out
-        close(y, (wide[0] @ wide[1].T + wide[3])[at["y"]], dtype)
+        close(y, (wide[0] @ wide[1].T + wide[3])[spread["y"]], dtype)
         dweight = np.ones_like(w_) if repeat else None
-        found = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
-        close(found.x, (wide[2] @ wide[1])[at["x"]], dtype)
-        close(found.weight, (wide[2].T @ wide[0])[at["w"]] + repeat, dtype)
-        close(found.bias, wide[2].sum(0)[at["y"][1]], dtype)
-        assert dweight is None or found.weight is dweight
+        results = backward(kind)(dy_, x_, w_, dweight=dweight, **options)
+        close(results.x, (wide[2] @ wide[1])[spread["x"]], dtype)
+        close(results.weight, (wide[2].T @ wide[0])[spread["w"]] + repeat, dtype)
+        close(results.bias, wide[2].sum(0)[spread["y"][1]], dtype)
+        assert dweight is None or results.weight is dweight
     assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
 
 
@@ -118,36 +118,39 @@ BATCHES = ((1,), (2, 3), (0,))
 """Lengths of the axes between tokens and features."""
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_axes_between_tokens_and_features_come_back(way: pblas.Context, kind: str) -> None:
+def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kind: str) -> None:
     """In results and gradients, wherever memory for them comes from; the first axis alone is cut."""
-    at, ctx = SPREAD[kind](), way
+    shares, ctx = SPREAD[kind](), mode_ctx
     _, w, _ = matrices(np.float64)
-    w_, bias = np.ascontiguousarray(w[at["w"]]), np.arange(1.0, O + 1)
+    w_, bias = np.ascontiguousarray(w[shares["w"]]), np.arange(1.0, O + 1)
     options = COUNTS[kind] | {"ctx": ctx}
     for batch, tokens in itertools.product(BATCHES, (T, 2 * P, 1)):
         x, dy = (np.random.default_rng(n).standard_normal((tokens, *batch, n)) for n in (I, O))
-        z, cut = x @ w.T + bias, {key: mine(tokens) if places[0] == mine(T) else WHOLE for key, places in at.items()}
-        x_, dy_, z_ = (each[cut[key]][..., at[key][1]] for key, each in (("x", x), ("y", dy), ("y", z)))
+        z, cut = (
+            x @ w.T + bias,
+            {key: own_slice(tokens) if places[0] == own_slice(T) else WHOLE for key, places in shares.items()},
+        )
+        x_, dy_, z_ = (array[cut[key]][..., shares[key][1]] for key, array in (("x", x), ("y", dy), ("y", z)))
         if kind == "allgather":
             options["tokens"] = tokens
         for spread in (np.ascontiguousarray, in_wider_rows):
             out, aux = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
-            y = forward(kind)(spread(x_), w_, bias[at["y"][1]], **options)
+            y = forward(kind)(spread(x_), w_, bias[shares["y"][1]], **options)
             close(y, z_, np.float64)
-            assert forward(kind)(spread(x_), w_, bias[at["y"][1]], "relu", out=out, aux=aux, **options) is out
+            assert forward(kind)(spread(x_), w_, bias[shares["y"][1]], "relu", out=out, aux=aux, **options) is out
             close(out, np.maximum(z_, 0), np.float64)
             close(aux, z_, np.float64)
             dz, dweight = dy * (z > 0), np.ones_like(w_)
-            found = backward(kind)(spread(dy_), spread(x_), w_, "relu", aux=aux, dweight=dweight, **options)
-            close(found.x, (dz @ w)[cut["x"]][..., at["x"][1]], np.float64)
+            results = backward(kind)(spread(dy_), spread(x_), w_, "relu", aux=aux, dweight=dweight, **options)
+            close(results.x, (dz @ w)[cut["x"]][..., shares["x"][1]], np.float64)
             dz, rows = (
                 dz.reshape(-1, O) if dz.size else np.zeros((0, O)),
                 x.reshape(-1, I) if x.size else np.zeros((0, I)),
             )
-            close(dweight - 1, (dz.T @ rows)[at["w"]], np.float64)
-            close(found.bias, dz.sum(0)[at["y"][1]], np.float64)
+            close(dweight - 1, (dz.T @ rows)[shares["w"]], np.float64)
+            close(results.bias, dz.sum(0)[shares["y"][1]], np.float64)
 
 
 def in_wider_rows(x: Array) -> Array:
@@ -157,70 +160,74 @@ def in_wider_rows(x: Array) -> Array:
     return buffer[..., : x.shape[-1]]
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_epilogues_take_arrays_with_the_axes_of_y(way: pblas.Context) -> None:
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+def test_epilogues_take_arrays_with_the_axes_of_y(mode_ctx: pblas.Context) -> None:
     """A residual, in which sums are stored; a gate; for any library's x, and from a layer that has reserved memory."""
-    at, batch = SPREAD["reduce_scatter"](), (2, 3)
-    options: dict[str, Any] = {"features": I, "ctx": way}
+    spread, batch = SPREAD["reduce_scatter"](), (2, 3)
+    options: dict[str, Any] = {"features": I, "ctx": mode_ctx}
     w = entries((O, I), np.dtype(float), 1)
     x, h = (np.random.default_rng(n).standard_normal((T, *batch, n)) for n in (I, O))
-    x_, w_, z = np.ascontiguousarray(x[..., mine(I)]), np.ascontiguousarray(w[:, mine(I)]), x @ w.T
+    x_, w_, z = np.ascontiguousarray(x[..., own_slice(I)]), np.ascontiguousarray(w[:, own_slice(I)]), x @ w.T
     total = z + h
-    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[at["y"][0]]
+    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[spread["y"][0]]
     for give in (np.asarray, Foreign):
-        residual = in_wider_rows(h[at["y"][0]])
+        residual = in_wider_rows(h[spread["y"][0]])
         y = tp.linear_reduce_scatter(give(x_), w_, None, Epilogue("rmsnorm", residual=residual), **options)
         assert isinstance(y, Foreign) == (give is Foreign)
         assert np.allclose(getattr(y, "x", y), norm)
-        assert np.allclose(residual, total[at["y"][0]])
+        assert np.allclose(residual, total[spread["y"][0]])
     layer = tp.Linear(
         w_, "reduce_scatter", None, Epilogue("rmsnorm", residual=np.ones((1, 1, 1, O))), max_tokens=6 * T, **options
     )
-    assert np.allclose(layer(x_, operands={"residual": h[at["y"][0]].copy()}), norm)
-    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[at["y"][0]], b=np.ones(O)), **options)
-    assert np.allclose(y, (z * h + 1)[at["y"][0]])
+    assert np.allclose(layer(x_, operands={"residual": h[spread["y"][0]].copy()}), norm)
+    y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[spread["y"][0]], b=np.ones(O)), **options)
+    assert np.allclose(y, (z * h + 1)[spread["y"][0]])
     y = tp.linear_reduce_scatter(x_, w_, None, "swiglu", **options)
     gate, up = np.split(z, 2, axis=-1)
-    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[at["y"][0]])
-    raises_alike(errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I))))
+    assert np.allclose(y, (gate / (1 + np.exp(-gate)) * up)[spread["y"][0]])
+    raises_on_all_ranks(
+        errors.ArgumentError, f"{6 * T + 6} tokens are more", partial(layer, np.ones((T + 1, *batch, I)))
+    )
 
 
-@pytest.mark.parametrize("way", ["shared", "message, planned", "push"], indirect=True)
-def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Context) -> None:
+@pytest.mark.parametrize("mode_ctx", ["shared", "message, planned", "push"], indirect=True)
+def test_axes_between_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Context) -> None:
     """Those that differ, within a call or between ranks, and those that are no rows of one matrix."""
-    ctx, w = way, np.ones((4, 3))
+    ctx, w = mode_ctx, np.ones((4, 3))
     for wrong in [frozenset(range(P)), *([] if ctx.runtime.backend.push else some_wrong())]:
         is_wrong = RANK in wrong
 
         def refused(text: str, call: Any, *arrays: Any, is_wrong: bool = is_wrong, **options: Any) -> None:
             """Each array is one that is right and one that is not, or right for all."""
-            given = [each[is_wrong] if isinstance(each, tuple) else each for each in arrays]
-            options = {name: each[is_wrong] if isinstance(each, tuple) else each for name, each in options.items()}
-            raises_alike(errors.ArgumentError, text, partial(call, *given, **options, ctx=ctx))
+            operands = [x[is_wrong] if isinstance(x, tuple) else x for x in arrays]
+            options = {name: value[is_wrong] if isinstance(value, tuple) else value for name, value in options.items()}
+            raises_on_all_ranks(errors.ArgumentError, text, partial(call, *operands, **options, ctx=ctx))
 
         x, y = np.ones((2, 5, 3)), np.ones((2, 5, 4))
-        turned = np.ones((5, 2, 4)).transpose(1, 0, 2)
+        transposed = np.ones((5, 2, 4)).transpose(1, 0, 2)
         layer, gradients = tp.linear_allreduce, tp.linear_allreduce_backward
-        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, turned[..., :3]), w)
+        refused("x must be stored by rows (C order), got shape (2, 5, 3)", layer, (x, transposed[..., :3]), w)
         refused("x must have 2 dimensions or more, got shape (3,)", layer, (x, x[0, 0]), w)
         refused("weight must have 2 dimensions, got shape (1, 4, 3)", layer, x, (w, w[None]))
-        refused("out must be stored by rows", layer, x, w, out=(y.copy(), turned))
+        refused("out must be stored by rows", layer, x, w, out=(y.copy(), transposed))
         refused("out is 10 x 4: between its first axis and its last", layer, x, w, out=(y, y.reshape(10, 4)))
         refused("out is 3 x 5 x 4 float64, the result 2 x 5 x 4", layer, x, w, out=(y, np.ones((3, 5, 4))))
         refused("aux is 2 x 4 x 4: ", layer, x, w, None, "relu", aux=(y, np.ones((2, 4, 4))))
         refused("the axes (5,), as dy has", gradients, y, (x, np.ones((2, 4, 3))), w)
         refused("aux is 5 x 2 x 4: ", gradients, y, x, w, "relu", aux=(y, np.ones((5, 2, 4))))
-        for operand in (y.reshape(10, 4), y[:, :4], y[:1], turned[None]):
+        for operand in (y.reshape(10, 4), y[:, :4], y[:1], transposed[None]):
             text = f"on rank {min(wrong)}, got shape {operand.shape}"
             refused(text, layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=operand)))
-        refused("r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=turned)))
+        refused(
+            "r must be stored by rows", layer, x, w, None, (Epilogue("x + r", r=y), Epilogue("x + r", r=transposed))
+        )
         refused("got shape (2, 5, 4)", layer, np.ones((2, 3)), w, None, Epilogue("x + r", r=y))
     for wrong in [] if ctx.runtime.backend.push else some_wrong():
-        for function, one, other in itertools.product(
+        for function, left, right in itertools.product(
             (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce), [(2, 7), (7,)], [(7, 2), (14,)]
         ):
-            call: Any = partial(function, np.ones((2, *(one if RANK in wrong else other), 3)), w, ctx=ctx)
-            raises_alike(errors.MismatchError, f"{function.__name__}: batch shape differs between ranks", call)
+            call: Any = partial(function, np.ones((2, *(left if RANK in wrong else right), 3)), w, ctx=ctx)
+            raises_on_all_ranks(errors.MismatchError, f"{function.__name__}: batch shape differs between ranks", call)
     assert tp.linear_allreduce(x, w, ctx=ctx).shape == y.shape
 
 
@@ -230,56 +237,61 @@ def test_axes_between_that_do_not_fit_are_refused_on_every_rank(way: pblas.Conte
 )
 def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, epilogue: str) -> None:
     """The gradient of sum(y dy) along a direction: central differences through the layer itself."""
-    at, h = SPREAD[kind](), 1e-6
+    spread, h = SPREAD[kind](), 1e-6
     x, w, dy = matrices(np.float64)
     dx, dw = (entries(z.shape, z.dtype, 50 + i) for i, z in enumerate((x, w)))
-    bias, options = entries((1, O), np.dtype(float), 7)[0][at["y"][1]], COUNTS[kind] | {"ctx": contexts["shared"]}
-    dy_ = np.ascontiguousarray(dy[at["y"]])
+    bias, options = entries((1, O), np.dtype(float), 7)[0][spread["y"][1]], COUNTS[kind] | {"ctx": contexts["shared"]}
+    dy_ = np.ascontiguousarray(dy[spread["y"]])
     dy_ = dy_[:, : dy_.shape[1] // 2] if epilogue == "swiglu" else dy_
 
     def loss(step: float, aux: Array | None = None) -> float:
-        x_, w_ = (np.ascontiguousarray((z + step * d)[at[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
+        x_, w_ = (np.ascontiguousarray((z + step * d)[spread[k]]) for k, z, d in (("x", x, dx), ("w", w, dw)))
         y = forward(kind)(x_, w_, bias, epilogue, aux=aux, **options)
         counted = RANK == 0 or kind != "allreduce"  # every rank has all of y then
         return float(COMM.allreduce((y * dy_).sum() if counted else 0.0))
 
-    aux = np.empty((*np.zeros((T, O))[at["y"]].shape,))
+    aux = np.empty((*np.zeros((T, O))[spread["y"]].shape,))
     loss(0.0, aux)
-    assert np.allclose(aux, (x @ w.T)[at["y"]] + bias, atol=1e-12)
-    x_, w_ = (np.ascontiguousarray(z[at[k]]) for k, z in (("x", x), ("w", w)))
-    found = backward(kind)(dy_, x_, w_, epilogue, aux=aux, **options)
-    along = COMM.allreduce(float((found.x * dx[at["x"]]).sum() + (found.weight * dw[at["w"]]).sum()))
+    assert np.allclose(aux, (x @ w.T)[spread["y"]] + bias, atol=1e-12)
+    x_, w_ = (np.ascontiguousarray(z[spread[k]]) for k, z in (("x", x), ("w", w)))
+    gradients = backward(kind)(dy_, x_, w_, epilogue, aux=aux, **options)
+    along = COMM.allreduce(float((gradients.x * dx[spread["x"]]).sum() + (gradients.weight * dw[spread["w"]]).sum()))
     assert abs(along - (loss(h) - loss(-h)) / (2 * h)) < 1e-5 * (1 + abs(along))
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_epilogues_follow_the_product(way: pblas.Context) -> None:
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
     """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
-    at, ctx = SPREAD["reduce_scatter"](), way
+    spread, ctx = SPREAD["reduce_scatter"](), mode_ctx
     x, w, residual = matrices(np.float64)
     bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
     z = x @ w.T + bias
     options: dict[str, Any] = {"features": I, "ctx": ctx}
-    x_, w_ = np.ascontiguousarray(x[at["x"]]), np.ascontiguousarray(w[at["w"]])
-    for epilogue in (Epilogue("silu(x) * s + r", s=s, r=residual[at["y"]]), Epilogue("tanh(x + bias)", bias=weight)):
+    x_, w_ = np.ascontiguousarray(x[spread["x"]]), np.ascontiguousarray(w[spread["w"]])
+    for epilogue in (
+        Epilogue("silu(x) * s + r", s=s, r=residual[spread["y"]]),
+        Epilogue("tanh(x + bias)", bias=weight),
+    ):
         y = tp.linear_reduce_scatter(x_, w_, bias, epilogue, **options)
         assert epilogue.tree is not None
         whole = {"s": s, "r": residual, "bias": weight}
-        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[at["y"]], rtol=1e-12, atol=1e-12)
+        assert np.allclose(y, evaluate(epilogue.tree, z, whole)[spread["y"]], rtol=1e-12, atol=1e-12)
     passing = np.zeros_like(y)
     tp.linear_reduce_scatter(x_, w_, bias, Epilogue("x + passing", passing=passing), **options)
     followed = weakref.ref(passing)
     del passing
     assert followed() is None, "a plan that is kept for the next call keeps no operands"
-    mine_, total = residual[at["y"]].copy(), z + residual
-    y = tp.linear_reduce_scatter(x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=mine_, eps=1e-5), **options)
-    assert np.allclose(mine_, total[at["y"]], rtol=1e-12)
+    local_residual, total = residual[spread["y"]].copy(), z + residual
+    y = tp.linear_reduce_scatter(
+        x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=local_residual, eps=1e-5), **options
+    )
+    assert np.allclose(local_residual, total[spread["y"]], rtol=1e-12)
     norm = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * weight
-    assert np.allclose(y, norm[at["y"]], rtol=1e-12)
+    assert np.allclose(y, norm[spread["y"]], rtol=1e-12)
 
 
 @pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
-def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_layer_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it happens in the collective with which the layer begins or ends."""
 
     def interrupted(*_: Any) -> None:
@@ -299,13 +311,13 @@ def test_what_breaks_a_layer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_an_all_reduce_behind_the_product_is_the_same_layer(
+def test_an_all_reduce_after_the_product_is_the_same_layer(
     contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
     ctx, K = contexts[setting], 2 * P
     x, w, bias, h = (entries(shape, np.dtype(float), i) for i, shape in enumerate([(T, K), (O, K), (1, O), (T, O)]))
-    x_, w_ = (np.ascontiguousarray(z[:, mine(K)]) for z in (x, w))
+    x_, w_ = (np.ascontiguousarray(z[:, own_slice(K)]) for z in (x, w))
     seen: list[Any] = []
 
     def results() -> list[Array]:
@@ -319,17 +331,17 @@ def test_an_all_reduce_behind_the_product_is_the_same_layer(
         seen.append(epilogue and epilogue.expression)
         return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
 
-    def noted_here(*given: Any) -> None:
-        seen.append(given[5] and given[5].expression)
-        add_up(*given)
+    def noted_here(*arguments: Any) -> None:
+        seen.append(arguments[5] and arguments[5].expression)
+        add_up(*arguments)
 
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
     expected = results()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", noted)
     monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
-    for found, exact in zip(results(), expected, strict=True):
-        assert np.allclose(found, exact, rtol=1e-12, atol=1e-12)
+    for result, exact in zip(results(), expected, strict=True):
+        assert np.allclose(result, exact, rtol=1e-12, atol=1e-12)
     expected_seen = [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
     assert seen == (expected_seen if P > 1 or setting == "push" else [])
 
@@ -356,7 +368,7 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Conte
     a_, b_ = np.ascontiguousarray(a[:, 2 * RANK : 2 * RANK + 2]), b[2 * RANK : 2 * RANK + 2]
     gathers = kind == "allgather"
     weight, tokens = (b_, {"tokens": T}) if gathers else (np.ascontiguousarray(b_.T), {})
-    x, needs = np.zeros_like(exact[mine(T)], a.dtype), (True, False, False)
+    x, needs = np.zeros_like(exact[own_slice(T)], a.dtype), (True, False, False)
 
     def results(**options: Any) -> list[Array]:
         layer = tp.Linear(weight, kind, max_tokens=T, ctx=ctx, **options)
@@ -366,135 +378,143 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Conte
             return [of_function.x, layer.backward(a_, x, needs=needs, **tokens).x]
         return [forward(kind)(a_, weight, **options), layer(a_)]
 
-    at = WHOLE if kind == "allreduce" else mine(T)
-    lost = (exact / P)[at]
-    found = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
-    for wide, narrow, same in zip(*found, strict=True):
-        assert np.array_equal(wide.astype(float), exact[at])
-        assert (exact[at] - narrow.astype(float) >= lost).all()
+    rows = WHOLE if kind == "allreduce" else own_slice(T)
+    lost = (exact / P)[rows]
+    sums = results(wire_dtype="float32"), results(), results(wire_dtype="bfloat16")
+    for wide, narrow, same in zip(*sums, strict=True):
+        assert np.array_equal(wide.astype(float), exact[rows])
+        assert (exact[rows] - narrow.astype(float) >= lost).all()
         assert narrow.tobytes() == same.tobytes()
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_wide_wire_changes_nothing_where_nothing_is_added(way: pblas.Context, kind: str) -> None:
-    at, dtype = SPREAD[kind](), dtype_of("bfloat16")
-    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
-    options = COUNTS[kind] | {"ctx": way}
+def test_wire_dtype_changes_nothing_where_nothing_is_added(mode_ctx: pblas.Context, kind: str) -> None:
+    spread, dtype = SPREAD[kind](), dtype_of("bfloat16")
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(dtype), strict=True))
+    options = COUNTS[kind] | {"ctx": mode_ctx}
 
     def results(wire_dtype: Any) -> list[Array]:
-        found = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
-        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else found.x
-        return [gathered, found.weight, found.bias]
+        gradients = backward(kind)(dy, x, w, wire_dtype=wire_dtype, **options)
+        gathered = forward(kind)(x, w, wire_dtype=wire_dtype, **options) if kind == "allgather" else gradients.x
+        return [gathered, gradients.weight, gradients.bias]
 
     for wide, plain in zip(results("float32"), results(None), strict=True):
         assert wide.tobytes() == plain.tobytes()
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
-def test_sums_of_a_wide_wire_are_not_left_to_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wire_dtype_keeps_sums_out_of_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of GPUs with few tokens has products in their own dtype."""
     ctx, (a, b, exact) = contexts["push"], cancelling()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", None)
     a_, w_ = (np.ascontiguousarray(z[:, 2 * RANK : 2 * RANK + 2]) for z in (a, b.T))
-    found = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
-    assert np.array_equal(found.astype(float), exact)
+    result = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
+    assert np.array_equal(result.astype(float), exact)
 
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
     """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
-    at, ctx = SPREAD[kind](), contexts[setting]
+    spread, ctx = SPREAD[kind](), contexts[setting]
     options = COUNTS[kind] | {"ctx": ctx}
     for name, wires in (("bfloat16", ("float64", "float16")), ("float32", ("float64",)), ("float64", ("float32",))):
-        x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True))
+        x, w, dy = (
+            np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(dtype_of(name)), strict=True)
+        )
         for wire, wrong in itertools.product((*wires, "f4,,", np.ones(3)), [frozenset(range(P)), *some_wrong()]):
             if setting == "push" and len(wrong) < P:  # without an agreement the others have begun
                 continue
-            given: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
+            wire_options: dict[str, Any] = {"wire_dtype": wire if RANK in wrong else None}
             text = f"wire_dtype must be None or {name}"
-            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **given)
+            layer = tp.Linear(w, kind, features=COUNTS[kind].get("features"), ctx=ctx, **wire_options)
             tokens: dict[str, Any] = {"tokens": T} if kind == "allgather" else {}
             for call in (
-                partial(forward(kind), x, w, **options, **given),
-                partial(backward(kind), dy, x, w, **options, **given),
+                partial(forward(kind), x, w, **options, **wire_options),
+                partial(backward(kind), dy, x, w, **options, **wire_options),
                 partial(layer, x, **tokens),
                 partial(layer.backward, dy, x, **tokens),
             ):
-                raises_alike(errors.DTypeError, text, call)
+                raises_on_all_ranks(errors.DTypeError, text, call)
     x, w = (z.astype(dtype_of("bfloat16")) for z in (x, np.vstack([w, w])))  # sizes that no test has planned
     for wrong in some_wrong():
         call = partial(forward(kind), x, w, wire_dtype="float32" if RANK in wrong else None, **options)
-        raises_alike(errors.MismatchError, "wire_dtype differs between ranks", call)
+        raises_on_all_ranks(errors.MismatchError, "wire_dtype differs between ranks", call)
 
 
-@pytest.mark.parametrize("way", WAYS, indirect=True)
-def test_tokens_may_be_fewer_than_ranks(way: pblas.Context) -> None:
-    w, ctx = entries((O, I), np.dtype(float), 1), way
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+def test_tokens_may_be_fewer_than_ranks(mode_ctx: pblas.Context) -> None:
+    w, ctx = entries((O, I), np.dtype(float), 1), mode_ctx
     for count in (0, 1, 2):
         x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
-        mine_, features = tp.local_shard(count, RANK, P), tp.local_shard(O, RANK, P)
-        assert np.allclose(tp.allgather_linear(x[mine_], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
+        own_rows, features = tp.local_shard(count, RANK, P), tp.local_shard(O, RANK, P)
+        assert np.allclose(tp.allgather_linear(x[own_rows], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
         dy_ = np.ascontiguousarray(dy[:, features])
-        found = tp.allgather_linear_backward(dy_, x[mine_], w[features], tokens=count, ctx=ctx)
-        for value, exact in zip(found, ((dy @ w)[mine_], (dy.T @ x)[features], dy.sum(0)[features]), strict=True):
+        gradients = tp.allgather_linear_backward(dy_, x[own_rows], w[features], tokens=count, ctx=ctx)
+        for value, exact in zip(
+            gradients, ((dy @ w)[own_rows], (dy.T @ x)[features], dy.sum(0)[features]), strict=True
+        ):
             assert np.allclose(value, exact)
 
 
 def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
-    at, ctx = SPREAD["allgather"](), contexts["shared"]
+    spread, ctx = SPREAD["allgather"](), contexts["shared"]
     x, w, _ = matrices(np.float64)
-    x_, w_ = (Foreign(np.ascontiguousarray(z[at[k]])) for k, z in (("x", x), ("w", w)))
+    x_, w_ = (Foreign(np.ascontiguousarray(z[spread[k]])) for k, z in (("x", x), ("w", w)))
     y = tp.allgather_linear(x_, w_, tokens=T, ctx=ctx)
     assert isinstance(y, Foreign)
-    assert np.allclose(y.x, (x @ w.T)[at["y"]])
+    assert np.allclose(y.x, (x @ w.T)[spread["y"]])
     out = np.zeros(y.shape)
     assert tp.allgather_linear(x_, w_, out=out, tokens=T, ctx=ctx) is out
     assert np.array_equal(out, y.x)
 
 
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
-@pytest.mark.parametrize("way", WAYS, indirect=True)
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(way: pblas.Context, kind: str, name: str) -> None:
+def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(
+    mode_ctx: pblas.Context, kind: str, name: str
+) -> None:
     """Also where rows lie apart; a tensor that requires a gradient, or has integers, is refused on every rank."""
     torch: Any = import_module("torch")
-    at, options = SPREAD[kind](), COUNTS[kind] | {"ctx": way}
+    spread, options = SPREAD[kind](), COUNTS[kind] | {"ctx": mode_ctx}
     x, w, dy = (torch.from_numpy(z).to(getattr(torch, name)) for z in matrices(np.float64))
     bias = torch.linspace(-1, 1, O).to(x.dtype)
     wide = [z.clone().double().requires_grad_() for z in (x, w, bias)]
     z = torch.nn.functional.linear(*wide)
     expected = torch.nn.functional.gelu(z)
     expected.backward(dy.double())
-    x_, w_, dy_, bias_ = x[at["x"]], w[at["w"]].clone(), dy[at["y"]], bias[at["y"][1]]
+    x_, w_, dy_, bias_ = x[spread["x"]], w[spread["w"]].clone(), dy[spread["y"]], bias[spread["y"][1]]
     aux, dweight = torch.empty_like(dy_), torch.ones_like(w_)
     y = forward(kind)(x_, w_, bias_, "gelu", aux=aux, **options)
-    found = backward(kind)(dy_, x_, w_, "gelu", aux=aux, dweight=dweight, **options)
-    assert found.weight is dweight
-    given = [y, aux, found.x, found.weight - 1, found.bias]
+    results = backward(kind)(dy_, x_, w_, "gelu", aux=aux, dweight=dweight, **options)
+    assert results.weight is dweight
+    arrays = [y, aux, results.x, results.weight - 1, results.bias]
     exact = (
-        expected[at["y"]],
-        z[at["y"]],
-        *(each.grad[place] for each, place in zip(wide, (at["x"], at["w"], at["y"][1]), strict=True)),
+        expected[spread["y"]],
+        z[spread["y"]],
+        *(tensor.grad[place] for tensor, place in zip(wide, (spread["x"], spread["w"], spread["y"][1]), strict=True)),
     )
-    for mine_, whole in zip(given, exact, strict=True):
-        assert mine_.dtype == x.dtype
-        close(mine_.double().numpy(), whole.detach().numpy(), dtype_of(name))
+    for own_rows, whole in zip(arrays, exact, strict=True):
+        assert own_rows.dtype == x.dtype
+        close(own_rows.double().numpy(), whole.detach().numpy(), dtype_of(name))
     refused = partial(forward(kind), x_.requires_grad_(), w_, **options)
-    raises_alike(errors.ArgumentError, "the tensor requires a gradient", refused)
+    raises_on_all_ranks(errors.ArgumentError, "the tensor requires a gradient", refused)
     with torch.no_grad():
         plain = forward(kind)(x_, w_, bias_, **options)
-        close(plain.double().numpy(), z[at["y"]].detach().numpy(), dtype_of(name))
-        raises_alike(errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options))
+        close(plain.double().numpy(), z[spread["y"]].detach().numpy(), dtype_of(name))
+        raises_on_all_ranks(
+            errors.DTypeError, "or a tensor with .double()", partial(refused.func, x_.int(), w_, **options)
+        )
 
 
-@pytest.mark.parametrize("way", ["shared", "shared, planned", "push"], indirect=True)
-def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "push"], indirect=True)
+def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, monkeypatch: Any) -> None:
     """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
-    ctx, is_pushed = way, way.runtime.backend.push
+    ctx, is_pushed = mode_ctx, mode_ctx.runtime.backend.push
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
     reserved: Any = ctx.runtime.backend.engine()
@@ -509,7 +529,7 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(way: pblas.Context, monkeypa
     for tokens in (5, 64, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
         total = COMM.allreduce(x @ w.T)
-        assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[mine(tokens)])
+        assert np.allclose(layer(x), evaluate(parse(NAMED["silu"]), total, {})[own_slice(tokens)])
     with pytest.raises(errors.ArgumentError, match="65 tokens are more than max_tokens=64; make the layer for as many"):
         layer(np.zeros((65, O // P)))
 
@@ -522,9 +542,9 @@ def blocks(runtime: Any) -> list[int]:
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
-@pytest.mark.parametrize("setting", WAYS)
+@pytest.mark.parametrize("setting", MODES)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_that_is_trained_reserves_what_gradients_take(
+def test_a_trained_layer_reserves_the_memory_of_its_gradients(
     kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Added to others or not; a layer that is not takes no more."""
@@ -550,13 +570,13 @@ def test_a_layer_that_is_trained_reserves_what_gradients_take(
     assert reserved[False] <= reserved[True]
 
 
-@pytest.mark.parametrize("way", ["shared, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("mode_ctx", ["shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pblas.Context, kind: Any) -> None:
+def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(mode_ctx: pblas.Context, kind: Any) -> None:
     """Neither for messages, nor for sums of elements that are rounded later."""
     wide, narrow = 128 * P, 32
     w = np.ones((wide // P if kind == "allgather" else wide, narrow), np.float16)
-    layer, counts = tp.Linear(w, kind, ctx=way), range(500 * P, 506 * P, P)
+    layer, counts = tp.Linear(w, kind, ctx=mode_ctx), range(500 * P, 506 * P, P)
 
     def step(tokens: int) -> None:
         x = np.ones((tokens // P if kind == "allgather" else tokens, narrow), np.float16)
@@ -576,9 +596,11 @@ def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(way: pbla
     assert held < (len(counts) - 2) * 120_000, "less than any rank's part of y"
 
 
-@pytest.mark.parametrize("way", ["shared, planned"], indirect=True)
-def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    make: Any = partial(tp.Linear, np.ones((5, 7)), ctx=way)  # sizes that no other test has, as plans outlive this one
+@pytest.mark.parametrize("mode_ctx", ["shared, planned"], indirect=True)
+def test_plans_of_many_numbers_of_tokens_are_kept(mode_ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    make: Any = partial(
+        tp.Linear, np.ones((5, 7)), ctx=mode_ctx
+    )  # sizes that no other test has, as plans outlive this one
     layers = [make(kind=kind) for kind in LAYERS]
     for again in (False, True):
         if again:
@@ -588,14 +610,14 @@ def test_plans_of_many_numbers_of_tokens_are_kept(way: pblas.Context, monkeypatc
             assert (layer(x.astype(float)) == 7 * tokens * (1 if layer.kind == "allgather" else P)).all()
 
 
-@pytest.mark.parametrize("way", ["shared", "shared, planned", "message", "message, planned"], indirect=True)
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "message", "message, planned"], indirect=True)
 @pytest.mark.parametrize("name", ["float64", "float16"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_fewer_tokens_multiply_in_the_memory_of_most(
-    way: pblas.Context, kind: Any, name: str, request: pytest.FixtureRequest
+def test_fewer_tokens_multiply_in_the_memory_of_the_largest_plan(
+    mode_ctx: pblas.Context, kind: Any, name: str, request: pytest.FixtureRequest
 ) -> None:
     """Forwards and backwards, in any order of sizes; what lay there before does not matter."""
-    ctx, dtype, setting = way, dtype_of(name), request.node.callspec.params["way"]
+    ctx, dtype, setting = mode_ctx, dtype_of(name), request.node.callspec.params["mode_ctx"]
     w = entries((2 * P, 3), dtype, 1)
     whole = w if kind == "allgather" else np.hstack([w] * P)
     layer = tp.Linear(w, kind, max_tokens=8 * P, ctx=ctx)
@@ -604,11 +626,11 @@ def test_fewer_tokens_multiply_in_the_memory_of_most(
         x, dy = (entries((tokens, n), dtype, tokens + n) for n in (whole.shape[1], 2 * P))
         total = x.astype(float) @ whole.T.astype(float)
         rows: dict[str, Any] = {"tokens": tokens} if kind == "allgather" else {}
-        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
-        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
+        x_ = x[own_slice(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        own = own_slice(tokens) if kind == "reduce_scatter" else WHOLE
         y = layer(x_, **rows)
-        assert np.allclose(y.astype(float), total[at], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
-        layer.backward(np.ascontiguousarray(dy[at]), x_, **rows)
+        assert np.allclose(y.astype(float), total[own], rtol=0, atol=32 * eps_of(dtype) * np.abs(total).max(initial=1))
+        layer.backward(np.ascontiguousarray(dy[own]), x_, **rows)
 
     staging = ctx.runtime.staging
     assert staging is not None or P == 1 or "planned" in setting
@@ -622,13 +644,13 @@ def test_fewer_tokens_multiply_in_the_memory_of_most(
         assert ctx.runtime.staging is staging
 
 
-@pytest.mark.parametrize("way", ["shared", "shared, planned", "push"], indirect=True)
-def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
-    ctx = way
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "push"], indirect=True)
+def test_arguments_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Context) -> None:
+    ctx = mode_ctx
     x, w, bias = np.zeros((3, 4)), np.zeros((2, 4)), np.zeros(2)
 
     def refused(kind: type[Exception], text: str, *arrays: Any, **options: Any) -> None:
-        raises_alike(kind, text, partial(tp.allgather_linear, *arrays, **options, ctx=ctx))
+        raises_on_all_ranks(kind, text, partial(tp.allgather_linear, *arrays, **options, ctx=ctx))
 
     refused(errors.ArgumentError, "features in; make them agree", x, w[:, :3])
     refused(errors.ArgumentError, "x must have 2 dimensions", x[0], w)
@@ -637,7 +659,9 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
     refused(errors.ArgumentError, "no list can be made of a result", x.tolist(), w)
     refused(errors.LayoutError, "tokens is 6.0, a float; expected an integer >= 0; found on rank 0", x, w, tokens=6.0)
     for many in (1 << 50, 1 << 100):
-        raises_alike(errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=many, ctx=ctx))
+        raises_on_all_ranks(
+            errors.WorkspaceError, "no memory", partial(tp.Linear, w, "allreduce", max_tokens=many, ctx=ctx)
+        )
     refused(errors.ArgumentError, "must be stored by rows", x, np.zeros((4, 2)).T)
     refused(errors.DTypeError, "weight is float32", x, w.astype(np.float32))
     refused(errors.DTypeError, "x: dtype must be one of", x.astype(int), w)
@@ -651,8 +675,8 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
     if P > 1:
         refused(errors.ArgumentError, "it may follow linear_reduce_scatter", x, w, None, "rmsnorm")
     call = partial(tp.allgather_linear_backward, np.zeros((3 * P, 2)), x, w, ctx=ctx)
-    raises_alike(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
-    raises_alike(errors.ArgumentError, "needs aux", partial(call, "gelu"))
+    raises_on_all_ranks(errors.ArgumentError, "gradients are known of", partial(call, "x * 2"))
+    raises_on_all_ranks(errors.ArgumentError, "needs aux", partial(call, "gelu"))
     for wrong in [] if ctx.runtime.backend.push else some_wrong()[:1]:  # without an agreement the others have begun
         refused(errors.ArgumentError, "which must have 3 x 4", np.zeros((3 + (RANK in wrong), 4)), w, tokens=3 * P)
         refused(errors.MismatchError, "tokens differs between ranks", np.zeros((3 + (RANK in wrong), 4)), w)
@@ -662,7 +686,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
         refused(errors.MismatchError, "linear: epilogue's s differs between ranks", x, w, None, factor)
         needs = RANK in wrong, RANK not in wrong, False
         refused_: Any = partial(call, needs=needs)
-        raises_alike(errors.MismatchError, "linear_backward: needs differs between ranks", refused_)
+        raises_on_all_ranks(errors.MismatchError, "linear_backward: needs differs between ranks", refused_)
         kind = np.float32 if RANK in wrong else np.float64
         refused(errors.MismatchError, "linear: dtype differs between ranks", x.astype(kind), w.astype(kind))
         odd = int(RANK in wrong)
@@ -675,30 +699,30 @@ def test_what_does_not_fit_is_refused_on_every_rank(way: pblas.Context) -> None:
         )
         for text, changed in differing:
             summed: Any = partial(tp.linear_allreduce, **({"x": x, "weight": w} | changed), ctx=ctx)
-            raises_alike(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
+            raises_on_all_ranks(errors.MismatchError, f"linear_allreduce: {text} between ranks", summed)
         other = partial(tp.linear_reduce_scatter if odd else tp.linear_allreduce, x, w, ctx=ctx)
-        raises_alike(errors.MismatchError, "ranks made different calls: linear_", other)
+        raises_on_all_ranks(errors.MismatchError, "ranks made different calls: linear_", other)
     layers: tuple[Any, ...] = (tp.allgather_linear, tp.linear_reduce_scatter, tp.linear_allreduce)
     for layer in layers:
         refused = partial(layer, x, w, stream=0, ctx=ctx)
-        raises_alike(errors.ArgumentError, f"{layer.__name__}: stream is for ", refused)
+        raises_on_all_ranks(errors.ArgumentError, f"{layer.__name__}: stream is for ", refused)
     assert tp.allgather_linear(x, w, ctx=ctx).shape == (3 * P, 2)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("way", ["shared", "shared, planned", "message, planned"], indirect=True)
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Context, kind: str) -> None:
+def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Context, kind: str) -> None:
     """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
-    at, name = SPREAD[kind](), forward(kind).__name__
+    spread, name = SPREAD[kind](), forward(kind).__name__
     x, w, dy = matrices(np.float64)
-    x_, w_, dy_ = (np.ascontiguousarray(each[at[key]]) for key, each in (("x", x), ("w", w), ("y", dy)))
-    few, few_dy = (z[:1] if at[key][0] == mine(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
+    x_, w_, dy_ = (np.ascontiguousarray(value[spread[key]]) for key, value in (("x", x), ("w", w), ("y", dy)))
+    few, few_dy = (z[:1] if spread[key][0] == own_slice(T) else z[:P] for key, z in (("x", x_), ("y", dy_)))
     tokens = {"tokens": P} if kind == "allgather" else {}
     bias, aux, dweight = np.ones(w_.shape[0]), np.zeros_like(dy_), np.zeros_like(w_)
-    layer, gradient = (partial(each, **COUNTS[kind], ctx=way) for each in (forward(kind), backward(kind)))
+    layer, gradient = (partial(value, **COUNTS[kind], ctx=mode_ctx) for value in (forward(kind), backward(kind)))
     by_s = [partial(layer, x_, w_, None, Epilogue("x * s", s=s)) for s in (2.0, 3.0)]
-    kept = [partial(each, aux=aux) for each in by_s]
+    kept = [partial(value, aux=aux) for value in by_s]
     cases: list[tuple[str, Any, Any]] = [
         ("epilogue's s", by_s[0], by_s[1]),
         ("epilogue's s", kept[0], kept[1]),
@@ -711,21 +735,21 @@ def test_ranks_that_differ_are_told_in_what_though_all_is_planned(way: pblas.Con
         ("tokens", partial(gradient, dy_, x_, w_), partial(gradient, few_dy, few, w_, **tokens)),
     ]
     several = [(True, False, False), (False, True, False), (False, False, True), (False, False, False)]
-    needs = [partial(gradient, dy_, x_, w_, needs=each) for each in several]
+    needs = [partial(gradient, dy_, x_, w_, needs=value) for value in several]
     cases += [("needs", first, second) for first, second in itertools.permutations(needs, 2)]
     for text, *calls in cases:
         for call in calls:
             call()
         verb = name if calls[0].func is forward(kind) else f"{name}_backward"
-        raises_alike(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
-    close(layer(x_, w_), (x @ w.T)[at["y"]], np.float64)
+        raises_on_all_ranks(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
+    close(layer(x_, w_), (x @ w.T)[spread["y"]], np.float64)
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: Any) -> None:
     """In a residual, to which the bias would be added; nor has an epilogue without x to take the bias."""
     ctx, w, bias = contexts["shared"], np.ones((O, I)), np.arange(1.0, O + 1)
-    residual = np.ones((4 * P, O))[mine(4 * P) if kind == "reduce_scatter" else WHOLE]
+    residual = np.ones((4 * P, O))[own_slice(4 * P) if kind == "reduce_scatter" else WHOLE]
     layer = tp.Linear(w, kind, bias, Epilogue("rmsnorm", residual=residual), max_tokens=4 * P, ctx=ctx)
     assert (residual == 1).all()
     layer(np.ones((4 * P, I)))
@@ -735,9 +759,7 @@ def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: A
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
-    contexts: Contexts, kind: Any, setting: str
-) -> None:
+def test_a_layer_with_reserved_memory_takes_fewer_tokens(contexts: Contexts, kind: Any, setting: str) -> None:
     """A residual of each call's own; the one that the layer was made with says its dtype, and is left alone."""
     ctx, w, first, most = contexts[setting], entries((O, 3), np.dtype(float), 1), np.ones((1, O)), 4 * P
     weight, name = np.arange(1.0, O + 1), "x * weight + r" if kind == "allgather" else "rmsnorm"
@@ -747,24 +769,24 @@ def test_a_layer_with_room_for_tokens_takes_operands_of_as_many_as_come(
     for tokens in (most, P, most - 1 if kind != "allgather" else P):
         x, r = entries((tokens, whole.shape[1]), np.dtype(float), 2), entries((tokens, O), np.dtype(float), 3)
         total = x @ whole.T
-        x_ = x[mine(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
-        at = mine(tokens) if kind == "reduce_scatter" else WHOLE
-        r_ = r[at].copy()
+        x_ = x[own_slice(tokens)] if kind == "allgather" else np.ascontiguousarray(x[:, 3 * RANK : 3 * RANK + 3])
+        rows = own_slice(tokens) if kind == "reduce_scatter" else WHOLE
+        r_ = r[rows].copy()
         y = layer(x_, operands=dict.fromkeys(operands, r_))
         if kind == "allgather":
             assert np.allclose(y, total * weight + r)
             continue
         total += r
-        assert np.allclose(r_, total[at])
-        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[at])
+        assert np.allclose(r_, total[rows])
+        assert np.allclose(y, (total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-6) * weight)[rows])
     assert (first == 1).all()
     call = partial(layer, np.ones((P, 3)))
-    raises_alike(errors.ArgumentError, "operands must be a dict", partial(call, operands={"s": 1.0}))
+    raises_on_all_ranks(errors.ArgumentError, "operands must be a dict", partial(call, operands={"s": 1.0}))
     plain = tp.Linear(w, kind, epilogue="relu", ctx=ctx)
-    raises_alike(errors.ArgumentError, "which has none", partial(plain, np.ones((P, 3)), operands={"s": 1.0}))
+    raises_on_all_ranks(errors.ArgumentError, "which has none", partial(plain, np.ones((P, 3)), operands={"s": 1.0}))
 
 
-def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> None:
+def test_an_impossible_layer_is_refused_on_every_rank(contexts: Contexts) -> None:
     """Also where one rank only is wrong; so are calls that do not fit it."""
     ctx, w = contexts["shared"], np.zeros((2, 3))
     wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
@@ -776,23 +798,23 @@ def test_a_layer_that_cannot_be_is_refused_on_every_rank(contexts: Contexts) -> 
         (errors.ArgumentError, "weight must have 2 dimensions, got shape ()", {"weight": np.zeros(())}),
         (errors.DTypeError, "weight: dtype must be one of", {"weight": w.astype(int)}),
     ]
-    for kind, text, given in wrong_layers:
+    for kind, text, arguments in wrong_layers:
         for wrong in [frozenset(range(P)), *some_wrong()]:
             options: dict[str, Any] = {"weight": w, "kind": "allreduce", "max_tokens": 4} | (
-                given if RANK in wrong else {}
+                arguments if RANK in wrong else {}
             )
-            raises_alike(kind, f"Linear: {text}", partial(tp.Linear, ctx=ctx, **options))
+            raises_on_all_ranks(kind, f"Linear: {text}", partial(tp.Linear, ctx=ctx, **options))
     nothing: Any = COMM
-    raises_alike(
+    raises_on_all_ranks(
         errors.ArgumentError, "ctx must be None or a pblas.Context", partial(tp.Linear, w, "allreduce", ctx=nothing)
     )
     layer = tp.Linear(w, "allreduce", max_tokens=4, ctx=ctx)
     for wrong in some_wrong():
         call: Any = partial(tp.Linear, w, "allreduce", max_tokens=4, training=RANK in wrong, ctx=ctx)
-        raises_alike(errors.MismatchError, "Linear: training differs between ranks", call)
+        raises_on_all_ranks(errors.MismatchError, "Linear: training differs between ranks", call)
         x = np.zeros((5 if RANK in wrong else 4, 3))
-        raises_alike(errors.ArgumentError, "5 tokens are more than max_tokens=4", partial(layer, x))
-    raises_alike(errors.ArgumentError, "x must have 2 dimensions", partial(layer, np.zeros(())))
+        raises_on_all_ranks(errors.ArgumentError, "5 tokens are more than max_tokens=4", partial(layer, x))
+    raises_on_all_ranks(errors.ArgumentError, "x must have 2 dimensions", partial(layer, np.zeros(())))
     assert layer(np.zeros((4, 3))).shape == (4, 2)
 
 
@@ -801,10 +823,10 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
     ctx, x, w = contexts["shared"], np.ones((4, 3)), np.ones((2, 3))
     rows: Any = [[0.0, 0.0]] * 4
     call = partial(tp.linear_allreduce, x, w, ctx=ctx)
-    raises_alike(
+    raises_on_all_ranks(
         errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
     )
-    raises_alike(errors.ArgumentError, "aux must be an array", partial(call, None, "relu", aux=rows))
+    raises_on_all_ranks(errors.ArgumentError, "aux must be an array", partial(call, None, "relu", aux=rows))
     out = Foreign(np.zeros((4, 2)))
     assert call(out=out) is out
     assert (out.x == 3 * P).all()
@@ -814,27 +836,29 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
     aux, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
-    found = [
-        tp.linear_allreduce_backward(dy, x, w, given, aux=aux, needs=(False, False, True), ctx=ctx).bias
-        for given in (name, NAMED[name], Epilogue(name))
+    results = [
+        tp.linear_allreduce_backward(dy, x, w, epilogue, aux=aux, needs=(False, False, True), ctx=ctx).bias
+        for epilogue in (name, NAMED[name], Epilogue(name))
     ]
-    assert np.array_equal(found[0], found[1])
-    assert np.array_equal(found[0], found[2])
+    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(results[0], results[2])
 
 
-def test_operands_that_overlap_pre_are_refused(contexts: Contexts) -> None:
+def test_operands_that_overlap_aux_are_refused(contexts: Contexts) -> None:
     """On any rank; the product would be written over them."""
     x, w = np.ones((4, I)), np.ones((O, I))
     for wrong in some_wrong():
         aux, f = np.ones((4, O)), np.ones((4, O))
         epilogue = Epilogue("x * f", f=aux if RANK in wrong else f)
         call = partial(tp.linear_allreduce, x, w, None, epilogue, aux=aux, ctx=contexts["shared"])
-        raises_alike(errors.ArgumentError, "f overlaps aux", call)
+        raises_on_all_ranks(errors.ArgumentError, "f overlaps aux", call)
         both = np.ones((5, O))
         call = partial(tp.linear_allreduce, x, w, None, "gelu", aux=aux, ctx=contexts["shared"])
-        raises_alike(errors.ArgumentError, "aux overlaps out", partial(call, out=aux if RANK in wrong else f))
+        raises_on_all_ranks(errors.ArgumentError, "aux overlaps out", partial(call, out=aux if RANK in wrong else f))
         call = partial(call, aux=both[1:])
-        raises_alike(errors.ArgumentError, "aux overlaps out", partial(call, out=both[:4] if RANK in wrong else f))
+        raises_on_all_ranks(
+            errors.ArgumentError, "aux overlaps out", partial(call, out=both[:4] if RANK in wrong else f)
+        )
 
 
 def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
@@ -844,21 +868,25 @@ def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
         x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
         call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
         for name, theirs in (("x", x), ("weight", w)):
-            mine = theirs if RANK in wrong else y
-            raises_alike(errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=mine))
-            raises_alike(errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=mine))
+            aliased = theirs if RANK in wrong else y
+            raises_on_all_ranks(
+                errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=aliased)
+            )
+            raises_on_all_ranks(
+                errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=aliased)
+            )
         backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
         for name, theirs in (("dy", y), ("x", x)):
             call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))
-            raises_alike(errors.ArgumentError, f"linear_allreduce_backward: dweight overlaps {name}", call)
+            raises_on_all_ranks(errors.ArgumentError, f"linear_allreduce_backward: dweight overlaps {name}", call)
 
 
 @pytest.mark.parametrize("needs", [True, (True, False), (True, np.ones(2), True)])
-def test_needs_are_three(contexts: Contexts, needs: Any) -> None:
+def test_needs_has_three_entries(contexts: Contexts, needs: Any) -> None:
     backward: Any = partial(tp.linear_allreduce_backward, np.ones((4, O)), np.ones((4, I)), np.ones((O, I)))
     for wrong in some_wrong():
         call = partial(backward, needs=needs if RANK in wrong else (True, True, True), ctx=contexts["shared"])
-        raises_alike(errors.ArgumentError, "needs must", call)
+        raises_on_all_ranks(errors.ArgumentError, "needs must", call)
 
 
 AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)}
@@ -867,17 +895,17 @@ AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)
 
 @pytest.mark.parametrize("setting", ["shared", "message"])
 @pytest.mark.parametrize("kind", LAYERS)
-def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
+def test_few_tokens_agree_once_per_collective_and_plan_nothing(
     contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as what travels is small enough, forwards and backwards."""
-    ctx, at = contexts[setting], SPREAD[kind]()
-    x, w, dy = (np.ascontiguousarray(z[at[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    ctx, spread = contexts[setting], SPREAD[kind]()
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
     options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.agreement
     calls = partial(forward(kind), x, w, **options), partial(backward(kind), dy, x, w, **options)
-    moved = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
+    traffic = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
     forward(kind)(x, w, **options)  # takes the memory of collectives
-    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], moved, strict=True):
+    for call, agreements, nelements in zip(calls, AGREEMENTS[kind], traffic, strict=True):
         with monkeypatch.context() as patched:
             patched.setattr("pblas.tp.products.plan_matmul", None)
             patched.setattr("pblas.runtime.runtime.Plans.get", None)
@@ -891,34 +919,36 @@ def test_few_tokens_are_agreed_on_once_for_each_collective_and_plan_nothing(
                     call()
 
 
-@pytest.mark.parametrize("way", ["shared", "shared, planned", "message"], indirect=True)
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "message"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
-def test_operands_may_be_overwritten_when_a_layer_returns(way: pblas.Context, kind: str) -> None:
+def test_operands_may_be_overwritten_after_a_layer_returns(mode_ctx: pblas.Context, kind: str) -> None:
     """Whichever rank is late, and wherever they lie."""
-    ctx, at = way, SPREAD[kind]()
+    ctx, spread = mode_ctx, SPREAD[kind]()
     x, w, dy = matrices(np.float64)
-    places = {"x": x[at["x"]].shape, "y": dy[at["y"]].shape}
+    places = {"x": x[spread["x"]].shape, "y": dy[spread["y"]].shape}
     largest = pblas.MatrixDescriptor.replicated(max(T, I, O), max(T, I, O), P, order="C")
     shared = {key: ctx.zeros(largest).local[:m, :n] for key, (m, n) in places.items()}
-    w_, options = np.ascontiguousarray(w[at["w"]]), COUNTS[kind] | {"ctx": ctx}
+    w_, options = np.ascontiguousarray(w[spread["w"]]), COUNTS[kind] | {"ctx": ctx}
     for turn, own in itertools.product(range(2 * P), (shared, {key: np.empty(shape) for key, shape in places.items()})):
-        own["x"][...], own["y"][...] = x[at["x"]], dy[at["y"]]
+        own["x"][...], own["y"][...] = x[spread["x"]], dy[spread["y"]]
         if turn % P == RANK:
             time.sleep(0.002)
         y = forward(kind)(own["x"], w_, **options)
         own["x"][...] = np.nan
-        close(y, (x @ w.T)[at["y"]], np.float64)
-        own["x"][...] = x[at["x"]]
-        found = backward(kind)(own["y"], own["x"], w_, **options)
+        close(y, (x @ w.T)[spread["y"]], np.float64)
+        own["x"][...] = x[spread["x"]]
+        results = backward(kind)(own["y"], own["x"], w_, **options)
         own["x"][...] = own["y"][...] = np.nan
-        for value, exact in zip(found, ((dy @ w)[at["x"]], (dy.T @ x)[at["w"]], dy.sum(0)[at["y"][1]]), strict=True):
+        for value, exact in zip(
+            results, ((dy @ w)[spread["x"]], (dy.T @ x)[spread["w"]], dy.sum(0)[spread["y"][1]]), strict=True
+        ):
             close(value, exact, np.float64)
     shared.clear()
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
 @pytest.mark.parametrize("kind", LAYERS)
-def test_a_layer_for_many_tokens_reserves_what_few_take(kind: Any) -> None:
+def test_a_layer_for_many_tokens_reserves_the_memory_for_few(kind: Any) -> None:
     with pblas.Context(transport="shared") as ctx:
         layer = tp.Linear(np.ones((2 * P, 3)), kind, max_tokens=1 << 17, ctx=ctx)
         held = {id(block) for block in (ctx.runtime.staging, *ctx.runtime.workspace_pool.held.values())}
