@@ -84,19 +84,19 @@ class NvshmemBackend(GpuBackend):
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """An array at the start of what `allocate` returned, which it keeps alive (local)."""
-        found: Array = self.arena.array(memory, 0, shape, strides, dtype)
-        return found
+        array: Array = self.arena.array(memory, 0, shape, strides, dtype)
+        return array
 
     # Executions
 
     def engine(self, queue: int | None = None) -> StreamEngine:
         """What runs plans of a queue. **Collective** at first: it takes symmetric memory, the first loads kernels."""
-        found = self._engines.get(queue)
-        if found is None:
+        engine = self._engines.get(queue)
+        if engine is None:
             if self._resources is None:
                 self._resources = EngineResources(self, self.arena, self.nvshmem)
-            self._engines[queue] = found = StreamEngine(self._resources, queue)
-        return found
+            self._engines[queue] = engine = StreamEngine(self._resources, queue)
+        return engine
 
     def engines(self) -> Iterable[StreamEngine]:
         """Those that have been asked for, and the one of executions that run alone."""
@@ -134,8 +134,8 @@ class NvshmemBackend(GpuBackend):
         """A tight array `offset` bytes into a peer's, or this rank's, part of a symmetric block (local)."""
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
-        found: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
-        return found
+        array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
+        return array
 
     # The end
 

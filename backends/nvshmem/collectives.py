@@ -147,8 +147,8 @@ class Prepared:
         out = self._tight(arrays.out, writes=True)
         sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
         weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
-        has_rows_behind = plan.rows == "behind" and arrays.out.size > 0
-        self._rows = collectives.rows(sums, out, weight, arrays) if has_rows_behind else None
+        needs_row_pass = plan.rows == "behind" and arrays.out.size > 0
+        self._rows = collectives.rows(sums, out, weight, arrays) if needs_row_pass else None
         self._resources = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
@@ -181,12 +181,12 @@ class Prepared:
             return int(x.data.ptr)
         memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(x.nbytes), 0)
         tight = cupy.ndarray(view.shape, x.dtype, memory)
-        theirs, ours = _unowned(view), _unowned(tight)
+        original, packed = _unowned(view), _unowned(tight)
         self._copies.append(tight)
         if reads:
-            self._before.append((theirs, ours))
+            self._before.append((original, packed))
         if writes:
-            self._after.append((ours, theirs))
+            self._after.append((packed, original))
         return int(memory.ptr)
 
     def _terms(self, arrays: Arrays) -> dict[str, Any]:
@@ -230,7 +230,7 @@ class Prepared:
         left, starts = plan.halves.left, first
         if plan.sources is not None:
             left, starts = list(plan.sources), [plan.rounds.part(rank)[0] for rank in range(size)]
-        results = [at - a * plan.itemsize for at, a in zip(left, starts, strict=True)]
+        results = [address - start * plan.itemsize for address, start in zip(left, starts, strict=True)]
         pitches = (0, pitch, 0 if plan.sources is not None else pitch)
         return ctas, {"partials": results, "results": results, "pitches": pitches}
 
@@ -256,8 +256,8 @@ class DeviceCollectives:
 
     def learn(self, signature: Hashable, *fields: Any, **named: Any) -> Plan:
         """The plan with these fields: such calls need no agreement from here on (global)."""
-        found = self._plans[signature] = Plan(*fields, **named)
-        return found
+        plan = self._plans[signature] = Plan(*fields, **named)
+        return plan
 
     def reserve(self, nbytes: int, least: int = 0) -> Halves:
         """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer for what can go in several rounds.
@@ -295,10 +295,10 @@ class DeviceCollectives:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        ending = ReductionEpilogue(op, tree, operands, weight)
-        if ending.is_plain:
+        epilogue = ReductionEpilogue(op, tree, operands, weight)
+        if epilogue.is_plain:
             return dtype
-        return ending.load(self.kernels, self._resources.origin.ptr, dtype)
+        return epilogue.load(self.kernels, self._resources.origin.ptr, dtype)
 
     def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
         """Load the kernel that normalises rows (local).
@@ -320,8 +320,8 @@ class DeviceCollectives:
         """
         columns, weights = arrays.out.shape[-1], arrays.weight
         shape = arrays.out.size // columns, columns
-        x_, out_ = (_at(address, shape, arrays.out.dtype) for address in (x, out))
-        weight_ = None if weights is None else _at(weight, weights.shape, weights.dtype)
+        x_, out_ = (_array_at(address, shape, arrays.out.dtype) for address in (x, out))
+        weight_ = None if weights is None else _array_at(weight, weights.shape, weights.dtype)
         return partial(self._resources.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
@@ -345,13 +345,13 @@ class DeviceCollectives:
 
     def prepared(self, key: Hashable) -> Prepared | None:
         """The call with these arrays, if it was made lately (local)."""
-        found = self._prepared.get(key)
-        if found is not None:
+        prepared = self._prepared.get(key)
+        if prepared is not None:
             self._prepared.move_to_end(key)
-        return found
+        return prepared
 
     def prepare(
-        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **rest: Any
+        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **fields: Any
     ) -> Prepared:
         """Settle a call, under a key in which `keep` is told by its identity (local).
 
@@ -362,17 +362,17 @@ class DeviceCollectives:
             out: likewise (local).
             sums: likewise; None for `out` (local).
             keep: what must live as long (local).
-            rest: likewise (local).
+            fields: further fields of `Arrays` (local).
         """
-        arrays = Arrays(x, out, out if sums is None else sums, **rest)
+        arrays = Arrays(x, out, out if sums is None else sums, **fields)
         with streams.relaxed():
-            self._prepared[key] = made = Prepared(plan, arrays, self, keep)
+            self._prepared[key] = prepared = Prepared(plan, arrays, self, keep)
         while len(self._prepared) > _MAX_PREPARED:
             self._prepared.popitem(last=False)
-        return made
+        return prepared
 
 
-def _at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
+def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
     """An array in memory that others keep alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
@@ -381,7 +381,7 @@ def _at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any
 def _unowned(x: Any) -> Any:
     """The same elements, whoever owns them, as words that CuPy copies: what it keeps alive is the caller's business."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
-    return _at(x.data.ptr, x.shape, word, x.strides)
+    return _array_at(x.data.ptr, x.shape, word, x.strides)
 
 
 def _copy(stream: int, source: Any, target: Any) -> None:

@@ -44,8 +44,8 @@ class Copies:
         """Target := beta source; with beta = 0 the source is not read."""
 
         def start(stream: Stream) -> None:
-            alike = orders(target) & orders(source)
-            x = source if alike else self.reordered(lane, source, min(orders(target)))
+            shared_orders = orders(target) & orders(source)
+            x = source if shared_orders else self.reordered(lane, source, min(orders(target)))
             order = common_order(target, x)
             places = x.data.ptr, leading(x, order), target.data.ptr, leading(target, order)
             self._kernels.scale(stream, target.dtype, *extents(target, order), beta, *places)
@@ -100,8 +100,8 @@ class Copies:
 
 def orders(x: Any) -> set[str]:
     """The storage orders in which an array can be read: both for vectors whose elements are neighbours."""
-    found = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
-    return found | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
+    result = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
+    return result | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
 
 
 def common_order(x: Any, y: Any) -> str:

@@ -53,15 +53,15 @@ def _find(node_rank: int) -> Diagnostics:
 
 
 def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str | None] = {
+    versions_found: dict[str, str | None] = {
         "CuPy": platform.cupy,
         "NVSHMEM": _asked(_nvshmem_version),
         "cuBLASLt": _asked(_cublaslt_version),
         "NCCL": _asked(_nccl_version),
     }
     for name, packages in _LIBRARIES:
-        found[name] = next(filter(None, map(_packaged, packages)), None)
-    return tuple((name, text) for name, text in found.items() if text)
+        versions_found[name] = next(filter(None, map(_packaged, packages)), None)
+    return tuple((name, text) for name, text in versions_found.items() if text)
 
 
 def _asked(library: Callable[[], Any]) -> str | None:

@@ -20,8 +20,8 @@ def waited(rank: int, phase: int) -> str | None:
     >>> waited(0, 3), waited(1, NO_STEP)
     ('rank 0 waited for sums of piece 1', None)
     """
-    what = "sums" if phase % 2 else "shards or partial products"
-    return None if phase == NO_STEP else f"rank {rank} waited for {what} of piece {phase // 2}"
+    awaited = "sums" if phase % 2 else "shards or partial products"
+    return None if phase == NO_STEP else f"rank {rank} waited for {awaited} of piece {phase // 2}"
 
 
 @dataclass(frozen=True, slots=True)

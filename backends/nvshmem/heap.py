@@ -100,8 +100,8 @@ class Heap(Blocks[Region, Block]):
 
     def addresses(self, block: Block) -> list[int]:
         """Where a block begins on each rank, as this rank's GPU sees it (local)."""
-        mine = self._exchange.rank
-        return [block.address if r == mine else self.peer_address(block, r) for r in range(len(self._pes))]
+        rank = self._exchange.rank
+        return [block.address if r == rank else self.peer_address(block, r) for r in range(len(self._pes))]
 
     def place_address(self, window: int, offset: int, rank: int) -> int:
         """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""

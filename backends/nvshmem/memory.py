@@ -58,10 +58,10 @@ class PrivateMemory:
 
     def scratch(self, nbytes: int, *, captured: bool) -> Any:
         """So many bytes or more, which the executions of all plans use one after the other (local)."""
-        found = self._scratch.get(captured)
-        if found is None or found.nbytes < nbytes:
-            self._scratch[captured] = found = self.new(nbytes)
-        return found
+        array = self._scratch.get(captured)
+        if array is None or array.nbytes < nbytes:
+            self._scratch[captured] = array = self.new(nbytes)
+        return array
 
     def counter(self, *, captured: bool) -> int:
         """Address of what pushes count in (local)."""
@@ -103,8 +103,8 @@ class Workspaces:
 
     def _new(self, nbytes: int, phases: int) -> Workspace:
         common, nbytes = self._resources, padded(nbytes)
-        flags, shot, one = layout(common.size, nbytes, phases)
-        block = common.heap.allocate(PARITIES * one, call_site)
+        flags, shot, parity_nbytes = layout(common.size, nbytes, phases)
+        block = common.heap.allocate(PARITIES * parity_nbytes, call_site)
         common.ranks.agree("make room for a workspace")  # a closed plan's may have lain there, which peers still read
         work = Workspace(block, common.heap.addresses(block), nbytes, phases)
         for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing

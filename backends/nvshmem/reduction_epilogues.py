@@ -80,7 +80,7 @@ class ReductionEpilogue:
         """Sums, and nothing behind them."""
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
 
-    def load(self, made: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+    def load(self, registry: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
         """Compile the kernels of a family, unless they are there; the key by which they are asked for (local).
 
         Raises:
@@ -90,7 +90,7 @@ class ReductionEpilogue:
         key = self, dtype
         family = family if self.weight is None else "rows"
         with compiling():
-            made.add(stream, key, lambda: self.source(dtype, family), family)
+            registry.add(stream, key, lambda: self.source(dtype, family), family)
         return key
 
 
@@ -109,7 +109,7 @@ def compiling() -> Iterator[None]:
 
 
 def behind(
-    made: Kernels,
+    registry: Kernels,
     stream: Stream,
     finish: Finish,
     out: Any,
@@ -122,7 +122,7 @@ def behind(
     """What follows the last addition of a kernel, which is compiled if it is new (local).
 
     Args:
-        made: the kernels.
+        registry: the kernels.
         stream: handle of one on which new ones are run once, without arguments.
         finish: what follows, with operands like `out`.
         out: the result, of two dimensions.
@@ -136,8 +136,8 @@ def behind(
     """
     fast = 0 if order == "F" else 1
     dtypes, words = terms_of(finish, fast)
-    ending = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
-    return EpilogueTerms(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+    epilogue = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    return EpilogueTerms(epilogue.load(registry, stream, out.dtype, family), max(1, out.shape[fast]), words)
 
 
 def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
@@ -147,9 +147,9 @@ def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...
         finish: the expression, with operands of two dimensions.
         fast: the axis along which its lines are.
     """
-    given = [finish.operands[name] for name in operand_names(finish.tree)]
+    operands = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []
-    for z in given:
+    for z in operands:
         steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
         words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
-    return tuple(z.dtype if is_array(z) else None for z in given), words
+    return tuple(z.dtype if is_array(z) else None for z in operands), words

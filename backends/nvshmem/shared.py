@@ -52,7 +52,7 @@ class EngineResources:
         self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
         self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
 
-    def prepare(self, what: str, body: Callable[[], None]) -> None:
+    def prepare(self, call: str, body: Callable[[], None]) -> None:
         """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""
         error: errors.PblasError | None = None
         try:
@@ -60,8 +60,8 @@ class EngineResources:
         except errors.PblasError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"{what}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
-        self.ranks.agree(what, error)
+            error = errors.BackendError(f"{call}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
+        self.ranks.agree(call, error)
 
     def _load(self) -> None:
         self.kernels = Kernels()

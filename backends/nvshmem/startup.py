@@ -189,9 +189,9 @@ def start(
     runs, patience = int(_process is not None), _TIMEOUT if error else timeout
     try:
         some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
-    except errors.PeerTimeout as late:
+    except errors.PeerTimeout as caught:
         raise errors.PeerTimeout(
-            f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
+            f"{caught}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
             f"pblas.init_nvshmem(comm) starts it over fewer"
         ) from None
     if some and none:
@@ -225,20 +225,20 @@ def join(agreement: Agreement, device: int | None = None) -> tuple[Nvshmem, tupl
     Raises:
         BackendError, WorkspaceError, PeerTimeout: as `start`, and for GPUs that do not reach each other; on every rank.
     """
-    error, found = None, running()
+    error, existing = None, running()
     try:
-        if found is not None:
-            found.check(device=device)
+        if existing is not None:
+            existing.check(device=device)
     except errors.BackendError as caught:
         error = caught
-    runs = int(found is not None)
+    runs = int(existing is not None)
     some, none = agreement.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
     if some and none:
         raise errors.BackendError(
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
             "pblas.init_nvshmem(comm) with all ranks that multiply together"
         )
-    nvshmem = found or start(agreement.peers.world(), None, device, timeout=agreement.timeout)
+    nvshmem = existing or start(agreement.peers.world(), None, device, timeout=agreement.timeout)
     pes = tuple(agreement.gather(nvshmem.pe, "Context: NVSHMEM's peers"))
     agreement.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
     return nvshmem, pes
@@ -277,9 +277,9 @@ def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvsh
         error = caught
     except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
         error = _failure("the GPU cannot be used", caught)
-    found = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
+    request = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
     agreement.agree(
-        f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}\n{SHARE_VARIABLE}={found[2]}", error
+        f"init_nvshmem\nnbytes={request[0]}\nNVSHMEM runs already={request[1]}\n{SHARE_VARIABLE}={request[2]}", error
     )
     assert prepared is not None, "every rank is prepared, or all have raised"
     shared = shared_device_error(
@@ -312,14 +312,14 @@ def _take(agreement: Agreement, prepared: _Prepared) -> Nvshmem:
 def _prepare(nbytes: int | None, device: int | None, local_rank: int) -> _Prepared:
     """Choose the GPU and look for what is missing (local)."""
     size = symmetric_nbytes() if nbytes is None else nbytes
-    found = gpu.probe()
-    problem = gpu.problem(found, device)
+    probed = gpu.probe()
+    problem = gpu.problem(probed, device)
     if problem is not None:
         raise errors.BackendError(f"backend 'nvshmem' is not available: {problem}")
     adopted = _is_initialised()
     if adopted and device is None:  # NVSHMEM works on the GPU that was current when the program started it
         device = _current_device()
-    chosen = gpu.choose_device(local_rank, device, found)
+    chosen = gpu.choose_device(local_rank, device, probed)
     gpu.activate(chosen)
     if not adopted:
         lack = shortage(rounded(size), gpu.free_nbytes(), chosen, 0)
@@ -430,9 +430,9 @@ def _core_device(index: int) -> Any:
     return device
 
 
-def _failure(what: str, caught: Exception) -> errors.BackendError:
+def _failure(problem: str, caught: Exception) -> errors.BackendError:
     text = str(caught).strip().partition("\n")[0] or type(caught).__name__
     return errors.BackendError(
-        f"NVSHMEM: {what}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
+        f"NVSHMEM: {problem}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
         f"says more"
     )

@@ -97,7 +97,7 @@ class Watchdog:
 
     def watch(self, workspace: Workspace) -> None:
         """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
-        known = [found for found in self._workspaces if found() is not None]
+        known = [reference for reference in self._workspaces if reference() is not None]
         self._workspaces = [*known, weakref.ref(workspace)]  # another one: the thread may be reading it
 
     def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
@@ -187,16 +187,16 @@ class Watchdog:
 
         Where all of a phase have come, it is this rank's stream that has not.
         """
-        others, here = set(range(self._size)) - {self._rank}, False
+        peers, has_arrivals = set(range(self._size)) - {self._rank}, False
         for address, phases in self._tables():
             table = self._read(address, phases * self._size).reshape(phases, self._size)
             for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
-                if arrived and arrived != others:
+                if arrived and arrived != peers:
                     self.phase = phase
-                    return Fault(self._rank, tuple(sorted(others - arrived)), self._timeout)
-                here = here or bool(arrived)
-        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), self._timeout)
+                    return Fault(self._rank, tuple(sorted(peers - arrived)), self._timeout)
+                has_arrivals = has_arrivals or bool(arrived)
+        return Fault(self._rank, (self._rank,) if has_arrivals else tuple(sorted(peers)), self._timeout)
 
     def _break(self, fault: Fault) -> None:
         """Break the context, and tell all ranks, this one's kernels too."""
