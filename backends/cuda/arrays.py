@@ -112,14 +112,14 @@ class DeviceArrays:
             memory = self._pool.malloc(max(nbytes, 1))
         except cupy.cuda.memory.OutOfMemoryError as caught:
             raise errors.WorkspaceError(f"GPU {self.device}: {nbytes} bytes: {caught}") from None
-        found: Any = cupy.ndarray((nbytes,), "u1", memory)
-        self._kept.append(found)
-        return found
+        array: Any = cupy.ndarray((nbytes,), "u1", memory)
+        self._kept.append(array)
+        return array
 
     def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
         """A tight array at the start of what `empty` returned (local)."""
-        found: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
-        return found
+        array: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
+        return array
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of the shape and storage order of x (local)."""
@@ -137,8 +137,8 @@ class DeviceArrays:
         for order in "FC":
             source, target = lines_of(x, order), lines_of(z, order)
             if source is not None and target is not None:
-                here, there = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
-                self.mover.convert(stream, (x.dtype, z.dtype), here, there, target[0] // z.itemsize, target[1])
+                x_lines, z_lines = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
+                self.mover.convert(stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1])
                 return True
         return False
 
@@ -159,16 +159,16 @@ class DeviceArrays:
             ArgumentError: too many operands.
             BackendError: the GPU fails.
         """
-        theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        caller_stream = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
         if epilogue.tree is not None:
-            self.pointwise.evaluate(theirs, epilogue.tree, x, operands, out)
+            self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
         else:
-            self.pointwise.normalise(theirs, x, out, **operands)
+            self.pointwise.normalise(caller_stream, x, out, **operands)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""
-        theirs = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
-        with theirs:
+        caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
+        with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
     # The host's memory, for collectives that go that way
@@ -229,8 +229,9 @@ class DeviceArrays:
             ArgumentError: no stream, or one that is being captured.
             BackendError: a library or the GPU fails.
         """
-        theirs = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
-        if theirs not in (0, 1) and runtime.streamIsCapturing(theirs):  # those two, default streams, cannot
+        caller_stream = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        # The default streams, 0 and 1, cannot be captured.
+        if caller_stream not in (0, 1) and runtime.streamIsCapturing(caller_stream):
             raise errors.ArgumentError(
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
@@ -238,7 +239,7 @@ class DeviceArrays:
         self._tf32, self._autotune = tf32, autotune
         self._kept.clear()
         try:
-            runtime.streamSynchronize(theirs)
+            runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
                 self._loaded = Mover(), Gemm()
                 self._gemm.load()

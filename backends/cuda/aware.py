@@ -58,8 +58,8 @@ def transfer_path(aware: bool, asked: str) -> str:
 
 
 def _ask_mpich(function: Callable[..., int]) -> bool:
-    found = ctypes.c_int(0)
-    return function(_CUDA, ctypes.byref(found)) == MPI.SUCCESS and bool(found.value)
+    supported = ctypes.c_int(0)
+    return function(_CUDA, ctypes.byref(supported)) == MPI.SUCCESS and bool(supported.value)
 
 
 def _ask_open_mpi(function: Callable[..., int]) -> bool:
@@ -93,13 +93,13 @@ class AwareChannel(DeviceChannel):
     def send(self, x: Array, dest: int, tag: int) -> Any:
         """Start to send x (m x n, one stride is one element) to `dest`, after what the lane has been given (local)."""
         address, keep = self._tight(x)
-        return self._behind(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
+        return self._deferred(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
         """Start to receive into x (m x n, contiguous) from `source`, not before what reads there has ended (local)."""
         self.received_nbytes += x.nbytes
         target: Any = x
-        return self._behind(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
+        return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
 
     def _tight(self, x: Any) -> tuple[int, Any]:
         """Address of x, or of a contiguous copy, and what keeps it."""

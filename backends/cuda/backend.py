@@ -66,9 +66,9 @@ class CudaBackend(GpuBackend):
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
-        found = super().describe() | {"transport": f"messages, {transfer_path(self._aware, self._asked)}"}
-        del found["ranks on this node"]  # of no importance where nothing is read in place
-        return found
+        description = super().describe() | {"transport": f"messages, {transfer_path(self._aware, self._asked)}"}
+        del description["ranks on this node"]  # of no importance where nothing is read in place
+        return description
 
     # Memory
 
@@ -89,8 +89,8 @@ class CudaBackend(GpuBackend):
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """An array at the start of what `allocate` returned, which it keeps alive (local)."""
-        found: Any = cupy.ndarray(shape, dtype, memory, strides)
-        return found
+        array: Any = cupy.ndarray(shape, dtype, memory, strides)
+        return array
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:  # noqa: ARG002 - there is no window
         """Memory of one plan (local)."""
@@ -101,5 +101,5 @@ class CudaBackend(GpuBackend):
     ) -> Array:
         """A tight array `offset` bytes into this rank's scratch memory (local)."""
         assert peer == self.rank, "nothing is read in place"
-        found: Any = cupy.ndarray(shape, dtype, block.data + offset, order=order)
-        return found
+        array: Any = cupy.ndarray(shape, dtype, block.data + offset, order=order)
+        return array

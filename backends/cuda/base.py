@@ -53,7 +53,7 @@ class GpuBackend(HostRanks):
             "GPU": f"{gpu.name}, number {gpu.index} of the visible ones, {gpu.uuid}",
             "GPU memory": f"{gpu.memory_nbytes} bytes",
             "CUDA": f"runtime {version_text(gpu.runtime)}, driver for {version_text(gpu.driver)}",
-            "GPU packages": ", ".join(f"{name} {found}" for name in _PACKAGES if (found := _version(name))),
+            "GPU packages": ", ".join(f"{name} {installed}" for name in _PACKAGES if (installed := _version(name))),
         }
 
     def recorder(self) -> DeviceRecorder:
@@ -73,22 +73,22 @@ class GpuBackend(HostRanks):
             ValueError: nothing that can be an array.
         """
         try:
-            found: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
+            array: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"CuPy does not read the array: {caught}; pass cupy.from_dlpack(x)") from None
-        if found is None:
+        if array is None:
             return host_array(x)
-        if found.size and found.data.device_id != self.device:
+        if array.size and array.data.device_id != self.device:
             raise errors.ArgumentError(
-                f"the array is on GPU {found.data.device_id}, this rank multiplies on GPU {self.device}; make it "
+                f"the array is on GPU {array.data.device_id}, this rank multiplies on GPU {self.device}; make it "
                 f"there, under cupy.cuda.Device({self.device}), or choose the GPU with Context(device=...)"
             )
-        return found
+        return array
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""
-        found: Array = cupy.empty(shape, dtype)
-        return found
+        array: Array = cupy.empty(shape, dtype)
+        return array
 
     def is_here(self, x: Array) -> bool:
         """Whether an array lies in the memory in which this backend multiplies (local)."""

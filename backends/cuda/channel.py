@@ -72,9 +72,9 @@ class DeviceChannel:
         host, where = _pinned(x), runs_of(x)
         assert where is not None, "pieces lie in runs"
         _, run, count, pitch = where
-        given: Any = x
-        _copy(self._arrays.stream, host.ctypes.data, run, given.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
-        return self._behind(lambda: self._hosts.send(host, dest, tag), (host, x))
+        device_x: Any = x
+        _copy(self._arrays.stream, host.ctypes.data, run, device_x.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
+        return self._deferred(lambda: self._hosts.send(host, dest, tag), (host, x))
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
         """Start to receive into x (m x n, contiguous) from `source` (local).
@@ -89,7 +89,7 @@ class DeviceChannel:
 
     def signal(self, dest: int, tag: int) -> Any:
         """Send an empty message when the GPU has done what the lane has been given (local)."""
-        return self._behind(lambda: self._hosts.signal(dest, tag), None)
+        return self._deferred(lambda: self._hosts.signal(dest, tag), None)
 
     def await_signal(self, source: int, tag: int) -> Any:
         """Start to receive an empty message (local)."""
@@ -110,12 +110,12 @@ class DeviceChannel:
         while self._waiting and _is_done(self._waiting[0][0]):
             self._waiting.popleft()[1]()
         if self._landing and _is_done(self._landing[0][0]):
-            self._landing = [each for each in self._landing if not _is_done(each[0])]
+            self._landing = [landing for landing in self._landing if not _is_done(landing[0])]
 
     def close(self) -> None:
         """Nothing to free: the hosts' channel has an owner of its own (local)."""
 
-    def _behind(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
+    def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
         """A transfer that begins when the GPU has come to where this lane is now."""
         transfer = DeviceTransfer(self, keep)
 

@@ -184,7 +184,7 @@ class Product:
             BackendError: there is none.
         """
         problem, names = self.problem, cublasLt.MatmulPreferenceAttribute
-        results, found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        results, count_found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         layout_a, layout_b, layout_z = self._layouts
         preference = cublasLt.matmul_preference_create()
         try:
@@ -200,13 +200,13 @@ class Product:
                 _set(cublasLt.matmul_preference_set_attribute, preference, attribute, value, dtype)
             cublasLt.matmul_algo_get_heuristic(
                 *(self._handle, self._operation, layout_a, layout_b, layout_z, layout_z),
-                *(preference, count, results.ctypes.data, found.ctypes.data),
+                *(preference, count, results.ctypes.data, count_found.ctypes.data),
             )
         except cublasLt.cuBLASLtError as error:
             raise BackendError(f"cuBLASLt has no algorithm for {problem}: {error}") from error
         finally:
             cublasLt.matmul_preference_destroy(preference)
-        algorithms = [algorithm for result in results[: found[0]] if (algorithm := self._accepted(result))]
+        algorithms = [algorithm for result in results[: count_found[0]] if (algorithm := self._accepted(result))]
         if not algorithms:
             raise BackendError(f"cuBLASLt has no algorithm that adds in a fixed order for {problem}")
         return algorithms

@@ -52,10 +52,10 @@ def choose_device(
     Raises:
         BackendError: there is none, or something is missing, with the remedy.
     """
-    found = probe() if platform is None else platform
-    error = problem(found, device, messages=messages)
+    probed = probe() if platform is None else platform
+    error = problem(probed, device, messages=messages)
     if error is None:
-        chosen = query(device_index(node_rank, found.count, device))
+        chosen = query(device_index(node_rank, probed.count, device))
         error = None if messages else unfit(chosen)
         if error is None:
             return chosen

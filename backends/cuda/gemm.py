@@ -136,10 +136,10 @@ class Gemm:
             BackendError: cuBLASLt has no algorithm for it.
         """
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
-        at_x, at_y, at_z = x.data.ptr, y.data.ptr, z.data.ptr
+        address_x, address_y, address_z = x.data.ptr, y.data.ptr, z.data.ptr
         if not z.size:
             return True
-        low = at_x % ALIGNMENT, at_y % ALIGNMENT, at_z % ALIGNMENT
+        low = address_x % ALIGNMENT, address_y % ALIGNMENT, address_z % ALIGNMENT
         epilogue, bias = ("", 0) if finish is None else epilogue_of(finish, x, z)
         key = (
             *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
@@ -155,12 +155,12 @@ class Gemm:
             call = self._prepare(key, problem, swapped, epilogue)
         product, algorithm, swapped, epilogue = call
         if swapped:
-            at_x, at_y = at_y, at_x
-        words, workspace = [at_x, at_y, at_z, bias if epilogue else 0], self._workspaces[lane]
+            address_x, address_y = address_y, address_x
+        words, workspace = [address_x, address_y, address_z, bias if epilogue else 0], self._workspaces[lane]
 
         def start(handle: int) -> None:
-            a, b, at, vector = words
-            product.launch(algorithm, alpha, a, b, beta, at, workspace, handle, vector)
+            a, b, address_z, bias_address = words
+            product.launch(algorithm, alpha, a, b, beta, address_z, workspace, handle, bias_address)
 
         give(stream, start, words)
         return finish is None or bool(epilogue)
@@ -263,15 +263,15 @@ class Gemm:
 
     def _candidates(self, product: Product, count: int) -> list[GemmAlgorithm]:
         """The heuristics' algorithms, best first (cuBLASLt names 8), then those for related problems that serve too."""
-        found = {algorithm.data: algorithm for algorithm in product.heuristics(count)}
+        algorithms = {algorithm.data: algorithm for algorithm in product.heuristics(count)}
         for relative in product.problem.relatives():
             related = Product(self._handle, self.workspace_nbytes, relative)
             try:
                 for algorithm in related.heuristics(count):
-                    if algorithm.data not in found and product.checked(algorithm.data):
-                        found[algorithm.data] = algorithm
+                    if algorithm.data not in algorithms and product.checked(algorithm.data):
+                        algorithms[algorithm.data] = algorithm
             except BackendError:
                 continue
             finally:
                 related.close()
-        return list(found.values())[:count]
+        return list(algorithms.values())[:count]

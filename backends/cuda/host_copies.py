@@ -32,8 +32,8 @@ def settle(verb: str, stream: Any) -> None:
 
 def download(x: Any) -> Array:
     """The elements of a CuPy array, in C order (local)."""
-    found: Array = _words(x).get(order="C").view(x.dtype)
-    return found
+    array: Array = _words(x).get(order="C").view(x.dtype)
+    return array
 
 
 def upload(host: Array, x: Any) -> None:

@@ -68,7 +68,7 @@ def printed(
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
     for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
     """
-    loads, moves, names, kinds = [], [], {RESULT: "x[i]"}, {}
+    loads, advances, names, kinds = [], [], {RESULT: "x[i]"}, {}
     known = (ANY_STEP,) * len(dtypes) if steps is None else steps
     for number, (name, dtype, step) in enumerate(zip(operand_names(tree), dtypes, known, strict=True), first):
         if dtype is None:
@@ -76,12 +76,12 @@ def printed(
             names[name], kinds[number] = f"t{number}", "A"
         else:
             kind = type_name(dtype)
-            given = f"terms.term[{number}], terms.length, line, position, n"
-            loads.append(f"t{number} = fetch<{kind}, LENGTH, {step}>({given});")
-            moves.append(f"terms.term[{number}].advance(line, position, sizeof({kind}));")
+            arguments = f"terms.term[{number}], terms.length, line, position, n"
+            loads.append(f"t{number} = fetch<{kind}, LENGTH, {step}>({arguments});")
+            advances.append(f"terms.term[{number}].advance(line, position, sizeof({kind}));")
             names[name], kinds[number] = f"A(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
     members = " ".join(f"{kind} t{number};" for number, kind in kinds.items())
-    loaded, moved = ("\n        ".join(lines) for lines in (loads, moves))
+    loaded, advanced = ("\n        ".join(lines) for lines in (loads, advances))
     return f"""template <class A, int LENGTH>
 struct Expression {{
     {members}
@@ -90,7 +90,7 @@ struct Expression {{
         {loaded}
     }}
     __device__ __forceinline__ static Terms from(Terms terms, integer line, integer position) {{
-        {moved}
+        {advanced}
         return terms;
     }}
     __device__ __forceinline__ void apply(A (&x)[LENGTH]) const {{
@@ -214,8 +214,8 @@ class Pointwise:
         if not out.size:
             return
         rows, columns = out.shape
-        given = [z for z in (x, out, residual) if z is not None]
-        assert all(z.strides[1] == z.itemsize or columns == 1 for z in given), "rows lie one element after the other"
+        matrices = [z for z in (x, out, residual) if z is not None]
+        assert all(z.strides[1] == z.itemsize or columns == 1 for z in matrices), "rows lie one element after the other"
         lds = [0 if z is None else z.strides[0] // z.itemsize for z in (x, out, residual)]
         places = [0 if z is None else z.data.ptr for z in (x, out, residual, weight)]
         words = [*places, rows, columns, *lds, *number_term(eps)]

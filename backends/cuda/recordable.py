@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 class LaunchRecorder(Protocol):
     """In the place of a stream."""
 
-    def keep(self, start: Callable[[int], None], words: Words) -> None:
+    def record(self, start: Callable[[int], None], words: Words) -> None:
         """Keep what `start(stream)` launches, with these words, which may be others by then."""
 
     def __int__(self) -> int:
@@ -33,7 +33,7 @@ def give(stream: Stream, start: Callable[[int], None], words: Words) -> None:
     if isinstance(stream, int):
         start(stream)
     else:
-        stream.keep(start, words)
+        stream.record(start, words)
 
 
 def configured(stream: int, ctas: int, threads: int, *, early: bool, shared_nbytes: int = 0) -> Any:

@@ -56,34 +56,34 @@ class DeviceRecorder(Recorder):
 
     def _tie(self) -> tuple[float, Any]:
         """A time of the host, and an event at that time."""
-        stream, found = cupy.cuda.Stream(non_blocking=True), []
+        stream, readings = cupy.cuda.Stream(non_blocking=True), []
         for _ in range(_TRIES):
             event, start = cupy.cuda.Event(), time.perf_counter()
             event.record(stream)
             event.synchronize()
             stop = time.perf_counter()
-            found.append((stop - start, (start + stop) / 2, event))
-        _, at, event = min(found, key=lambda each: each[0])
-        return at, event
+            readings.append((stop - start, (start + stop) / 2, event))
+        _, host_time, event = min(readings, key=lambda reading: reading[0])
+        return host_time, event
 
     def _seconds(self) -> Callable[[Any], float]:
-        at, base = self._base
+        host_time, base = self._base
 
         def seconds(mark: Any) -> float:
-            return mark if isinstance(mark, float) else at + 1e-3 * float(cupy.cuda.get_elapsed_time(base, mark))
+            return mark if isinstance(mark, float) else host_time + 1e-3 * float(cupy.cuda.get_elapsed_time(base, mark))
 
         return seconds
 
     def _verbs(self) -> list[tuple[Any, Verbs]]:
         backend = self._backend
         arrays: Verbs = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
-        found: list[tuple[Any, Verbs]] = [
+        described: list[tuple[Any, Verbs]] = [
             (backend, {"wait": self._wait, "agree": self._agree}),
             (backend.channel, {"send": self._send}),
             (backend.arrays, arrays | {"settle": self._settle}),
         ]
         engines = backend.engines() if backend.push else ()
-        return [*found, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
+        return [*described, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
 
     def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
         """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""

@@ -82,11 +82,13 @@ def copy(stream: Stream, target: int, pitch: int, source: int, source_pitch: int
     words = [target, source]
 
     def start(handle: int) -> None:
-        to, of = words
+        to_address, from_address = words
         if height == 1 or pitch == source_pitch == width:
-            runtime.memcpyAsync(to, of, width * height, _DEVICE_TO_DEVICE, handle)
+            runtime.memcpyAsync(to_address, from_address, width * height, _DEVICE_TO_DEVICE, handle)
         else:
-            runtime.memcpy2DAsync(to, pitch, of, source_pitch, width, height, _DEVICE_TO_DEVICE, handle)
+            runtime.memcpy2DAsync(
+                to_address, pitch, from_address, source_pitch, width, height, _DEVICE_TO_DEVICE, handle
+            )
 
     give(stream, start, words)
 
@@ -176,9 +178,9 @@ def begin_capture(stream: int) -> None:
 
 def capture_of(stream: int) -> int:
     """The number of the capture that a stream takes part in."""
-    found = driver.cuStreamGetCaptureInfo(stream)
-    check(found)
-    return int(found[2])
+    info = driver.cuStreamGetCaptureInfo(stream)
+    check(info)
+    return int(info[2])
 
 
 def end_capture(stream: int) -> Graph:

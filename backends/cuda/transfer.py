@@ -46,13 +46,13 @@ def device_array(x: Any) -> Any:
 def download(x: Any) -> Array:
     """The elements of a CuPy array in host memory, in its storage order (local)."""
     with _settled(x):
-        found = runs_of(x)
-        if found is None:
+        layout = runs_of(x)
+        if layout is None:
             x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
             cupy.cuda.runtime.deviceSynchronize()
-            found = runs_of(x)
-            assert found is not None, "a contiguous array lies in runs"
-        order, run, count, pitch = found
+            layout = runs_of(x)
+            assert layout is not None, "a contiguous array lies in runs"
+        order, run, count, pitch = layout
         host: Array = np.empty(x.shape, x.dtype, order=order)
         if x.size:
             _copy_runs(host.ctypes.data, run, x.data.ptr, pitch, run, count)
@@ -66,9 +66,9 @@ def uploading(x: Any) -> Iterator[Array]:
     Args:
         x: part of a matrix: one of its strides is one element (local).
     """
-    found = runs_of(x)
-    assert found is not None, "a part of a matrix lies in runs"
-    order, run, count, pitch = found
+    layout = runs_of(x)
+    assert layout is not None, "a part of a matrix lies in runs"
+    order, run, count, pitch = layout
     host = np.empty(x.shape, x.dtype, order=order)
     yield host
     if x.size:

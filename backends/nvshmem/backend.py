@@ -31,13 +31,13 @@ class NvshmemBackend(GpuBackend):
     """Ranks with a GPU each: agreement of the hosts, symmetric memory on the GPUs.
 
     Args:
-        peers: the ranks, which are all here (global).
+        peers: the ranks; all of them call this (global).
         device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
 
     Raises:
-        BackendError: GPUs or libraries that do not serve, on any rank.
+        BackendError: unsuitable GPUs or libraries, on any rank.
         WorkspaceError: too little memory on a GPU.
         PeerTimeout: a rank does not arrive.
     """
@@ -75,7 +75,7 @@ class NvshmemBackend(GpuBackend):
         }
 
     def versions(self) -> tuple[str, ...]:
-        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        """Hardware and libraries on which the times of plans depend (local)."""
         gpu = self.gpu
         libraries = f"cublaslt{cublasLt.get_version()}", f"nvshmem{self.nvshmem.version}"
         return gpu.name, f"{gpu.multiprocessors}sms", f"driver{gpu.driver}", *libraries
@@ -83,28 +83,28 @@ class NvshmemBackend(GpuBackend):
     # Arrays
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
-        found: Array = self.arena.array(memory, 0, shape, strides, dtype)
-        return found
+        """An array at the start of memory from `allocate`, which it keeps alive (local)."""
+        array: Array = self.arena.array(memory, 0, shape, strides, dtype)
+        return array
 
     # Executions
 
     def engine(self, queue: int | None = None) -> StreamEngine:
-        """What runs plans of a queue. **Collective** at first: it takes symmetric memory, the first loads kernels."""
-        found = self._engines.get(queue)
-        if found is None:
+        """The engine of a queue. **Collective** at first: it takes symmetric memory, and the first loads kernels."""
+        engine = self._engines.get(queue)
+        if engine is None:
             if self._resources is None:
                 self._resources = EngineResources(self, self.arena, self.nvshmem)
-            self._engines[queue] = found = StreamEngine(self._resources, queue)
-        return found
+            self._engines[queue] = engine = StreamEngine(self._resources, queue)
+        return engine
 
     def engines(self) -> Iterable[StreamEngine]:
-        """Those that have been asked for, and the one of executions that run alone."""
+        """The engines of all queues so far, and the engine of executions that run alone."""
         self.engine()
         return self._engines.values()
 
     def reject(self, error: errors.PblasError) -> None:
-        """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
+        """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""
         if self._resources is None:
             super().reject(error)
         else:
@@ -113,7 +113,7 @@ class NvshmemBackend(GpuBackend):
     # Symmetric memory
 
     def is_near(self, peer: int) -> bool:
-        """Whether this rank's GPU writes the memory of the GPU of `peer`: it does of all others."""
+        """Whether this rank's GPU writes the memory of the GPU of `peer`: true for all peers."""
         return peer != self.rank
 
     def allocate(self, nbytes: int) -> Any:
@@ -121,9 +121,9 @@ class NvshmemBackend(GpuBackend):
         return self.arena.allocate(nbytes, call_site)
 
     def location_table(self) -> Location:
-        """**Collective.** A place, in the hosts' memory, where every rank says where one of its arrays lies.
+        """**Collective.** A line of host memory in which every rank stores the address of one of its arrays.
 
-        It has the number of a block of symmetric memory, which is free again when all ranks have dropped it.
+        The number of a block of symmetric memory names the line. The block is free once all ranks have dropped it.
         """
         block = self.arena.allocate(1, call_site)
         return block, self._tables.lines(block.slot)
@@ -131,24 +131,24 @@ class NvshmemBackend(GpuBackend):
     def peer_block(
         self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
     ) -> Array:
-        """A tight array `offset` bytes into a peer's, or this rank's, part of a symmetric block (local)."""
+        """A tight array `offset` bytes into a symmetric block, in the memory of a peer or of this rank (local)."""
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
-        found: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
-        return found
+        array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
+        return array
 
     # The end
 
     def settle(self, timeout: float | None = None) -> None:
         """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local).
 
-        Peers write into this rank's memory during an execution only, so that it may be freed once all ranks are here.
+        Peers write into this rank's memory during executions only. Once all ranks have returned, it may be freed.
         """
         if self._resources is not None:
             self._resources.settle(timeout)
 
     def check(self) -> None:
-        """Raise what has become of earlier executions, if any of them failed (local)."""
+        """Raise the error of earlier executions, if any of them failed (local)."""
         if self._resources is not None:
             self._resources.check()
 
@@ -156,18 +156,18 @@ class NvshmemBackend(GpuBackend):
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
         if self._resources is not None:
             self._resources.watchdog.close()
-            fault = self._resources.has_fault()  # what still waits, uses it
+            fault = self._resources.has_fault()  # kernels that still wait use this memory
             while self._engines:
                 _, engine = self._engines.popitem()
                 if not fault:
                     engine.close()
-                del engine  # and what the last execution used
+                del engine  # and the memory of its last execution
             if not fault:
                 self._resources.close()
             self._resources = None
-        return super().leaks() if self.agreement.broken is None else []  # what a late peer writes to, stays
+        return super().leaks() if self.agreement.broken is None else []  # a late peer may still write there
 
     def close(self, *, free: bool) -> None:
-        """As HostRanks.close, and the hosts' tables."""
+        """Close the hosts' tables also; see HostRanks.close."""
         self._tables.close()
         super().close(free=free)

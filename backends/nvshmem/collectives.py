@@ -1,8 +1,8 @@
-"""Collectives of plain arrays on the GPUs of a node: one kernel for each round, which waits for its peers by itself.
+"""Collectives of plain arrays on the GPUs of a node: one kernel for each round, which itself waits for its peers.
 
-Each context has memory for them, in two halves that take turns from kernel to kernel. The kernels count on the GPU
-which half it is, so that a launch is the same in any call and in a graph of the caller's. What a call needs is settled
-when its arguments are first seen (`Prepared`).
+Each context has memory for them, in two halves that kernels use alternately. The kernels count calls on the GPU and so
+find their half. A launch is therefore the same in any call, and in a graph of the caller's. The first call with some
+arguments prepares its launches (`Prepared`).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from pblas.plans.collective import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
-"""Of the slots of one half: enough for what goes in one shot by itself; beyond the most, it takes several rounds."""
+"""Bytes of the slots of one half: the least suffices for one-shot calls; larger calls take several rounds."""
 _MAX_PREPARED = 64
 _PACK_NBYTES = 16
 _OFFSET_BITS = 44  # of an address in a window
 
 
 class Halves:
-    """**Collective.** Symmetric memory of collectives: in each half flags, slots, and what is left for others to read.
+    """**Collective.** Symmetric memory of collectives: each half has flags, slots, and a buffer that peers read.
 
     Args:
-        common: what the context's engines share (global).
-        nbytes: of the slots of a half, a power of two (global).
+        common: resources of the context's engines (global).
+        nbytes: size of the slots of a half, a power of two (global).
     """
 
     def __init__(self, common: EngineResources, nbytes: int) -> None:
-        stream = common.origin.ptr  # which is not being captured
+        stream = common.origin.ptr  # not in a capture
         self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(common.size))
         self.pitch = flags + self.nbytes + self.left_nbytes
         self._block = common.heap.allocate(2 * self.pitch, call_site)
@@ -67,26 +67,26 @@ class Halves:
         common.ranks.agree("make memory for collectives")  # nothing is sent before all are ready
 
     def slots(self, nbytes: int) -> Slots:
-        """The memory as slots of so many bytes, a multiple of 16 (global)."""
+        """The memory as slots of `nbytes` bytes each, a multiple of 16 (global)."""
         return Slots(self._slots, nbytes, self.epoch, self.pitch)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What all ranks have agreed on for calls of one kind.
+    """Agreed parameters for calls of one kind.
 
     Args:
         kind: "one_shot", "two_shot", "pulled", "scatter" or "all_gather" (global).
-        key: of its kernels (global).
-        rounds: how elements are cut (global).
+        key: key of its kernels (global).
+        rounds: partition of the elements (global).
         unit: elements that stay together (global).
-        itemsize: bytes of what the rounds count (global).
+        itemsize: bytes of an element of the rounds (global).
         halves: memory (global).
-        slots: what of it ranks send to; None where they pull (global).
-        rows: whether rows are normalised by the kernel that adds, or by one behind it; "" if they are not (global).
+        slots: slots of this memory to which ranks send; None where they pull (global).
+        rows: "inside": the reduction kernel normalises rows; "behind": a second kernel does; "": neither (global).
         reversed: elements are numbered down the columns (global).
-        sources: where x lies on every rank, if it is pulled (global, as seen here).
-        targets: where results lie on every rank, if sums are put there (global, as seen here).
+        sources: address of x on every rank, if x is pulled (global, as mapped here).
+        targets: address of the result on every rank, if sums are stored there (global, as mapped here).
     """
 
     kind: str
@@ -104,18 +104,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """What one call is about on this rank, all of it on the GPU (local).
+    """The arrays of one call on this rank, all of them on the GPU (local).
 
     Args:
-        x: what is reduced or gathered.
-        out: what the last kernel leaves: of rows that are normalised, these.
-        sums: where reductions are stored: `out`, or the residual of rows that are normalised.
-        base: number of the first element of `out` and `sums`; x begins with number `x_base`.
-        x_base: as above.
+        x: input of the reduction or gather.
+        out: result of the last kernel: the normalised rows, if rows are normalised.
+        sums: result of the reduction: `out`, or the residual if rows are normalised.
+        base: number of the first element of `out` and `sums`.
+        x_base: number of the first element of x.
         operands: of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its
             last dimension.
-        weight: of rows that are normalised, or None.
-        eps: likewise.
+        weight: weight of the normalised rows, or None.
+        eps: added to the mean square of a row.
     """
 
     x: Any
@@ -129,13 +129,13 @@ class Arrays:
 
 
 class Prepared:
-    """A call whose arguments are settled: copies of what is not tight, and the launches between them.
+    """A prepared call: its launches, with copies of arrays that are not tight before and after them.
 
     Args:
-        plan: of the call (global).
-        arrays: of the call (local).
-        collectives: for what all calls share (local).
-        keep: what must live as long (local).
+        plan: plan of the call (global).
+        arrays: arrays of the call (local).
+        collectives: the context's shared state (local).
+        keep: object to keep alive with the call (local).
     """
 
     def __init__(self, plan: Plan, arrays: Arrays, collectives: DeviceCollectives, keep: Any) -> None:
@@ -147,8 +147,8 @@ class Prepared:
         out = self._tight(arrays.out, writes=True)
         sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
         weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
-        has_rows_behind = plan.rows == "behind" and arrays.out.size > 0
-        self._rows = collectives.rows(sums, out, weight, arrays) if has_rows_behind else None
+        needs_row_pass = plan.rows == "behind" and arrays.out.size > 0
+        self._rows = collectives.rows(sums, out, weight, arrays) if needs_row_pass else None
         self._resources = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
@@ -164,7 +164,7 @@ class Prepared:
         self._launches = [self._launch(collectives, number) for number in range(len(plan.rounds))]
 
     def launch(self, stream: int) -> None:
-        """Issue it on a stream (local)."""
+        """Launch the call on a stream (local)."""
         for source, target in self._before:
             _copy(stream, source, target)
         for launch in self._launches:
@@ -175,18 +175,18 @@ class Prepared:
             _copy(stream, source, target)
 
     def _tight(self, x: Any, *, reads: bool = False, writes: bool = False) -> int:
-        """Address of an array's elements one after the other: its own, or that of a copy."""
+        """Address of an array's elements in consecutive order: of the array itself, or of a tight copy."""
         view = x.T if self._plan.reversed else x
         if view.flags.c_contiguous:
             return int(x.data.ptr)
         memory = cupy.cuda.MemoryPointer(cupy.cuda.Memory(x.nbytes), 0)
         tight = cupy.ndarray(view.shape, x.dtype, memory)
-        theirs, ours = _unowned(view), _unowned(tight)
+        original, packed = _unowned(view), _unowned(tight)
         self._copies.append(tight)
         if reads:
-            self._before.append((theirs, ours))
+            self._before.append((original, packed))
         if writes:
-            self._after.append((ours, theirs))
+            self._after.append((packed, original))
         return int(memory.ptr)
 
     def _terms(self, arrays: Arrays) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class Prepared:
         return collectives.kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
     def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
-        """CTAs for parts of so many bytes, and where the kernel of a round sends to, or reads from."""
+        """CTAs for shards of `nbytes` bytes, and the addresses that the kernel of a round writes or reads."""
         plan, pitch, size = self._plan, self._plan.halves.pitch, len(first)
         if plan.slots is not None:
             sent = nbytes * {"one_shot": 1, "two_shot": size, "scatter": size - 1}[plan.kind]
@@ -230,16 +230,16 @@ class Prepared:
         left, starts = plan.halves.left, first
         if plan.sources is not None:
             left, starts = list(plan.sources), [plan.rounds.part(rank)[0] for rank in range(size)]
-        results = [at - a * plan.itemsize for at, a in zip(left, starts, strict=True)]
+        results = [address - start * plan.itemsize for address, start in zip(left, starts, strict=True)]
         pitches = (0, pitch, 0 if plan.sources is not None else pitch)
         return ctas, {"partials": results, "results": results, "pitches": pitches}
 
 
 class DeviceCollectives:
-    """What the collectives of a context share.
+    """Shared state of the collectives of a context.
 
     Args:
-        common: what the context's engines share (global).
+        common: resources of the context's engines (global).
     """
 
     def __init__(self, common: EngineResources) -> None:
@@ -251,22 +251,22 @@ class DeviceCollectives:
         self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
 
     def plan(self, signature: Hashable) -> Plan | None:
-        """What was agreed on for such a call; all ranks have it, or none has (global)."""
+        """The agreed plan for calls of this signature; all ranks have it, or none (global)."""
         return self._plans.get(signature)
 
     def learn(self, signature: Hashable, *fields: Any, **named: Any) -> Plan:
-        """The plan with these fields: such calls need no agreement from here on (global)."""
-        found = self._plans[signature] = Plan(*fields, **named)
-        return found
+        """Keep a plan with these fields: further calls of this signature need no agreement (global)."""
+        plan = self._plans[signature] = Plan(*fields, **named)
+        return plan
 
     def reserve(self, nbytes: int, least: int = 0) -> Halves:
-        """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer for what can go in several rounds.
+        """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer if several rounds are possible.
 
-        Graphs keep what they were made with: it lives as long as this.
+        Graphs of earlier calls still use earlier memory, so all of it lives as long as this object.
 
         Args:
-            nbytes: of all slots (global).
-            least: bytes that must not be parted (global).
+            nbytes: size of all slots (global).
+            least: bytes that one round must hold (global).
         """
         wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
         if not self._halves or self._halves[-1].nbytes < wanted:
@@ -282,23 +282,23 @@ class DeviceCollectives:
         dtype: np.dtype[Any],
         weight: np.dtype[Any] | None = None,
     ) -> Hashable:
-        """The key of the kernels that reduce, which are loaded (local).
+        """Load the reduction kernels and return their key (local).
 
         Args:
-            op: a key of `endings.OPERATIONS` (global).
-            tree: of the epilogue's expression (global).
-            operands: dtypes of its operands that are arrays, None for numbers (global).
-            dtype: of the result (global).
-            weight: of rows that the kernel normalises; None if it does not (global).
+            op: a key of `reduction_epilogues.OPERATIONS` (global).
+            tree: the epilogue's expression (global).
+            operands: dtypes of the epilogue's array operands, None for numbers (global).
+            dtype: dtype of the result (global).
+            weight: dtype of the weight if the kernel normalises rows, else None (global).
 
         Raises:
             ArgumentError: an expression with too many operands.
             BackendError: the compiler or the GPU fails.
         """
-        ending = ReductionEpilogue(op, tree, operands, weight)
-        if ending.is_plain:
+        epilogue = ReductionEpilogue(op, tree, operands, weight)
+        if epilogue.is_plain:
             return dtype
-        return ending.load(self.kernels, self._resources.origin.ptr, dtype)
+        return epilogue.load(self.kernels, self._resources.origin.ptr, dtype)
 
     def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
         """Load the kernel that normalises rows (local).
@@ -310,18 +310,18 @@ class DeviceCollectives:
             self._resources.ranks.arrays.pointwise.load_rows(dtype, weight)
 
     def rows(self, x: int, out: int, weight: int, arrays: Arrays) -> Callable[[int], None]:
-        """What normalises tight rows on a stream (local).
+        """A function that normalises tight rows on a stream (local).
 
         Args:
             x: address of the rows (local).
-            out: where they go (local).
-            weight: address of what columns are multiplied with; 0: nothing (local).
-            arrays: that look alike (local).
+            out: address of the result (local).
+            weight: address of a factor for each column; 0: none (local).
+            arrays: arrays of the same shapes and dtypes (local).
         """
         columns, weights = arrays.out.shape[-1], arrays.weight
         shape = arrays.out.size // columns, columns
-        x_, out_ = (_at(address, shape, arrays.out.dtype) for address in (x, out))
-        weight_ = None if weights is None else _at(weight, weights.shape, weights.dtype)
+        x_, out_ = (_array_at(address, shape, arrays.out.dtype) for address in (x, out))
+        weight_ = None if weights is None else _array_at(weight, weights.shape, weights.dtype)
         return partial(self._resources.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
@@ -332,59 +332,59 @@ class DeviceCollectives:
             return cupy.empty(shape, dtype, order)
 
     def place(self, x: Any) -> int:
-        """A number for where a tight array lies in symmetric memory, the same on all ranks; 0 for elsewhere (local)."""
+        """The position of a tight array in symmetric memory, equal on all ranks; 0 for other memory (local)."""
         if x is None or not x.size or x.data.ptr % _PACK_NBYTES:
             return 0
         window, offset = self._resources.heap.locate(x.data.ptr)
         return 0 if window < 0 else (window << _OFFSET_BITS | offset) + 1
 
     def homes(self, place: int) -> tuple[int, ...]:
-        """Where it lies on every rank, as this GPU sees it (local)."""
+        """Addresses of a `place` on every rank, as mapped here (local)."""
         window, offset = divmod(place - 1, 1 << _OFFSET_BITS)
         return tuple(self._resources.heap.place_address(window, offset, r) for r in range(self._resources.size))
 
     def prepared(self, key: Hashable) -> Prepared | None:
-        """The call with these arrays, if it was made lately (local)."""
-        found = self._prepared.get(key)
-        if found is not None:
+        """The prepared call with these arrays, if it was made recently (local)."""
+        prepared = self._prepared.get(key)
+        if prepared is not None:
             self._prepared.move_to_end(key)
-        return found
+        return prepared
 
     def prepare(
-        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **rest: Any
+        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **fields: Any
     ) -> Prepared:
-        """Settle a call, under a key in which `keep` is told by its identity (local).
+        """Prepare a call and keep it under a key (local).
 
         Args:
-            key: what tells the call from others (local).
-            plan: of the call (global).
-            x: as `Arrays` has it, like all that follows (local).
-            out: likewise (local).
-            sums: likewise; None for `out` (local).
-            keep: what must live as long (local).
-            rest: likewise (local).
+            key: distinguishes this call from others; contains the identity of `keep` (local).
+            plan: plan of the call (global).
+            x: see `Arrays` (local).
+            out: see `Arrays` (local).
+            sums: see `Arrays`; None for `out` (local).
+            keep: object to keep alive with the call (local).
+            fields: further fields of `Arrays` (local).
         """
-        arrays = Arrays(x, out, out if sums is None else sums, **rest)
+        arrays = Arrays(x, out, out if sums is None else sums, **fields)
         with streams.relaxed():
-            self._prepared[key] = made = Prepared(plan, arrays, self, keep)
+            self._prepared[key] = prepared = Prepared(plan, arrays, self, keep)
         while len(self._prepared) > _MAX_PREPARED:
             self._prepared.popitem(last=False)
-        return made
+        return prepared
 
 
-def _at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
-    """An array in memory that others keep alive."""
+def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
+    """An array in memory that the caller keeps alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
 def _unowned(x: Any) -> Any:
-    """The same elements, whoever owns them, as words that CuPy copies: what it keeps alive is the caller's business."""
+    """The same elements as words that CuPy can copy; the caller keeps the memory alive."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
-    return _at(x.data.ptr, x.shape, word, x.strides)
+    return _array_at(x.data.ptr, x.shape, word, x.strides)
 
 
 def _copy(stream: int, source: Any, target: Any) -> None:
-    """Target := source, by a kernel."""
+    """Target := source, with a kernel."""
     with cupy.cuda.Stream.from_external(streams.Handle(stream)):
         cupy.copyto(target, source)

@@ -1,4 +1,4 @@
-"""Copies within a GPU, and how matrices lie in memory, as copies see them: lines of contiguous bytes, a pitch apart."""
+"""Copies within a GPU, and the memory layout of matrices: lines of contiguous bytes, a pitch apart."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """What an execution copies on this rank alone: for the plan, and for kernels that take other storage orders.
+    """Local copies of an execution: those of the plan, and reordered operands for kernels.
 
     Args:
-        common: what the context's engines share (local).
-        executions: of the queue, whose sink gets the copies (local).
-        private: memory of this rank alone (local).
+        common: resources of the context's engines (local).
+        executions: executions of the queue, whose sink takes the copies (local).
+        private: private memory of this rank (local).
     """
 
     def __init__(self, common: EngineResources, executions: Executions, private: PrivateMemory) -> None:
         self._kernels, self._executions, self._private = common.kernels, executions, private
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, of the same dtype, by a kernel; on a side lane by one that runs beside products."""
+        """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         if not target.size:
             return
         common = orders(target) & orders(source)
@@ -44,8 +44,8 @@ class Copies:
         """Target := beta source; with beta = 0 the source is not read."""
 
         def start(stream: Stream) -> None:
-            alike = orders(target) & orders(source)
-            x = source if alike else self.reordered(lane, source, min(orders(target)))
+            shared_orders = orders(target) & orders(source)
+            x = source if shared_orders else self.reordered(lane, source, min(orders(target)))
             order = common_order(target, x)
             places = x.data.ptr, leading(x, order), target.data.ptr, leading(target, order)
             self._kernels.scale(stream, target.dtype, *extents(target, order), beta, *places)
@@ -54,7 +54,7 @@ class Copies:
             self._executions.sink.launch(lane, start)
 
     def packed(self, key: tuple[Any, ...], like: Any, order: Any) -> Any:
-        """A tight array of the same shape, kept as long as the graphs that use it; each set of operands has its own."""
+        """A tight array of the same shape. Each set of operands has its own, which lives as long as its graphs."""
 
         def make() -> Any:
             return cupy.ndarray(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
@@ -99,15 +99,15 @@ class Copies:
 
 
 def orders(x: Any) -> set[str]:
-    """The storage orders in which an array can be read: both for vectors whose elements are neighbours."""
-    found = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
-    return found | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
+    """The storage orders in which an array can be read: both for contiguous vectors."""
+    result = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
+    return result | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
 
 
 def common_order(x: Any, y: Any) -> str:
     """The storage order that two arrays share."""
     common = orders(x) & orders(y)
-    assert common, "blocks of one matrix are stored alike"
+    assert common, "blocks of one matrix have the same storage order"
     return max(common)
 
 

@@ -1,4 +1,4 @@
-"""What `pblas info` says of GPUs: found without starting anything, and without raising."""
+"""Diagnostics of GPUs for `pblas info`, which start nothing and raise nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pblas.backends.cuda import device as gpu
 from pblas.backends.gpu_info import Diagnostics, Platform
 from pblas.backends.nvshmem.settings import symmetric_nbytes
 
-_LIBRARIES = (  # name, packages of which one may be installed
+_LIBRARIES = (  # name, alternative packages
     ("nvshmem4py", ("nvshmem4py-cu13", "nvshmem4py-cu12")),
     ("nvmath-python", ("nvmath-python",)),
     ("cuda-bindings", ("cuda-bindings",)),
@@ -20,7 +20,7 @@ _LIBRARIES = (  # name, packages of which one may be installed
 
 
 def find(node_rank: int) -> Diagnostics:
-    """What a rank has (local).
+    """GPUs and libraries of a rank (local).
 
     Args:
         node_rank: number of the rank among those of its node (local).
@@ -29,8 +29,8 @@ def find(node_rank: int) -> Diagnostics:
         return _find(node_rank)
     except errors.PblasError as error:
         return Diagnostics(problem=str(error))
-    except Exception as error:  # noqa: BLE001 - a broken driver or library raises what it likes; info says it
-        return Diagnostics(problem=f"the GPUs cannot be asked: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - a broken driver or library raises any exception; info shows it
+        return Diagnostics(problem=f"the GPUs cannot be queried: {type(error).__name__}: {error}")
 
 
 def _find(node_rank: int) -> Diagnostics:
@@ -53,19 +53,19 @@ def _find(node_rank: int) -> Diagnostics:
 
 
 def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str | None] = {
+    versions_found: dict[str, str | None] = {
         "CuPy": platform.cupy,
         "NVSHMEM": _asked(_nvshmem_version),
         "cuBLASLt": _asked(_cublaslt_version),
         "NCCL": _asked(_nccl_version),
     }
     for name, packages in _LIBRARIES:
-        found[name] = next(filter(None, map(_packaged, packages)), None)
-    return tuple((name, text) for name, text in found.items() if text)
+        versions_found[name] = next(filter(None, map(_packaged, packages)), None)
+    return tuple((name, text) for name, text in versions_found.items() if text)
 
 
 def _asked(library: Callable[[], Any]) -> str | None:
-    """What a library says of itself; None if it is not there or does not say."""
+    """The version that a library reports; None if it is absent or reports none."""
     try:
         return str(library())
     except Exception:  # noqa: BLE001 - a library that is absent or broken has no version

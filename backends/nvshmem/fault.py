@@ -1,4 +1,4 @@
-"""Why a context on GPUs is broken: in a word that a rank sets at its peers, and in the text of the exception."""
+"""Why a context on GPUs is broken: as a word that a rank writes to its peers, and as the text of the exception."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from pblas.backends.nvshmem.kernels import NO_STEP
 
 REFUSED = 0xFF
-"""In the place of the missing rank: a rank refused its arguments, and says so by a message."""
+"""Takes the place of the missing rank if a rank rejected its arguments and sends the error as a message."""
 
 
 def waited(rank: int, phase: int) -> str | None:
-    """What a rank has waited for, for those who read its traceback; None if it is not known.
+    """A note for the traceback: the data that a rank has waited for; None if it is not known.
 
     Args:
-        rank: this one (local).
-        phase: of the flag that did not come, or NO_STEP.
+        rank: this rank (local).
+        phase: phase of the missing flag, or NO_STEP.
 
     >>> waited(0, 3), waited(1, NO_STEP)
     ('rank 0 waited for sums of piece 1', None)
     """
-    what = "sums" if phase % 2 else "shards or partial products"
-    return None if phase == NO_STEP else f"rank {rank} waited for {what} of piece {phase // 2}"
+    awaited = "sums" if phase % 2 else "shards or partial products"
+    return None if phase == NO_STEP else f"rank {rank} waited for {awaited} of piece {phase // 2}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class Fault:
 
     Args:
         reporter: rank that gave up first.
-        missing: ranks whose flags did not come.
-        seconds: that the reporter waited.
+        missing: ranks whose flags are missing.
+        seconds: time for which the reporter waited.
     """
 
     reporter: int
@@ -40,22 +40,22 @@ class Fault:
 
     @property
     def refused(self) -> bool:
-        """A rank refused its arguments."""
+        """Whether a rank rejected its arguments."""
         return self.missing == (REFUSED,)
 
     @property
     def word(self) -> int:
-        """What the peers are told: the reporter, and the first missing rank; never 0."""
+        """The word for the peers: the reporter, and the first missing rank; never 0."""
         first = self.missing[0] if self.missing else self.reporter
         return (self.reporter + 1) | first << 8
 
     @staticmethod
     def read(word: int, seconds: float) -> Fault:
-        """The fault that a peer told."""
+        """The fault that a peer reported as a word."""
         return Fault((word & 0xFF) - 1, (word >> 8,), seconds)
 
     def text(self, size: int) -> str:
-        """For the exception: the same on every rank, whichever of those that wait has reported, and in whatever step.
+        """Text of the exception, equal on every rank: it does not depend on the reporter or the step.
 
         >>> print(Fault(0, (1,), 2.0).text(4))
         execute: rank 1 of 4 did not send what the others wait for within 2 s; the context is broken...

@@ -1,14 +1,14 @@
 """How executions are launched, and in which order.
 
 The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
-workspace, and from then on an execution is one graph launch on the caller's stream. What the first two launch was
-recorded when the product was planned (`pblas.backends.nvshmem.replay`), unless it is something that cannot be. In a
-capture of the caller's own the parity is baked in, so such executions use a workspace of their own, and all ranks meet
-before the first of them.
+workspace, and from then on an execution is one graph launch on the caller's stream. Planning the product records the
+launches of the first two executions where that is possible (`pblas.backends.nvshmem.replay`). A graph that the caller
+captures contains a fixed parity. Its executions therefore use a separate workspace, and a barrier of all ranks precedes
+the first of them.
 
-Executions of a process are chained by events in the order of the calls, whatever their streams and contexts, but for
-those of different queues (`pblas.backends.nvshmem.launch_order`). Those that the caller records into one graph are
-chained there.
+Events chain the executions of a process in the order of the calls, across streams and contexts. Executions of different
+queues are not chained (`pblas.backends.nvshmem.launch_order`). Executions in one graph of the caller's are chained
+within the graph.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.nvshmem.lanes import Way
+    from pblas.backends.nvshmem.lanes import LaunchMode
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Product
     from pblas.backends.nvshmem.workspace import Workspace
 
 
 class Program:
-    """What is kept of executions on the same arrays: a graph for each parity, and arrays that they need.
+    """State of the executions on one set of arrays: a graph for each parity, and further arrays.
 
     Args:
-        recording: what they launch, if it was recorded.
-        places: where the operands lie that were elsewhere then.
+        recording: their launches, if these were recorded.
+        places: addresses of the operands for the recording.
     """
 
     __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
@@ -54,11 +54,11 @@ class Program:
         self.graphs: list[streams.Graph | None] = [None, None]
 
     def __del__(self) -> None:
-        _MAX_RETIRED.extend((graph, self.memory) for graph in self.graphs if graph is not None)
+        _retired.extend((graph, self.memory) for graph in self.graphs if graph is not None)
 
 
-_MAX_RETIRED: deque[tuple[streams.Graph, Any]] = deque()
-"""Graphs whose programs were dropped, perhaps by the garbage collector and while they run; they are freed later."""
+_retired: deque[tuple[streams.Graph, Any]] = deque()
+"""Graphs of dropped programs. The garbage collector may drop a program while its graph runs, so it is freed later."""
 
 
 class Executions:
@@ -66,77 +66,77 @@ class Executions:
 
     Args:
         common: what the context's engines share (local).
-        queue: whose they are; None: they run alone (global).
+        queue: None for executions that run alone (global).
     """
 
     def __init__(self, common: EngineResources, queue: int | None) -> None:
         self._exchange, self._origin, self._watchdog = common.ranks.agreement, common.origin, common.watchdog
         self._order, self._queue = common.nvshmem.order, queue
         self.lanes = Lanes()
-        self._before, self._behind = streams.event(), streams.event()
-        self._capture = self._begun = -1  # the caller's capture that is going on; the last one that has begun here
+        self._before, self._after = streams.event(), streams.event()
+        self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
         self._memory_of_captures: dict[Any, Any] = {}
-        self._kept: list[Any] = []  # what the caller's graphs use beside it
+        self._kept: list[Any] = []  # memory that the caller's graphs use
         self.sink = Sink(self.lanes, {})
-        """What the operations of the execution that is being issued are given to."""
+        """Takes the operations of the current execution."""
         self.workspace: Workspace | None = None
-        """Of that execution."""
+        """Workspace of the current execution."""
 
     def run(self, program: Program, body: Callable[[], None], main: int) -> None:
         """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""
-        if main not in (0, 1) and runtime.streamIsCapturing(main):  # those two, default streams, cannot
+        if main not in (0, 1) and runtime.streamIsCapturing(main):  # 0 and 1: default streams
             self._record(body, main)
             return
         for event in self._order.before(self._queue):
             runtime.streamWaitEvent(main, event, 0)
         try:
             self._issue(program, body, main)
-        except BaseException as caught:  # peers may have got a part of what they wait for
+        except BaseException as caught:  # peers may have received a part of the data
             self._exchange.broken = f"execute: {type(caught).__name__} in the middle of it"
             raise
         finally:
             self._order.launched(self._queue, self._watchdog.launched(main, self._queue))
 
     def rehearse(self, body: Callable[[], None]) -> list[Product]:
-        """The products of a body, of which nothing is launched that peers would see (local)."""
+        """The products of a body; nothing is launched that peers can observe (local)."""
         self.follow_all()
         sink = RehearsingSink(self.lanes, {})
-        with self._giving_to(sink):
+        with self._using(sink):
             self.lanes.run(self._origin.ptr, "eager", body)
         return sink.products
 
     def record(self, body: Callable[[], None]) -> Replay:
-        """What an execution would launch (local)."""
-        tape = Replay()
-        with self._giving_to(RecordingSink(self.lanes, tape.memory)):
-            self.lanes.record(tape, body)
-        return tape
+        """The launches of an execution, recorded and not run (local)."""
+        replay = Replay()
+        with self._using(RecordingSink(self.lanes, replay.memory)):
+            self.lanes.record(replay, body)
+        return replay
 
     def recorded(
         self, gemm: Gemm, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]
     ) -> Recording | None:
-        """What executions launch on operands that lie like these; None if that is not all kept (local).
+        """The launches of executions on operands of this memory layout; None if they cannot be recorded (local).
 
         Args:
-            gemm: with which they multiply (local).
+            gemm: their products (local).
             operands: arrays (local).
-            execution: the body for arrays in their places (local).
+            execution: makes the body for given arrays (local).
         """
-        first, second = ([_elsewhere(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
+        first, second = ([_at_made_up_address(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
         places = enumerate(zip(first, second, strict=True))
         shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
         recording, calls = Recording(gemm), 0
         try:
             for _ in range(PARITIES):
-                tape, other = (self.record(execution(arrays)) for arrays in (first, second))
-                if not tape.compare(other, shifts):
+                replay, second_replay = (self.record(execution(arrays)) for arrays in (first, second))
+                if not replay.compare(second_replay, shifts):
                     return None
-                recording.add(tape, self.workspace)
+                recording.add(replay, self.workspace)
                 if recording.workspace is None:
                     break
                 recording.workspace.calls += 1
                 calls += 1
-        except (NotRecordableError, errors.PblasError):  # the driver may refuse addresses that are made up
+        except (NotRecordableError, errors.PblasError):  # the driver may reject made-up addresses
             return None
         finally:
             if recording.workspace is not None:
@@ -144,8 +144,8 @@ class Executions:
         return recording
 
     @contextmanager
-    def _giving_to(self, sink: Sink) -> Iterator[None]:
-        """A with block in which operations are given to a sink."""
+    def _using(self, sink: Sink) -> Iterator[None]:
+        """A with block in which a sink takes the operations."""
         self.sink = sink
         try:
             yield
@@ -160,12 +160,12 @@ class Executions:
             runtime.streamWaitEvent(self._origin.ptr, event, 0)
 
     def begins_capture(self) -> bool:
-        """Whether nobody has asked this before in the caller's capture that is going on (local)."""
+        """Whether this is the first such question in the caller's current capture (local)."""
         begins, self._begun = self._capture != self._begun, self._capture
         return begins
 
     def close(self) -> None:
-        """Free what none of them can be using any more (local)."""
+        """Free the memory of executions; none of them may still run (local)."""
         self._free_retired()
         self._kept.clear()
         self._memory_of_captures.clear()
@@ -184,13 +184,13 @@ class Executions:
         if program.workspace is not None:
             program.workspace.calls += 1
 
-    def _launch(self, program: Program, body: Callable[[], None], main: int, way: Way) -> None:
-        """Launch what was recorded, or what the body says."""
+    def _launch(self, program: Program, body: Callable[[], None], main: int, mode: LaunchMode) -> None:
+        """Replay the recording, or run the body."""
         if program.recording is not None and program.recording.is_current:
-            self.lanes.play(main, way, program.recording.tape, program.places)
+            self.lanes.launch(main, mode, program.recording.replay, program.places)
             return
-        with self._giving_to(Sink(self.lanes, program.memory)):
-            self.lanes.run(main, way, body)
+        with self._using(Sink(self.lanes, program.memory)):
+            self.lanes.run(main, mode, body)
         program.workspace = self.workspace
 
     def _graph(self, program: Program, body: Callable[[], None]) -> streams.Graph:
@@ -206,31 +206,31 @@ class Executions:
 
     def _free_retired(self) -> None:
         """Free the graphs of dropped programs, if none of them can be running (local)."""
-        while _MAX_RETIRED and all(map(streams.is_done, self._order.last)):
-            _MAX_RETIRED.popleft()[0].close()
+        while _retired and all(map(streams.is_done, self._order.last)):
+            _retired.popleft()[0].close()
 
     def _record(self, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph."""
         self._capture = streams.capture_of(main)
-        before = self._order.recorded(self._capture, main, self._behind)
+        before = self._order.recorded(self._capture, main, self._after)
         if before is not None:
             runtime.streamWaitEvent(main, before, 0)
         sink = CapturingSink(self.lanes, self._memory_of_captures)
-        with streams.relaxed(), self._giving_to(sink):  # a first one takes memory and loads kernels
+        with streams.relaxed(), self._using(sink):  # a first execution allocates memory and loads kernels
             self.lanes.run(main, "caller's graph", body)
         if self.workspace is not None:
             self.workspace.calls += 1
-        runtime.eventRecord(self._behind, main)
+        runtime.eventRecord(self._after, main)
         self._kept.append(body)  # with the plan's own memory
         self._watchdog.recorded()
 
 
-_APART, _MOVED = 1 << 40, 1 << 32
-"""Made-up addresses: from one operand to the next, and how far the first of them is moved."""
+_OPERAND_PITCH, _SHIFT = 1 << 40, 1 << 32
+"""Made-up addresses: bytes from one operand to the next, and the distance between an operand's two addresses."""
 
 
-def _elsewhere(x: Any, number: int, turn: int) -> Any:
-    """An array like x, aligned like it, at one of two made-up places."""
-    place = (number + 1) * (_APART + turn * _MOVED) + x.data.ptr % ALIGNMENT
-    memory = cupy.cuda.UnownedMemory(place, _MOVED, None, int(runtime.getDevice()))
+def _at_made_up_address(x: Any, number: int, turn: int) -> Any:
+    """An array with the layout and alignment of x, at one of two made-up addresses."""
+    place = (number + 1) * (_OPERAND_PITCH + turn * _SHIFT) + x.data.ptr % ALIGNMENT
+    memory = cupy.cuda.UnownedMemory(place, _SHIFT, None, int(runtime.getDevice()))
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

@@ -1,8 +1,8 @@
 """Symmetric memory of one context on GPUs: the same blocks at the same offsets on every rank, in NVSHMEM's heap.
 
-What lies where is the bookkeeping of `pblas.backends.allocator`; a window is here a *region* of the process's symmetric
-memory, at a place that is free on all ranks of the context. They find it by agreement: each proposes its lowest free
-place at or above the last agreed one, and the highest proposal is agreed, until all propose the same.
+`pblas.backends.allocator` keeps track of the blocks. A window is here a *region* of the process's symmetric memory, at
+a place that is free on all ranks of the context. The ranks agree on the place: each proposes its lowest free place at or
+above the last agreed one, and the highest proposal is agreed, until all propose the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MIN_REGION_NBYTES = 16 << 20
 _MAX_GROWTH_NBYTES = 256 << 20
 _MIN_SEGMENT_NBYTES = 256 << 20
 _TURNS = 8
-"""Agreements after which ranks whose memory is in many pieces settle for what all have free at the end."""
+"""Agreements after which ranks with fragmented memory take a region at the end, which is free on all ranks."""
 
 
 class Region(Window):
@@ -56,7 +56,7 @@ class Heap(Blocks[Region, Block]):
         self._exchange, self._nvshmem, self._pes = agreement, nvshmem, pes
 
     def _grow(self, nbytes: int) -> Region:
-        """Take a region: at least `nbytes`, and as much again as there is, so that few are ever taken."""
+        """Take a region of at least `nbytes` bytes. The memory doubles if possible, so that there are few regions."""
         total = sum(region.nbytes for region in self._windows)
         needed = rounded(nbytes)
         wanted = rounded(max(needed, _MIN_REGION_NBYTES, min(total, _MAX_GROWTH_NBYTES)))
@@ -68,7 +68,7 @@ class Heap(Blocks[Region, Block]):
             raise exhausted(nbytes, total, self._nvshmem.nbytes)
         self._nvshmem.add_segment(max(wanted, _MIN_SEGMENT_NBYTES))
         place = self._agree_place(wanted)
-        assert place is not None, "a segment is made large enough for what it is made for"
+        assert place is not None, "a new segment holds the region that it is made for"
         return self._append(place, wanted)
 
     def _agree_place(self, size: int) -> int | None:
@@ -95,16 +95,16 @@ class Heap(Blocks[Region, Block]):
     # Addresses
 
     def peer_address(self, block: Block, rank: int) -> int:
-        """Where a block begins on a rank of the context, as this rank's GPU sees it (local)."""
+        """Address of a block on a rank of the context, as mapped here (local)."""
         return self.place_address(block.window, block.offset, rank)
 
     def addresses(self, block: Block) -> list[int]:
-        """Where a block begins on each rank, as this rank's GPU sees it (local)."""
-        mine = self._exchange.rank
-        return [block.address if r == mine else self.peer_address(block, r) for r in range(len(self._pes))]
+        """Addresses of a block on all ranks, as mapped here (local)."""
+        rank = self._exchange.rank
+        return [block.address if r == rank else self.peer_address(block, r) for r in range(len(self._pes))]
 
     def place_address(self, window: int, offset: int, rank: int) -> int:
-        """Where the place that `locate` found on a rank lies, as this rank's GPU sees it (local)."""
+        """Address on a rank of the place that `locate` returned, as mapped here (local)."""
         return self._windows[window].peers[rank] + offset
 
     def view(
@@ -136,9 +136,9 @@ class Heap(Blocks[Region, Block]):
     # The end
 
     def close(self) -> None:
-        """Give the regions back, for other contexts; after an agreement that no rank's GPU uses them any more (local).
+        """Give the regions back for other contexts, after an agreement that no GPU uses them any more (local).
 
-        A context that is broken keeps them instead: a peer that is late may still write there.
+        A broken context keeps them, because a late peer may still write there.
         """
         for region in self._windows:
             self._nvshmem.pool.give_back(region.place, region.nbytes)
@@ -146,7 +146,7 @@ class Heap(Blocks[Region, Block]):
 
 
 def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
-    """What to say if a context over some of the ranks finds no place for a block.
+    """The error of a context over some of the ranks that has no place for a block.
 
     Args:
         nbytes: of the block (global).

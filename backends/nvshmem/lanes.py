@@ -15,55 +15,55 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.replay import Replay
 
-Way = Literal["eager", "own graph", "caller's graph"]
+LaunchMode = Literal["eager", "own graph", "caller's graph"]
 
 _PRIORITY = -5  # the highest, so that copies do not wait for GEMMs that are launched before them
 
 
 class Lanes:
-    """The streams of executions that follow each other; each way of launching them has its own."""
+    """The streams of consecutive executions, one set for each launch mode."""
 
     def __init__(self) -> None:
-        ways: tuple[Way, ...] = ("eager", "own graph", "caller's graph")
-        self._sides: dict[Way, dict[str, Any]] = {
-            way: {lane: _side_stream() for lane in LANES if lane != "main"} for way in ways
+        modes: tuple[LaunchMode, ...] = ("eager", "own graph", "caller's graph")
+        self._sides: dict[LaunchMode, dict[str, Any]] = {
+            mode: {lane: _side_stream() for lane in LANES if lane != "main"} for mode in modes
         }
         self._events: dict[Any, int] = {}
-        self._now: Mapping[str, Stream] = {}  # the stream of each lane, during an execution
+        self._current: Mapping[str, Stream] = {}  # the stream of each lane, during an execution
         self._used: set[str] = set()
-        self._words: dict[str, list[Any]] = {}  # what each lane does to words behind all else, not issued yet
+        self._words: dict[str, list[Any]] = {}  # pending memory operations of each lane
 
-    def run(self, main: int, way: Way, body: Callable[[], None]) -> None:
-        """Run a body with `main` as its main lane, from which the others fork and which they join."""
-        self._run(self._streams(main, way), body)
+    def run(self, main: int, mode: LaunchMode, body: Callable[[], None]) -> None:
+        """Run a body with `main` as its main lane. The other lanes fork from it and join it."""
+        self._run(self._streams(main, mode), body)
 
-    def record(self, tape: Replay, body: Callable[[], None]) -> None:
-        """Run a body whose lanes keep what they are given."""
-        self._run({lane: tape.lane(lane) for lane in LANES}, body)
+    def record(self, replay: Replay, body: Callable[[], None]) -> None:
+        """Run a body whose lanes record their launches."""
+        self._run({lane: replay.lane(lane) for lane in LANES}, body)
 
-    def play(self, main: int, way: Way, tape: Replay, places: Sequence[int]) -> None:
-        """Launch what was recorded, with `main` as the main lane, on operands that lie at these places."""
-        tape.play(places, self._streams(main, way))
+    def launch(self, main: int, mode: LaunchMode, replay: Replay, places: Sequence[int]) -> None:
+        """Launch a replay, with `main` as the main lane, on operands at these addresses."""
+        replay.launch(places, self._streams(main, mode))
 
-    def _streams(self, main: int, way: Way) -> dict[str, int]:
-        return {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[way].items()}
+    def _streams(self, main: int, mode: LaunchMode) -> dict[str, int]:
+        return {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[mode].items()}
 
-    def _run(self, now: Mapping[str, Stream], body: Callable[[], None]) -> None:
-        self._now, self._used, self._words = now, set(), {}
+    def _run(self, current: Mapping[str, Stream], body: Callable[[], None]) -> None:
+        self._current, self._used, self._words = current, set(), {}
         self.fork()
         body()
         self.join()
 
     def join(self) -> None:
-        """The next operation of the main lane starts after all that the others have."""
+        """The next operation of the main lane starts after all operations of the other lanes."""
         self._flush()
         for lane in sorted(self._used):
-            streams.record(self._now[lane], self._event("join", lane))
-            streams.follow(self._now["main"], self._event("join", lane))
+            streams.record(self._current[lane], self._event("join", lane))
+            streams.follow(self._current["main"], self._event("join", lane))
 
     def fork(self) -> None:
-        """Lanes that are used from here on for the first time begin behind what the main one has been given."""
-        streams.record(self._now["main"], self._event("fork"))
+        """Lanes that are first used from here on begin after the main lane's operations so far."""
+        streams.record(self._current["main"], self._event("fork"))
 
     def stream(self, lane: str) -> Stream:
         """The stream of a lane, which forks from the main one at its first use."""
@@ -71,33 +71,33 @@ class Lanes:
         return self._stream(lane)
 
     def operate(self, lane: str, operations: Iterable[Any]) -> None:
-        """Let a lane set words, or wait for them, as `streams.operate` does: neighbours by one operation of its stream.
+        """Let a lane set words, or wait for them (see `streams.operate`). Consecutive ones are one stream operation.
 
-        Behind a copy of 8 MB a flag and a wait take 3.3 us so, 5.1 apart (2 H200).
+        After a copy of 8 MB a flag and a wait take 3.3 us together, and 5.1 us as two operations (2 H200).
         """
         self._words.setdefault(lane, []).extend(operations)
 
     def _flush(self) -> None:
-        """Issue what lanes do to words."""
+        """Issue the pending memory operations of all lanes."""
         words, self._words = self._words, {}
         for lane, operations in words.items():
             streams.operate(self._stream(lane), operations)
 
     def _stream(self, lane: str) -> Stream:
-        """The same, without what lanes do to words before."""
-        stream = self._now[lane]
+        """The stream of a lane, without issuing pending memory operations."""
+        stream = self._current[lane]
         if lane != "main" and lane not in self._used:
             self._used.add(lane)
             streams.follow(stream, self._event("fork"))
         return stream
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of others."""
+        """The next operation of a lane starts after these operations of other lanes."""
         for index in after:
             streams.follow(self.stream(lane), self._event("op", index))
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Others will follow this operation, the last of its lane."""
+        """Other lanes will wait for this operation, the last of its lane."""
         streams.record(self.stream(lane), self._event("op", index))
 
     def _event(self, *key: Any) -> int:

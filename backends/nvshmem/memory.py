@@ -1,4 +1,4 @@
-"""Memory of the executions of a queue: of this rank alone, and workspaces that peers reach."""
+"""Memory of the executions of a queue: private memory of this rank, and workspaces that peers access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def private(nbytes: int, device: int) -> Any:
-    """Bytes of this rank alone, not from a pool of the user's (local).
+    """Private bytes of this rank, not from the user's memory pool (local).
 
     Raises:
         WorkspaceError: the GPU has no such memory.
@@ -33,59 +33,59 @@ def private(nbytes: int, device: int) -> Any:
 
 
 class PrivateMemory:
-    """Words and scratch of this rank alone. Executions in graphs of the caller's (`captured`) have some of their own.
+    """Private words and scratch of this rank. Executions in graphs of the caller's (`captured`) have separate ones.
 
     Args:
-        common: what the context's engines share (local).
+        common: resources of the context's engines (local).
     """
 
     def __init__(self, common: EngineResources) -> None:
         self._device = common.nvshmem.device.index
         self.epoch = self.new(FLAG_NBYTES)
-        """What the barrier counts in."""
+        """The barrier's count of calls."""
         self.counters = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
-        """What pushes count in."""
+        """Counters of pushes."""
         self.marks = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
-        """Words that products set."""
+        """Tile flags: words that GEMMs set."""
         self._scratch: dict[bool, Any] = {}
         for array in (self.epoch, *self.counters.values(), *self.marks.values()):
             runtime.memsetAsync(array.data.ptr, 0, array.nbytes, common.origin.ptr)
         common.origin.synchronize()
 
     def new(self, nbytes: int) -> Any:
-        """Bytes of this rank alone (local)."""
+        """Private bytes of this rank (local)."""
         return private(nbytes, self._device)
 
     def scratch(self, nbytes: int, *, captured: bool) -> Any:
-        """So many bytes or more, which the executions of all plans use one after the other (local)."""
-        found = self._scratch.get(captured)
-        if found is None or found.nbytes < nbytes:
-            self._scratch[captured] = found = self.new(nbytes)
-        return found
+        """At least `nbytes` bytes, which the executions of all plans use one after the other (local)."""
+        array = self._scratch.get(captured)
+        if array is None or array.nbytes < nbytes:
+            self._scratch[captured] = array = self.new(nbytes)
+        return array
 
     def counter(self, *, captured: bool) -> int:
-        """Address of what pushes count in (local)."""
+        """Address of the counters of pushes (local)."""
         return int(self.counters[captured].data.ptr)
 
     def mark(self, number: int, *, captured: bool) -> int:
-        """Address of a word that a product sets (local)."""
+        """Address of a tile flag (local)."""
         assert number < MAX_TILE_FLAGS
         return int(self.marks[captured].data.ptr) + number * FLAG_NBYTES
 
 
 class Workspaces:
-    """The workspaces of a queue: that of its executions, and those of the caller's graphs.
+    """The workspaces of a queue: one for its executions, and those for the caller's graphs.
 
     Args:
-        common: what the context's engines share (global).
-        executions: of the queue (local).
+        common: resources of the context's engines (global).
+        executions: executions of the queue (local).
     """
 
     def __init__(self, common: EngineResources, executions: Executions) -> None:
         self._resources, self._executions = common, executions
         self._current: Workspace | None = None
         self.captures: list[Workspace] = []
-        """Those of the caller's own graphs, which nobody says the end of."""
+        """Workspaces of the caller's graphs, which live as long as the queue."""
 
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The queue's workspace, as `Engine.reserve`."""
@@ -103,9 +103,9 @@ class Workspaces:
 
     def _new(self, nbytes: int, phases: int) -> Workspace:
         common, nbytes = self._resources, padded(nbytes)
-        flags, shot, one = layout(common.size, nbytes, phases)
-        block = common.heap.allocate(PARITIES * one, call_site)
-        common.ranks.agree("make room for a workspace")  # a closed plan's may have lain there, which peers still read
+        flags, shot, parity_nbytes = layout(common.size, nbytes, phases)
+        block = common.heap.allocate(PARITIES * parity_nbytes, call_site)
+        common.ranks.agree("make room for a workspace")  # peers may still read a closed plan's memory there
         work = Workspace(block, common.heap.addresses(block), nbytes, phases)
         for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
             runtime.memsetAsync(work.peers[common.rank] + parity * work.pitch, 0, flags + shot, common.origin.ptr)
@@ -115,5 +115,5 @@ class Workspaces:
         return work
 
     def clear(self) -> None:
-        """Forget them (local)."""
+        """Drop the workspaces (local)."""
         self._current, self.captures = None, []

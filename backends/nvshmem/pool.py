@@ -1,7 +1,7 @@
-"""Symmetric memory of this process, of which contexts take regions: integers only.
+"""Symmetric memory of this process, from which contexts take regions: integers only.
 
-A place is one number for all segments together, the same on every PE, since all add segments of equal sizes in the same
-order. What is taken differs between PEs, as each belongs to contexts of its own.
+A place is an offset into the concatenation of all segments. It is the same on every PE, since all PEs add segments of
+equal sizes in the same order. The taken places differ between PEs, since PEs belong to different contexts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ GRANULE = 2 << 20
 """Regions and segments are multiples of this: CUDA maps memory in pieces of 2 MiB."""
 
 NOWHERE = 1 << 62
-"""A place that is larger than any: there is none."""
+"""Larger than any place: no place exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Segment:
     Args:
         first: place of its first byte (global).
         address: of its first byte on this PE (local).
-        extent: what of it is taken (local).
+        extent: its taken and free parts (local).
     """
 
     first: int

@@ -1,4 +1,4 @@
-"""What kernels that add are compiled for: an operation, and an expression behind the last one."""
+"""Compile-time parameters of reduction kernels: the reduction operation and the fused epilogue."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-"""What an operation is called in pointwise.cuh."""
+"""Names of the operations in pointwise.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionEpilogue:
-    """What kernels are compiled for that add, beside the dtype of the result.
+    """Compile-time parameters of reduction kernels, in addition to the dtype of the result.
 
     Args:
         op: a key of `OPERATIONS`.
-        tree: of the epilogue's expression.
-        dtypes: of its operands that are arrays, None for numbers.
-        weight: of rows that are normalised behind it; None if none are. What they are multiplied with has this dtype.
-        wire: dtype of what is added; None for that of the result.
-        scaled: beta C is added before.
+        tree: the epilogue's expression.
+        dtypes: dtypes of its array operands, None for numbers.
+        weight: dtype of the weight if rows are normalised after the epilogue, else None.
+        wire: dtype of the terms; None for that of the result.
+        scaled: beta C is added before the epilogue.
     """
 
     op: str
@@ -51,7 +51,7 @@ class ReductionEpilogue:
     def source(self, dtype: np.dtype[Any], family: str = "all_reduce") -> str:
         """CUDA C++ of the kernels of a family (see `pblas.backends.nvshmem.kernels.KINDS`).
 
-        Where rows are normalised behind it, that is one kernel, "rows".
+        If rows are normalised after the epilogue, this is one kernel, "rows".
         """
         folder, is_sum = kernels.FOLDER, family == "sum"
         pointwise.check_count(len(self.dtypes))
@@ -72,16 +72,16 @@ class ReductionEpilogue:
 
     @property
     def first_term(self) -> int:
-        """The number of the first operand: rows that are normalised need a number before."""
+        """The number of the first operand: 1 after the eps of normalised rows, else 0."""
         return int(self.weight is not None)
 
     @property
     def is_plain(self) -> bool:
-        """Sums, and nothing behind them."""
+        """Whether these are sums without an epilogue."""
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
 
-    def load(self, made: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
-        """Compile the kernels of a family, unless they are there; the key by which they are asked for (local).
+    def load(self, registry: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+        """Compile the kernels of a family unless they exist, and return their key (local).
 
         Raises:
             ArgumentError: an expression with too many operands.
@@ -90,13 +90,13 @@ class ReductionEpilogue:
         key = self, dtype
         family = family if self.weight is None else "rows"
         with compiling():
-            made.add(stream, key, lambda: self.source(dtype, family), family)
+            registry.add(stream, key, lambda: self.source(dtype, family), family)
         return key
 
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Whatever fails is a BackendError; a capture of the caller's goes on (local)."""
+    """A with block that turns failures into BackendError; a capture of the caller's goes on (local)."""
     from pblas.backends.cuda import streams
 
     try:
@@ -109,7 +109,7 @@ def compiling() -> Iterator[None]:
 
 
 def behind(
-    made: Kernels,
+    registry: Kernels,
     stream: Stream,
     finish: Finish,
     out: Any,
@@ -119,25 +119,25 @@ def behind(
     scaled: bool,
     family: str,
 ) -> EpilogueTerms:
-    """What follows the last addition of a kernel, which is compiled if it is new (local).
+    """The epilogue of a reduction kernel, which is compiled if it is new (local).
 
     Args:
-        made: the kernels.
-        stream: handle of one on which new ones are run once, without arguments.
-        finish: what follows, with operands like `out`.
+        registry: the kernels.
+        stream: handle of a stream on which new kernels run once, without arguments.
+        finish: the epilogue, with operands like `out`.
         out: the result, of two dimensions.
-        order: in which the kernel numbers its elements, "F" or "C".
-        wire: dtype of what is added.
-        scaled: whether beta C is added before.
-        family: of the kernel.
+        order: order in which the kernel numbers its elements, "F" or "C".
+        wire: dtype of the terms.
+        scaled: whether beta C is added before the epilogue.
+        family: family of the kernel.
 
     Raises:
         as `ReductionEpilogue.load`.
     """
     fast = 0 if order == "F" else 1
     dtypes, words = terms_of(finish, fast)
-    ending = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
-    return EpilogueTerms(ending.load(made, stream, out.dtype, family), max(1, out.shape[fast]), words)
+    epilogue = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    return EpilogueTerms(epilogue.load(registry, stream, out.dtype, family), max(1, out.shape[fast]), words)
 
 
 def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
@@ -145,11 +145,11 @@ def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...
 
     Args:
         finish: the expression, with operands of two dimensions.
-        fast: the axis along which its lines are.
+        fast: the axis of its lines.
     """
-    given = [finish.operands[name] for name in operand_names(finish.tree)]
+    operands = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []
-    for z in given:
+    for z in operands:
         steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
         words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
-    return tuple(z.dtype if is_array(z) else None for z in given), words
+    return tuple(z.dtype if is_array(z) else None for z in operands), words

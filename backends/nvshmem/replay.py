@@ -1,8 +1,8 @@
-"""Executions that are recorded once, and launched again for operands elsewhere in memory.
+"""Record the launches of an execution once, and replay them for operands elsewhere in memory.
 
-Between two executions of a plan on arrays that lie alike, nothing that the GPU is given differs but the operands'
-addresses. So an execution is walked through when it is planned, for operands at two made-up places, and what it would
-launch is kept: the words that differ between the two are the operands'. What is launched later has other words there.
+Two executions of a plan on arrays with the same memory layout pass the same arguments to the GPU, except for the
+operands' addresses. Planning therefore records an execution twice, for operands at two made-up addresses. The words
+that differ between the two recordings hold operand addresses. A replay writes the actual addresses into these words.
 """
 
 from __future__ import annotations
@@ -20,110 +20,110 @@ if TYPE_CHECKING:
 
 
 class NotRecordableError(Exception):
-    """Something was to be launched on a lane that only keeps, in a way that it does not keep."""
+    """A launch that cannot be recorded for replay."""
 
 
 class _Lane:
-    """In the place of the stream of a lane: it keeps what it is given."""
+    """Stands in for the stream of a lane, and records its launches."""
 
-    def __init__(self, name: str, kept: list[tuple[Start, str, Words]]) -> None:
-        self._name, self._kept = name, kept
+    def __init__(self, name: str, launches: list[tuple[Start, str, Words]]) -> None:
+        self._name, self._launches = name, launches
 
-    def keep(self, start: Start, words: Words) -> None:
-        """As `launches.LaunchRecorder`."""
-        self._kept.append((start, self._name, words))
+    def record(self, start: Start, words: Words) -> None:
+        """See `recordable.LaunchRecorder`."""
+        self._launches.append((start, self._name, words))
 
     def __int__(self) -> int:
         raise NotRecordableError(self._name)
 
 
 class Replay:
-    """What one execution launches.
+    """The recorded launches of one execution.
 
     >>> first, second = Replay(), Replay()
-    >>> found = []
-    >>> for tape, place in ((first, 1000), (second, 5000)):
-    ...     words = [7, place + 8]
-    ...     tape.lane("main").keep(lambda stream, words=words: found.append((stream, *words)), words)
+    >>> launched = []
+    >>> for replay, address in ((first, 1000), (second, 5000)):
+    ...     words = [7, address + 8]
+    ...     replay.lane("main").record(lambda stream, words=words: launched.append((stream, *words)), words)
     >>> first.compare(second, {4000: (0, 1000)})
     True
-    >>> first.play([90], {"main": 3})
-    >>> found
+    >>> first.launch([90], {"main": 3})
+    >>> launched
     [(3, 7, 98)]
     """
 
     def __init__(self) -> None:
         self.memory: dict[Any, Any] = {}
-        """Arrays that it needs beside its operands."""
-        self._kept: list[tuple[Start, str, Words]] = []
-        self._moves: list[tuple[Words, int, int, int]] = []
+        """Further arrays that the launches use."""
+        self._launches: list[tuple[Start, str, Words]] = []
+        self._relocations: list[tuple[Words, int, int, int]] = []
 
     def lane(self, name: str) -> _Lane:
-        """In the place of the stream of a lane, while an execution is recorded."""
-        return _Lane(name, self._kept)
+        """Stands in for the stream of a lane while an execution is recorded."""
+        return _Lane(name, self._launches)
 
-    def compare(self, other: Replay, shifts: Mapping[int, tuple[int, int]]) -> bool:
-        """Find the words that tell where operands lie.
+    def compare(self, second: Replay, shifts: Mapping[int, tuple[int, int]]) -> bool:
+        """Find the words that hold operand addresses.
 
         Args:
-            other: the same execution on operands elsewhere.
-            shifts: how far each operand lies from where it lay for this one; its number, and where that was.
+            second: the same execution on operands elsewhere.
+            shifts: for the distance between an operand's two addresses, its number and its address in this recording.
 
         Returns:
-            Whether there is no other difference.
+            Whether the two recordings differ in operand addresses only.
         """
-        if len(self._kept) != len(other._kept):
+        if len(self._launches) != len(second._launches):
             return False
-        for (_, lane, words), (_, other_lane, others) in zip(self._kept, other._kept, strict=True):
-            if lane != other_lane or len(words) != len(others):
+        for (_, lane, words), (_, second_lane, second_words) in zip(self._launches, second._launches, strict=True):
+            if lane != second_lane or len(words) != len(second_words):
                 return False
-            for index, (word, changed) in enumerate(zip(words, others, strict=True)):
-                if word != changed:
-                    if changed - word not in shifts:
+            for index, (word, second_word) in enumerate(zip(words, second_words, strict=True)):
+                if word != second_word:
+                    if second_word - word not in shifts:
                         return False
-                    number, place = shifts[changed - word]
-                    self._moves.append((words, index, number, word - place))
+                    number, place = shifts[second_word - word]
+                    self._relocations.append((words, index, number, word - place))
         return True
 
-    def play(self, places: Sequence[int], streams: Mapping[str, int]) -> None:
-        """Launch it all on operands that lie at these places."""
-        for words, index, number, offset in self._moves:
-            words[index] = places[number] + offset
-        for start, lane, _ in self._kept:
+    def launch(self, addresses: Sequence[int], streams: Mapping[str, int]) -> None:
+        """Launch everything on operands at these addresses."""
+        for words, index, number, offset in self._relocations:
+            words[index] = addresses[number] + offset
+        for start, lane, _ in self._launches:
             start(streams[lane])
 
 
 class Recording:
-    """What executions of a plan launch on operands that lie alike, for each half of their workspace.
+    """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace.
 
     Args:
-        gemm: with which they multiply.
+        gemm: the products that the launches use.
     """
 
     def __init__(self, gemm: Gemm) -> None:
         self.workspace: Workspace | None = None
-        """That they use, if any."""
+        """The workspace that the launches use, if any."""
         self.memory: dict[int, dict[Any, Any]] = {}
-        """Arrays that they need beside their operands."""
-        self._tapes: dict[int, Replay] = {}
+        """Further arrays that the launches use, by half of the workspace."""
+        self._replays: dict[int, Replay] = {}
         self._gemm, self._products = gemm, gemm.forgotten
 
-    def add(self, tape: Replay, workspace: Workspace | None) -> None:
-        """What an execution launches in the half of the workspace whose turn it is."""
+    def add(self, replay: Replay, workspace: Workspace | None) -> None:
+        """Add the launches of an execution in the current half of the workspace."""
         self.workspace = workspace
-        self._tapes[self._half] = tape
-        self.memory[self._half] = tape.memory
+        self._replays[self._parity] = replay
+        self.memory[self._parity] = replay.memory
 
     @property
     def is_current(self) -> bool:
-        """Whether the products that it launches are still there."""
+        """Whether the recorded products still exist."""
         return self._products == self._gemm.forgotten
 
     @property
-    def tape(self) -> Replay:
-        """Of the next execution."""
-        return self._tapes[self._half]
+    def replay(self) -> Replay:
+        """The launches of the next execution."""
+        return self._replays[self._parity]
 
     @property
-    def _half(self) -> int:
+    def _parity(self) -> int:
         return 0 if self.workspace is None else self.workspace.parity

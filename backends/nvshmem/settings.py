@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
 MARGIN_NBYTES = 64 << 20
-"""NVSHMEM's own: what its collectives and teams need beside the slab."""
+"""Memory for NVSHMEM's own collectives and teams, in addition to the slab."""
 GRANULARITY_NBYTES = 512 << 20
 """NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
 LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
 SHARE_VARIABLE = "PBLAS_SHARE_GPU"
-_LIMIT_NBYTES = 128 << 30  # its default: addresses that NVSHMEM reserves, all that a heap can grow to
+_LIMIT_NBYTES = 128 << 30  # its default: address space that NVSHMEM reserves, the limit of a growing heap
 _SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
@@ -37,7 +37,7 @@ def may_share_gpu() -> bool:
 
 
 def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
-    """Settings of NVSHMEM for a slab of so many bytes.
+    """Settings of NVSHMEM for a slab of `nbytes` bytes.
 
     >>> environment(1 << 30, one_node=False)
     {'NVSHMEM_DISABLE_NVLS': '1', 'NVSHMEM_SYMMETRIC_SIZE': '1140850688'}
@@ -50,7 +50,7 @@ def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
     if one_node:
         settings |= {
             "NVSHMEM_REMOTE_TRANSPORT": "none",
-            # Else a thread of each rank spins, for what kernels of NVSHMEM's own may ask of the host; ours ask nothing.
+            # Otherwise a thread of each rank spins for requests of NVSHMEM's own kernels; kernels of pblas send none.
             "NVSHMEM_DISABLE_LOCAL_ONLY_PROXY": "1",
         }
         if Path("/sys/class/net/lo").exists():
@@ -86,11 +86,11 @@ def parse_size(text: str, name: str = SIZE_VARIABLE) -> int:
 
 
 def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
-    """What to say if NVSHMEM has reserved too few addresses, None if they suffice.
+    """The error if NVSHMEM has reserved too little address space, None if it suffices.
 
     Args:
-        nbytes: more that is to be taken (global).
-        taken: symmetric memory that is taken already (global).
+        nbytes: further bytes to allocate (global).
+        taken: symmetric memory allocated so far (global).
     """
     text = os.environ.get(LIMIT_VARIABLE)
     limit, needed = parse_size(text, LIMIT_VARIABLE) if text else _LIMIT_NBYTES, taken + nbytes + GRANULARITY_NBYTES
@@ -103,13 +103,13 @@ def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
 
 
 def shortage(nbytes: int, free: int, device: Device, taken: int) -> errors.WorkspaceError | None:
-    """What stands against so much symmetric memory on a GPU (local).
+    """The error if a GPU has too little free memory, None if it suffices (local).
 
     Args:
-        nbytes: more that is to be taken, beside what NVSHMEM may need to round it up.
-        free: what the GPU has left.
+        nbytes: further bytes to allocate, without NVSHMEM's rounding.
+        free: free memory of the GPU.
         device: the GPU.
-        taken: symmetric memory that is taken already.
+        taken: symmetric memory allocated so far.
     """
     needed, fits = nbytes + GRANULARITY_NBYTES, (free - GRANULARITY_NBYTES) // GRANULE * GRANULE
     if needed <= free:
@@ -125,11 +125,11 @@ def shortage(nbytes: int, free: int, device: Device, taken: int) -> errors.Works
 
 
 def heap_error(nbytes: int, taken: int, *, ours: bool) -> errors.WorkspaceError:
-    """What to say if NVSHMEM's heap has no more memory.
+    """The error if NVSHMEM's heap has no more memory.
 
     Args:
-        nbytes: more that was to be taken (global).
-        taken: symmetric memory that is taken already (global).
+        nbytes: further bytes that were requested (global).
+        taken: symmetric memory allocated so far (global).
         ours: whether pblas started NVSHMEM (global).
     """
     total = nbytes + taken

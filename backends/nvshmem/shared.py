@@ -1,4 +1,4 @@
-"""What the engines of a context share: kernels, products, and the watchdog."""
+"""Resources that the engines of a context share: kernels, products, and the watchdog."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.heap import Heap
     from pblas.backends.nvshmem.startup import Nvshmem
 
-_REFUSAL_SECONDS = 5.0  # in which the message of a rank that refused arrives
+_REFUSAL_SECONDS = 5.0  # time for the error message of a rank that rejected its arguments
 
 
 class EngineResources:
     """**Collective.** Loads the kernels, and begins to watch over executions.
 
     Args:
-        ranks: of the context (global).
+        ranks: the ranks of the context (global).
         heap: their symmetric memory (global).
-        nvshmem: of this process (local).
+        nvshmem: NVSHMEM of this process (local).
     """
 
     def __init__(self, ranks: HostRanks, heap: Heap, nvshmem: Nvshmem) -> None:
@@ -52,16 +52,16 @@ class EngineResources:
         self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
         self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
 
-    def prepare(self, what: str, body: Callable[[], None]) -> None:
-        """**Collective.** Do what concerns this rank's GPU alone; what it raises, all ranks raise."""
+    def prepare(self, call: str, body: Callable[[], None]) -> None:
+        """**Collective.** Run a local step on this rank's GPU. All ranks raise an error of any rank."""
         error: errors.PblasError | None = None
         try:
             body()
         except errors.PblasError as caught:
             error = caught
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            error = errors.BackendError(f"{what}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
-        self.ranks.agree(what, error)
+            error = errors.BackendError(f"{call}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
+        self.ranks.agree(call, error)
 
     def _load(self) -> None:
         self.kernels = Kernels()
@@ -74,7 +74,7 @@ class EngineResources:
         self.origin.synchronize()
 
     def reject(self, error: errors.PblasError) -> None:
-        """Raise an error here; the others' streams stop waiting, and their next call raises (local)."""
+        """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""
         self.ranks.agreement.reject(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
 
     def settle(self, timeout: float | None = None) -> None:
@@ -83,7 +83,7 @@ class EngineResources:
         self.check()
 
     def check(self) -> None:
-        """Raise what has become of earlier executions, if any of them failed (local)."""
+        """Raise the error of earlier executions, if any of them failed (local)."""
         if self.has_fault():
             self.raise_fault()
 
@@ -92,7 +92,7 @@ class EngineResources:
         return self.watchdog.fault is not None or self.watchdog.gave_up
 
     def raise_fault(self) -> None:
-        """The error of a broken context; if a rank refused its arguments, that rank's."""
+        """Raise the error of a broken context: that of the rank that rejected its arguments, if one did."""
         agreement, end = self.ranks.agreement, time.monotonic() + _REFUSAL_SECONDS
         while self.watchdog.fault is None and agreement.broken is None and time.monotonic() < end:
             time.sleep(1e-3)
@@ -110,6 +110,6 @@ class EngineResources:
         raise errors.ContextError(f"execute: the context is broken since this happened: {agreement.broken}")
 
     def close(self) -> None:
-        """Free it; no execution needs it any more (local)."""
+        """Free the resources; no execution uses them any more (local)."""
         self.gemm.close()
         self._memory = None

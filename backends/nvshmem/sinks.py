@@ -1,7 +1,7 @@
-"""What becomes of the operations of an execution: one sink for each way to run them.
+"""Sinks take the operations of an execution: one class for each way to run them.
 
-An operation computes what is to be launched, and gives it to the sink. The lanes know whether their streams are those
-of a GPU, or keep what they are given (`pblas.backends.nvshmem.replay`).
+An operation computes its launch and passes it to the sink. A lane is a stream of the GPU, or it records its launches
+(`pblas.backends.nvshmem.replay`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Product(NamedTuple):
-    """A GEMM that was listed: Z := alpha X Y, and what follows."""
+    """A listed GEMM: Z := alpha X Y, and its epilogue."""
 
     alpha: complex
     x: Any
@@ -37,25 +37,25 @@ class Sink:
 
     Args:
         lanes: of the execution (local).
-        memory: arrays that it needs beside its operands; kept as long as what is launched again (local).
+        memory: further arrays of the execution, kept as long as its graphs (local).
     """
 
     captured = False
-    """Whether operations go into a graph of the caller's: those have scratch, counters and marks of their own."""
+    """Whether operations go into a graph of the caller's, which has its own scratch, counters and tile flags."""
 
     def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
         self._lanes, self.memory = lanes, memory
 
     def stream(self, lane: str) -> Stream:
-        """The stream of a lane, or what keeps what it is given; `int` of it is for calls that are not kept."""
+        """The stream of a lane, or its launch recorder; calls that cannot be recorded take its `int`."""
         return self._lanes.stream(lane)
 
     def launch(self, lane: str, start: Start) -> None:
-        """Launch something: `start(stream)`."""
+        """Call `start(stream)`, which launches an operation."""
         start(self._lanes.stream(lane))
 
     def product(self, lane: str, start: Start, rehearse: Callable[[list[Product]], object]) -> None:
-        """Launch products; before any execution, `rehearse(products)` loads what they need, or lists them."""
+        """Launch products. While the plan is made, `rehearse(products)` loads or lists their kernels instead."""
         del rehearse
         self.launch(lane, start)
 
@@ -64,15 +64,15 @@ class Sink:
         self._lanes.operate(lane, operations)
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of others."""
+        """The next operation of a lane starts after these operations of other lanes."""
         self._lanes.follow(lane, after)
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Others will follow the last operation of a lane."""
+        """Other lanes will wait for the last operation of a lane."""
         self._lanes.mark(lane, index)
 
     def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """An array that `make` returns at first, and that is kept with the execution's memory."""
+        """The array of a key: `make` creates it at the first call, and the execution's memory keeps it."""
         if key not in self.memory:
             self.memory[key] = make()
         return self.memory[key]
@@ -85,16 +85,16 @@ class CapturingSink(Sink):
 
 
 class RecordingSink(Sink):
-    """Gives operations to lanes that keep them."""
+    """Passes operations to lanes that record them."""
 
     def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Raises: what is packed lies elsewhere for each set of operands."""
+        """Raise NotRecordableError: each set of operands has packed copies at other addresses."""
         del make
         raise NotRecordableError(f"packed operands: {key}")
 
 
 class RehearsingSink(Sink):
-    """Lists products, and launches nothing that peers would see."""
+    """Lists products, and launches nothing that peers can observe."""
 
     def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
         super().__init__(lanes, memory)
@@ -104,7 +104,7 @@ class RehearsingSink(Sink):
         """Nothing."""
 
     def product(self, lane: str, start: Start, rehearse: Callable[[list[Product]], object]) -> None:
-        """List it, or load what it needs."""
+        """List the product, or load its kernel."""
         del lane, start
         rehearse(self.products)
 

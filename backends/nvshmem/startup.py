@@ -1,10 +1,10 @@
-"""NVSHMEM's life in this process: started once over one communicator, ended before MPI if it was started here.
+"""Start and end of NVSHMEM in this process: it starts once over one communicator, and pblas ends it before MPI.
 
-NVSHMEM is one per process: a second initialisation, over other ranks or with another GPU, does not exist. So this
-module keeps the only state of pblas that belongs to no context: whether NVSHMEM runs, and the memory that it gave.
+A process can initialise NVSHMEM only once, over fixed ranks and with one GPU. This module therefore has the only state
+of pblas that belongs to no context: whether NVSHMEM runs, and its memory. pblas ends NVSHMEM only if pblas started it.
 
-Its allocation is collective over all PEs (NVSHMEM's word for ranks). One slab is therefore taken at the start, and
-contexts, which may be over fewer ranks, take regions of it at places that their own ranks agree on (`heap.py`).
+NVSHMEM allocates collectively over all PEs (NVSHMEM's word for ranks). pblas therefore allocates one slab at the start.
+A context may have fewer ranks; its ranks agree on the places of its regions in the slab (`heap.py`).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Nvshmem:
     Args:
         agreement: agreement of all PEs, by messages of their own (global).
         device: the GPU that NVSHMEM works on (local).
-        bindings: nvshmem.bindings, or what stands for it in a test.
-        version: of NVSHMEM's library.
+        bindings: nvshmem.bindings, or a stand-in of a test.
+        version: version of NVSHMEM's library.
         ours: whether pblas started it, and so ends it (global).
     """
 
@@ -60,7 +60,7 @@ class Nvshmem:
         self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
         self.pool = Pool()
         self.order = Order()
-        """Of the executions of all contexts of this process (local)."""
+        """Order of the executions of all contexts of this process (local)."""
         self._abandoned: str | None = None
 
     @property
@@ -69,11 +69,11 @@ class Nvshmem:
         return self.pool.nbytes
 
     def peer(self, address: int, pe: int) -> int:
-        """Where memory of this PE lies on another, as this GPU sees it; 0 if it does not (local).
+        """Address on another PE that corresponds to an address here, as mapped here; 0 if it is not mapped (local).
 
         Args:
-            address: in symmetric memory, of this PE (local).
-            pe: the other (local).
+            address: symmetric memory of this PE (local).
+            pe: the other PE (local).
         """
         return int(self._bindings.ptr(address, pe))
 
@@ -81,7 +81,7 @@ class Nvshmem:
         """**Collective** over all PEs. More symmetric memory; it stays until NVSHMEM ends, and later contexts use it.
 
         Args:
-            nbytes: at least so many in one piece (global).
+            nbytes: least number of contiguous bytes (global).
 
         Raises:
             WorkspaceError: a GPU, or NVSHMEM's heap, has no such memory left; on every PE.
@@ -93,19 +93,20 @@ class Nvshmem:
         self.pool.add(size, address)
 
     def _obstacle(self, nbytes: int) -> errors.PblasError | None:
-        """What stands against so much more memory (local).
+        """The error if this PE cannot allocate `nbytes` more bytes, else None (local).
 
-        Found before it is tried: a heap that cannot grow on one PE is taken apart there, and the others wait for it.
+        The check precedes the allocation: if the heap cannot grow on one PE, NVSHMEM destroys it there, and the other
+        PEs wait for it.
         """
         grows = self.device.virtual_memory and self.device.rdma_virtual_memory
         if not self.pool.segments and not (grows and not self.ours):
-            return None  # the slab, for which the start has looked, or a part of a heap that exists
+            return None  # the slab, which the start has checked, or a part of an existing heap
         try:
             error = limit_error(nbytes, self.nbytes)
             return error or shortage(nbytes, gpu.free_nbytes(), self.device, self.nbytes)
         except errors.PblasError as caught:
             return caught
-        except Exception as caught:  # noqa: BLE001 - a GPU that has failed raises what it likes
+        except Exception as caught:  # noqa: BLE001 - a failed GPU raises any exception
             return _failure("the GPU cannot be used", caught)
 
     def _agree(self, call: str, error: errors.PblasError | None) -> None:
@@ -114,7 +115,7 @@ class Nvshmem:
         self.agreement.agree(call, error)
 
     def check(self, nbytes: int | None = None, device: int | None = None) -> None:
-        """Raise BackendError if NVSHMEM runs already and is not what is asked for (local)."""
+        """Raise BackendError if NVSHMEM runs already with other settings than these (local)."""
         if nbytes is not None and rounded(nbytes) > self.nbytes:
             raise errors.BackendError(
                 f"NVSHMEM runs already, with {self.nbytes} bytes of symmetric memory where {nbytes} are asked for; "
@@ -127,13 +128,13 @@ class Nvshmem:
             )
 
     def abandon(self, reason: str) -> None:
-        """Do not end NVSHMEM when the process ends: its GPU has failed, or a peer is gone (local)."""
+        """Leave NVSHMEM running at the end of the process: its GPU has failed, or a peer is gone (local)."""
         self._abandoned = self._abandoned or reason
 
     def stop(self) -> None:
-        """**Collective** over all PEs. End NVSHMEM if pblas started it and all PEs are here; else leave it (global).
+        """**Collective** over all PEs. End NVSHMEM if pblas started it and all PEs arrive; else leave it (global).
 
-        What is left ends with the process. A rank that waits here for others would wait for them in MPI's Finalize.
+        Otherwise NVSHMEM ends with the process. A rank that waits here would wait in MPI's Finalize as well.
         """
         global _process  # noqa: PLW0603 - see the module's docstring
         if _process is not self:
@@ -172,9 +173,9 @@ def start(
         timeout: seconds that a rank waits for another (global).
 
     Raises:
-        ArgumentError: what is no size, GPU or number of seconds, on any rank.
-        BackendError: what is missing or unfit, with the remedy, or NVSHMEM runs already: not as it is asked for, or on
-            some ranks only; on every rank.
+        ArgumentError: an invalid size, GPU or timeout, on any rank.
+        BackendError: a missing or unsuitable library or GPU, with the remedy, or NVSHMEM runs already with other
+            settings or on some ranks only; on every rank.
         WorkspaceError: too little memory on a GPU; on every rank.
         PeerTimeout: a rank does not arrive.
     """
@@ -189,9 +190,9 @@ def start(
     runs, patience = int(_process is not None), _TIMEOUT if error else timeout
     try:
         some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
-    except errors.PeerTimeout as late:
+    except errors.PeerTimeout as caught:
         raise errors.PeerTimeout(
-            f"{late}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
+            f"{caught}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
             f"pblas.init_nvshmem(comm) starts it over fewer"
         ) from None
     if some and none:
@@ -225,27 +226,27 @@ def join(agreement: Agreement, device: int | None = None) -> tuple[Nvshmem, tupl
     Raises:
         BackendError, WorkspaceError, PeerTimeout: as `start`, and for GPUs that do not reach each other; on every rank.
     """
-    error, found = None, running()
+    error, existing = None, running()
     try:
-        if found is not None:
-            found.check(device=device)
+        if existing is not None:
+            existing.check(device=device)
     except errors.BackendError as caught:
         error = caught
-    runs = int(found is not None)
+    runs = int(existing is not None)
     some, none = agreement.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
     if some and none:
         raise errors.BackendError(
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "
             "pblas.init_nvshmem(comm) with all ranks that multiply together"
         )
-    nvshmem = found or start(agreement.peers.world(), None, device, timeout=agreement.timeout)
+    nvshmem = existing or start(agreement.peers.world(), None, device, timeout=agreement.timeout)
     pes = tuple(agreement.gather(nvshmem.pe, "Context: NVSHMEM's peers"))
     agreement.agree("Context: NVSHMEM's peers", unreachable(nvshmem, pes))
     return nvshmem, pes
 
 
 def unreachable(nvshmem: Nvshmem, pes: tuple[int, ...]) -> errors.BackendError | None:
-    """What to say if this rank's GPU does not reach one of the context's, None if it reaches all (local)."""
+    """The error if this rank's GPU cannot access the memory of every GPU of the context, else None (local)."""
     base = nvshmem.pool.segments[0].address
     far = [rank for rank, pe in enumerate(pes) if not nvshmem.peer(base, pe)]
     if not far:
@@ -259,7 +260,7 @@ def unreachable(nvshmem: Nvshmem, pes: tuple[int, ...]) -> errors.BackendError |
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What a rank has settled by itself before NVSHMEM starts (local)."""
+    """Settings that a rank has chosen before NVSHMEM starts (local)."""
 
     nbytes: int
     device: Device
@@ -268,18 +269,18 @@ class _Prepared:
 
 
 def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvshmem:
-    """**Collective.** The steps of `start`; what one rank finds in a step, all raise before the next."""
+    """**Collective.** The steps of `start`. All ranks raise an error of any rank before the next step."""
     peers = agreement.peers
     prepared, error, local_rank = None, None, peers.local_rank
     try:
         prepared = _prepare(nbytes, device, local_rank)
     except errors.PblasError as caught:
         error = caught
-    except Exception as caught:  # noqa: BLE001 - whatever a broken driver raises: the other ranks wait for the verdict
+    except Exception as caught:  # noqa: BLE001 - a broken driver raises any exception; the other ranks wait for it
         error = _failure("the GPU cannot be used", caught)
-    found = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
+    request = (prepared.nbytes, prepared.adopted, prepared.shares) if prepared else (0, False, False)
     agreement.agree(
-        f"init_nvshmem\nnbytes={found[0]}\nNVSHMEM runs already={found[1]}\n{SHARE_VARIABLE}={found[2]}", error
+        f"init_nvshmem\nnbytes={request[0]}\nNVSHMEM runs already={request[1]}\n{SHARE_VARIABLE}={request[2]}", error
     )
     assert prepared is not None, "every rank is prepared, or all have raised"
     shared = shared_device_error(
@@ -297,7 +298,7 @@ def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvsh
 
 
 def _take(agreement: Agreement, prepared: _Prepared) -> Nvshmem:
-    """**Collective.** NVSHMEM that runs, with its slab."""
+    """**Collective.** Allocate the slab of NVSHMEM, which runs."""
     try:
         nvshmem = Nvshmem(agreement, prepared.device, _bindings(), _version(), ours=not prepared.adopted)
         _check_pes(nvshmem, agreement.gather(nvshmem.pe, "init_nvshmem"))
@@ -310,16 +311,16 @@ def _take(agreement: Agreement, prepared: _Prepared) -> Nvshmem:
 
 
 def _prepare(nbytes: int | None, device: int | None, local_rank: int) -> _Prepared:
-    """Choose the GPU and look for what is missing (local)."""
+    """Choose the GPU and check the requirements (local)."""
     size = symmetric_nbytes() if nbytes is None else nbytes
-    found = gpu.probe()
-    problem = gpu.problem(found, device)
+    probed = gpu.probe()
+    problem = gpu.problem(probed, device)
     if problem is not None:
         raise errors.BackendError(f"backend 'nvshmem' is not available: {problem}")
     adopted = _is_initialised()
     if adopted and device is None:  # NVSHMEM works on the GPU that was current when the program started it
         device = _current_device()
-    chosen = gpu.choose_device(local_rank, device, found)
+    chosen = gpu.choose_device(local_rank, device, probed)
     gpu.activate(chosen)
     if not adopted:
         lack = shortage(rounded(size), gpu.free_nbytes(), chosen, 0)
@@ -330,7 +331,7 @@ def _prepare(nbytes: int | None, device: int | None, local_rank: int) -> _Prepar
 
 @contextmanager
 def _environment(settings: dict[str, str]) -> Iterator[None]:
-    """Variables that NVSHMEM reads when it starts; what the user has set stays, and what fails leaves nothing."""
+    """Set variables for the start of NVSHMEM. The user's values have priority; a failed start removes the new ones."""
     added = settings.keys() - os.environ.keys()
     os.environ.update({name: settings[name] for name in added})
     try:
@@ -342,7 +343,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
 
 
 def _initialise(agreement: Agreement, device: Device) -> None:
-    """**Collective.** Start NVSHMEM's library: rank 0 makes an identifier, by which the others find it."""
+    """**Collective.** Start NVSHMEM's library with an identifier that rank 0 makes and broadcasts."""
     import numpy as np
 
     error, core, uid = None, None, None
@@ -366,13 +367,13 @@ def _initialise(agreement: Agreement, device: Device) -> None:
             nranks=agreement.size,
             initializer_method="uid",
         )
-    except Exception as caught:  # noqa: BLE001 - as above
+    except Exception as caught:  # noqa: BLE001 - nvshmem4py and NVSHMEM have exceptions of their own
         error = _failure("it did not start", caught)
     agreement.agree("init_nvshmem: start NVSHMEM", error)
 
 
 def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:
-    """Raise, alike on every rank, unless the communicator has exactly NVSHMEM's PEs."""
+    """Raise on every rank, unless the communicator has exactly NVSHMEM's PEs."""
     if sorted(pes) != list(range(nvshmem.npes)):
         raise errors.BackendError(
             f"init_nvshmem: NVSHMEM was started with {nvshmem.npes} PEs before, the communicator has {len(pes)} ranks; "
@@ -390,7 +391,7 @@ def _bindings() -> Any:
 
 
 def _is_initialised() -> bool:
-    """Whether NVSHMEM runs already in this process, whoever started it (local)."""
+    """Whether pblas or the program has started NVSHMEM in this process (local)."""
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -410,7 +411,7 @@ def _finalize() -> None:
     import cupy
     import nvshmem.core
 
-    with suppress(Exception):  # at the end of the process; what fails here, ends with it
+    with suppress(Exception):  # at the end of the process; failures do not matter any more
         cupy.cuda.runtime.deviceSynchronize()
         nvshmem.core.finalize()
 
@@ -422,7 +423,7 @@ def _current_device() -> int:
 
 
 def _core_device(index: int) -> Any:
-    """A GPU as nvshmem4py takes it, current."""
+    """A GPU as an object for nvshmem4py; it becomes the current one."""
     from cuda.core import Device
 
     device = Device(index)
@@ -430,9 +431,9 @@ def _core_device(index: int) -> Any:
     return device
 
 
-def _failure(what: str, caught: Exception) -> errors.BackendError:
+def _failure(problem: str, caught: Exception) -> errors.BackendError:
     text = str(caught).strip().partition("\n")[0] or type(caught).__name__
     return errors.BackendError(
-        f"NVSHMEM: {what}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
+        f"NVSHMEM: {problem}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
         f"says more"
     )

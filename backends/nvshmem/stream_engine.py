@@ -106,8 +106,8 @@ class StreamEngine:
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
-        found = self._resources.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
-        if window < 0 or found != maxima:
+        agreed = self._resources.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        if window < 0 or agreed != maxima:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
 
@@ -117,9 +117,9 @@ class StreamEngine:
         Graphs that were made before it grew keep theirs.
         """
         sink = self._executions.sink
-        found = self._private.scratch(nbytes, captured=sink.captured)
-        sink.memory["scratch", found.data.ptr] = found
-        return found
+        memory = self._private.scratch(nbytes, captured=sink.captured)
+        sink.memory["scratch", memory.data.ptr] = memory
+        return memory
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """A new local part of a matrix, in CuPy's memory (local)."""
@@ -203,13 +203,13 @@ class StreamEngine:
 
         The first half is free then, whatever the graph before ended with, so all ranks begin with that one.
         """
-        found = self._workspaces.of_captures(like)
+        current = self._workspaces.of_captures(like)
         if self._executions.begins_capture():
             for workspace in self._workspaces.captures:
                 workspace.calls = 0
             self._meet(int(self.stream("main")))
             self._executions.lanes.fork()
-        return found
+        return current
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Run the GEMMs alone, which loads their kernels; tune them first if asked to."""
@@ -449,8 +449,8 @@ class StreamEngine:
             hopper.matmul(stream, factors[0], parts, factors[1], finish=finish, watch=self._watch)
 
         def rehearse(_: list[Product]) -> None:
-            for each in self._hoppers.values():
-                each.prepare(parts, reads_z=beta != 0, finish=finish)
+            for kernels in self._hoppers.values():
+                kernels.prepare(parts, reads_z=beta != 0, finish=finish)
 
         self._sink.product(lane, start, rehearse)
         return True
@@ -458,19 +458,21 @@ class StreamEngine:
     def _part(self, portion: Portion) -> Part:
         """A portion as the Hopper kernel is told of it."""
 
-        def own(flag: tuple[int, int] | None) -> tuple[int, int]:
+        def own_flag(flag: tuple[int, int] | None) -> tuple[int, int]:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
 
-        def told(flag: tuple[int, int] | None) -> int:
+        def peer_flag(flag: tuple[int, int] | None) -> int:
             return 0 if flag is None else self._current.flag(flag[0], self._rank, flag[1])
 
-        marks = portion.mark >= 0
-        signal = self._private.mark(portion.mark, captured=self._sink.captured) if marks else told(portion.tells)
-        terms = tuple(Term(z, *own(flag)) for z, flag in portion.terms)
-        places = tuple(Place(z, told(flag)) for z, flag in portion.places)
-        where = (portion.x, portion.y, portion.z, *own(portion.awaits))
-        more = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*where, *more, late=portion.late, among=portion.among, at=portion.at)
+        is_local = portion.mark >= 0
+        signal = (
+            self._private.mark(portion.mark, captured=self._sink.captured) if is_local else peer_flag(portion.tells)
+        )
+        terms = tuple(Term(z, *own_flag(flag)) for z, flag in portion.terms)
+        places = tuple(Place(z, peer_flag(flag)) for z, flag in portion.places)
+        arrays = (portion.x, portion.y, portion.z, *own_flag(portion.awaits))
+        options = (portion.ready, signal, portion.partial, terms, places)
+        return Part(*arrays, *options, late=portion.late, among=portion.among, at=portion.at)
 
     # Sums
 
@@ -487,9 +489,9 @@ class StreamEngine:
             shard = place
         parts = 2 if shard.dtype.kind == "c" else 1
         starts, gathered = [parts * start for start in first], self._current.slots(self._rank) + offset
-        given = shard.itemsize // parts, starts, shard.data.ptr, gathered
-        rest: dict[str, Any] = {"rank": self._rank, "slots": slots, "watch": self._watch}
-        self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *given, **rest))
+        arguments = shard.itemsize // parts, starts, shard.data.ptr, gathered
+        options: dict[str, Any] = {"rank": self._rank, "slots": slots, "watch": self._watch}
+        self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *arguments, **options))
 
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
@@ -499,13 +501,13 @@ class StreamEngine:
             self._sums.reduce_scatter(lane, parts, order, slots, contributing, output)
             return
         rank, size = self._rank, self._size
-        mine, others = parts[rank], [(rank + i) % size for i in range(1, size)]
-        sent = others if rank in contributing else []
-        puts = [(peer, parts[peer], rank * slots, order) for peer in sent if parts[peer].size]
-        self.burst(lane, puts, 0, others, others, "GemmReduceScatter: partial products of")
+        own_part, peers = parts[rank], [(rank + i) % size for i in range(1, size)]
+        receivers = peers if rank in contributing else []
+        puts = [(peer, parts[peer], rank * slots, order) for peer in receivers if parts[peer].size]
+        self.burst(lane, puts, 0, peers, peers, "GemmReduceScatter: partial products of")
         terms = [
-            mine if r == rank else self.array(r * slots, mine.shape, mine.dtype, order)
-            for r in (*others, rank)
+            own_part if r == rank else self.array(r * slots, own_part.shape, own_part.dtype, order)
+            for r in (*peers, rank)
             if r in contributing
         ]
         self.sum(lane, terms, output)

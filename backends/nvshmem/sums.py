@@ -1,4 +1,4 @@
-"""Sums by kernels: of partial products that are here, and of those of all ranks, for which the kernels wait."""
+"""Sums by kernels: of local partial products, and of those of all ranks, for which the kernels wait."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """The kernels that add, on operands as plans have them; the arguments are those of the engine's methods.
+    """The reduction kernels on operands of plans; the arguments are those of the engine's methods.
 
     Args:
-        common: what the context's engines share (local).
-        executions: of the queue, whose sink gets the launches (local).
-        copies: which bring C and D into the form that kernels take (local).
+        common: resources of the context's engines (local).
+        executions: executions of the queue, whose sink takes the launches (local).
+        copies: copies that make C and D tight and of the right order (local).
     """
 
     def __init__(self, common: EngineResources, executions: Executions, copies: Copies) -> None:
@@ -35,37 +35,37 @@ class Sums:
         self._executions, self._copies = executions, copies
 
     def add(self, lane: str, parts: list[Any], output: Output) -> None:
-        """The parts, added in their order, go to an output that is not empty."""
+        """Store the sum of the parts, added in their order, in an output that is not empty."""
         out, old, wire = output.out, output.old, parts[0].dtype
         order = common_order(out, parts[0])
-        follows = self._behind(lane, output, order, wire=wire, scaled=False, family="sum")
+        epilogue = self._epilogue_terms(lane, output, order, wire=wire, scaled=False, family="sum")
 
         def start(stream: Stream) -> None:
             c = old if old is None or order in orders(old) else self._copies.reordered(lane, old, order)
             keep = {} if c is None else {"old": c.data.ptr, "old_ld": leading(c, order), "beta": output.beta}
             places, lds = [part.data.ptr for part in parts], [leading(part, order) for part in parts]
-            given = *extents(out, order), places, lds, out.data.ptr, leading(out, order)
-            self._kernels.sum(stream, out.dtype, *given, wire=wire, behind=follows, **keep)
+            arguments = *extents(out, order), places, lds, out.data.ptr, leading(out, order)
+            self._kernels.sum(stream, out.dtype, *arguments, wire=wire, behind=epilogue, **keep)
 
         self._executions.sink.launch(lane, start)
 
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Slots, contributing: list[int], output: Output
     ) -> None:
-        """By one kernel, which sends the parts and adds what it gets."""
+        """Reduce-scatter with one kernel, which sends shards to their owners and adds the received ones."""
         first, source = list(accumulate((part.size for part in parts), initial=0)), parts[0].data.ptr
 
-        def kernel(stream: Stream, result: int, **rest: Any) -> None:
-            self._kernels.reduce_scatter(stream, output.out.dtype, first, source, result, slots=slots, **rest)
+        def kernel(stream: Stream, result: int, **options: Any) -> None:
+            self._kernels.reduce_scatter(stream, output.out.dtype, first, source, result, slots=slots, **options)
 
         self._reduce(lane, kernel, order, parts[self._rank].dtype, contributing, output)
 
     def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
-        """By one kernel, which sends all to all."""
+        """All-reduce with one kernel, which sends the whole partial product to all ranks."""
 
-        def kernel(stream: Stream, result: int, **rest: Any) -> None:
-            given = output.out.dtype, partial.size, partial.data.ptr, result
-            self._kernels.one_shot(stream, *given, slots=slots, **rest)
+        def kernel(stream: Stream, result: int, **options: Any) -> None:
+            arguments = output.out.dtype, partial.size, partial.data.ptr, result
+            self._kernels.one_shot(stream, *arguments, slots=slots, **options)
 
         self._reduce(lane, kernel, "F", partial.dtype, contributing, output)
 
@@ -79,10 +79,10 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """By one kernel, which sends shares of the partial product at `source`, and sums of this rank's share."""
+        """All-reduce with one kernel, which sends shards of the partial product at `source`, then the sums of its shard."""
 
-        def kernel(stream: Stream, result: int, **rest: Any) -> None:
-            self._kernels.two_shot(stream, output.out.dtype, first, source, result, slots=slots, **rest)
+        def kernel(stream: Stream, result: int, **options: Any) -> None:
+            self._kernels.two_shot(stream, output.out.dtype, first, source, result, slots=slots, **options)
 
         self._reduce(lane, kernel, "F", wire, contributing, output)
 
@@ -95,10 +95,10 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """By one kernel, which reads partial products where they lie, and puts sums there: addresses on every rank."""
+        """All-reduce with one kernel, which reads the peers' partial products and writes sums to the peers: `places`."""
 
-        def kernel(stream: Stream, result: int, **rest: Any) -> None:
-            self._kernels.pulled(stream, output.out.dtype, first, result, **places, **rest)
+        def kernel(stream: Stream, result: int, **options: Any) -> None:
+            self._kernels.pulled(stream, output.out.dtype, first, result, **places, **options)
 
         self._reduce(lane, kernel, "F", wire, contributing, output)
 
@@ -113,7 +113,7 @@ class Sums:
     ) -> None:
         """Launch kernel(stream, address of the result, ...), which takes C and D tight and in this order."""
         out, old = output.out, output.old
-        follows = self._behind(lane, output, order, wire=wire, scaled=old is not None, family="all_reduce")
+        epilogue = self._epilogue_terms(lane, output, order, wire=wire, scaled=old is not None, family="all_reduce")
 
         def start(stream: Stream) -> None:
             tight = None if old is None else self._copies.tight(lane, old, order)
@@ -127,15 +127,15 @@ class Sums:
                 beta=0.0 if tight is None else output.beta,
                 wire=wire,
                 contributing=contributing,
-                behind=follows,
+                behind=epilogue,
             )
             if result is not out:
                 self._copies.copy(lane, result, out)
 
         self._executions.sink.launch(lane, start)
 
-    def _behind(self, lane: str, output: Output, order: str, **options: Any) -> EpilogueTerms | None:
-        """What follows, as kernels take it; they are compiled while products are rehearsed."""
+    def _epilogue_terms(self, lane: str, output: Output, order: str, **options: Any) -> EpilogueTerms | None:
+        """The epilogue as an argument of kernels, which are compiled while products are rehearsed."""
         if output.finish is None:
             return None
         return behind(self._kernels, self._executions.sink.stream(lane), output.finish, output.out, order, **options)

@@ -1,7 +1,7 @@
-"""Words that the hosts of a node tell each other: a line of four for each rank and number, in memory that they share.
+"""Tables in host memory that the ranks of a node share: a line of four words for each rank and number.
 
-The ranks of a node map one file, whose name is gone as soon as all have it. What a rank has written, others read after
-the next message between them, which orders both.
+The ranks of a node map one file, whose name is removed as soon as all have mapped it. Peers read the words of a rank
+after the next message between them, which orders the write and the reads.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _LINES, _WORDS = 4096, 4  # of one page
 
 
 class Tables:
-    """Lines by their numbers, made as they are asked for.
+    """Lines by their numbers, made on demand.
 
     Args:
-        agreement: agreement of ranks that are all on one node (global).
+        agreement: agreement of ranks of one node (global).
     """
 
     def __init__(self, agreement: Agreement) -> None:
@@ -35,10 +35,10 @@ class Tables:
         self._pages: list[Any] = []
 
     def lines(self, number: int) -> list[Any]:
-        """**Collective**. Four 64-bit integers of each rank, which this one writes its own of.
+        """**Collective**. Four 64-bit integers of each rank; this rank writes its own.
 
         Args:
-            number: of the line, that of a block of memory, so that there are few (global).
+            number: number of the line; numbers of memory blocks, which are small (global).
         """
         page, line = divmod(number, _LINES)
         while len(self._pages) <= page:
@@ -53,7 +53,7 @@ class Tables:
             if agreement.rank == 0:
                 file, name = tempfile.mkstemp(prefix="pblas-", dir=_FOLDER)
                 try:
-                    os.posix_fallocate(file, 0, nbytes)  # else writing past the end of the folder kills the process
+                    os.posix_fallocate(file, 0, nbytes)  # otherwise a write to a full folder kills the process
                 finally:
                     os.close(file)
         except OSError as caught:
@@ -75,7 +75,7 @@ class Tables:
                 Path(name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Let go of them (local)."""
+        """Drop the tables (local)."""
         self._pages = []
 
 

@@ -1,11 +1,11 @@
-"""Faults: a rank that dies or falls behind must not leave the others' streams waiting for ever.
+"""Faults: a rank that dies or is late must not leave the streams of its peers waiting for ever.
 
-Kernels that wait for a flag have a deadline, but nobody reads what they record, and no peer hears of it. So a thread of
-each context looks whether one has given up, and whether the executions end in time. If they do not, it finds out which
-flags are missing, and sets a word on every rank that tells all kernels that wait, now or later, to give up; the words
-that streams wait for by themselves it sets. So the streams drain. The outputs of those executions are undefined, the
-context is broken, and its next call raises on every rank. The same happens where a rank closes its context, which is
-broken then, while executions are under way.
+Kernels that wait for a flag have a deadline, but they cannot report a timeout to the host or to peers. Therefore a
+thread of each context checks whether a kernel has given up, and whether the executions end in time. If they do not, the
+thread finds the missing flags and sets the abort word of every rank. The abort word ends all current and later waits of
+kernels. The thread also sets the words that streams themselves wait for, so the streams drain. The outputs of those
+executions are undefined, the context is broken, and its next call raises on every rank. A rank that closes its context
+during executions breaks it in the same way.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.workspace import Workspace
 
 _TICK, _DRAIN_TICK = 0.05, 0.002
-_DRAINING = 5.0  # seconds for streams to drain before a context ends; those of a caller's graphs nobody follows
-_QUIET = 0.2  # seconds in which an execution is not looked into
-_RING = 256  # executions whose end is followed one by one
-_GRACE = 1.0  # seconds in which the others report a rank whose own stream is late
+_DRAINING = 5.0  # seconds for streams to drain before a context ends; the end of a caller's graphs is unknown
+_QUIET = 0.2  # seconds in which an execution is not checked
+_RING = 256  # executions with an event of their own
+_GRACE = 1.0  # seconds in which the peers report a rank whose own stream is late
 _TO_DEVICE, _TO_HOST = 1, 2
 
 
 class _Ends:
-    """The ends of executions that follow each other, of which the last are followed one by one."""
+    """The ends of consecutive executions; the last ones have an event each."""
 
     def __init__(self) -> None:
         self._events = [streams.event() for _ in range(_RING)]
@@ -49,7 +49,7 @@ class _Ends:
         """Time of the last progress."""
 
     def launched(self, stream: int) -> int:
-        """An execution was launched on a stream; the event behind it."""
+        """Record an event after an execution on a stream, and return it."""
         event = self._events[self._launches % _RING]
         runtime.eventRecord(event, stream)
         if self._finished == self._launches:
@@ -61,7 +61,7 @@ class _Ends:
         """Whether all of them have ended."""
         launches = self._launches
         while self._finished < launches:
-            oldest = max(self._finished, launches - _RING)  # of those whose event is still theirs
+            oldest = max(self._finished, launches - _RING)  # among those that still have an event
             if not streams.is_done(self._events[oldest % _RING]):
                 return False
             self._finished, self.since = oldest + 1, time.monotonic()
@@ -72,17 +72,17 @@ class Watchdog:
     """The deadline of a context's executions.
 
     Args:
-        rank: this one (local).
+        rank: this rank (local).
         size: ranks of the context (global).
         words: the abort word of each rank, in this rank's address space (local).
-        record: what a kernel that gave up wrote, an array of one RECORD in pinned memory (local).
+        record: array of one RECORD in pinned memory, written by a kernel that gave up (local).
         timeout: seconds that an execution may wait for a peer (global).
     """
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
         self.phase = NO_STEP
-        """Of what this rank has waited for when it gave up; other ranks may have waited for something else."""
+        """Phase in which this rank gave up waiting; other ranks may have waited in another phase."""
         self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout
         self._device = int(runtime.getDevice())
@@ -96,8 +96,8 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, workspace: Workspace) -> None:
-        """Also look at the flags of a new workspace, as long as there are plans that use it (local)."""
-        known = [found for found in self._workspaces if found() is not None]
+        """Also check the flags of a new workspace, as long as plans use it (local)."""
+        known = [reference for reference in self._workspaces if reference() is not None]
         self._workspaces = [*known, weakref.ref(workspace)]  # another one: the thread may be reading it
 
     def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
@@ -105,25 +105,24 @@ class Watchdog:
 
         Args:
             queue: None for those that run alone (global).
-            marks: arrays of words of this rank that its streams themselves wait for, without a deadline, as they may
-                for flags (local).
+            marks: tile flags of this rank; streams may wait for them, and for flags, without a deadline (local).
         """
         self._ends = self._ends | {queue: _Ends()}  # another one: the thread may be reading it
         self._marks += marks
 
     def launched(self, stream: int, queue: int | None) -> int:
-        """An execution of a queue was launched on a stream; the event behind it (local)."""
+        """Record an event after an execution of a queue on a stream, and return it (local)."""
         event = self._ends[queue].launched(stream)
         self.start()
         return event
 
     def recorded(self) -> None:
-        """An execution was recorded into a graph of the caller's, whose launches nobody follows (local)."""
+        """An execution was recorded into a graph of the caller's, whose launches have no events (local)."""
         self._recorded = True
         self.start()
 
     def start(self) -> None:
-        """Begin to look, if it has not begun (local)."""
+        """Start the thread, if it does not run (local)."""
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_guard, args=(weakref.ref(self),), daemon=True, name="pblas watchdog"
@@ -132,11 +131,11 @@ class Watchdog:
 
     def is_idle(self) -> bool:
         """Whether all executions have ended (local)."""
-        idle = [ends.is_idle() for ends in self._ends.values()]  # each is looked at: any progress counts
+        idle = [ends.is_idle() for ends in self._ends.values()]  # checks each queue: any progress counts
         return all(idle)
 
     def tick(self) -> None:
-        """Look once; the watchdog's own thread. Streams are the callers', perhaps destroyed by now: never touched."""
+        """Check once, in the watchdog's thread. It never uses the callers' streams, which may be destroyed."""
         if self.fault is not None:
             if self._recorded or not self.is_idle():
                 self._release()
@@ -147,7 +146,7 @@ class Watchdog:
         word = self._read(self._words[self._rank], 1)[0]
         if word:
             self._break(Fault.read(int(word), self._timeout))
-        elif self.gave_up:  # a kernel has returned without what it waited for
+        elif self.gave_up:  # a kernel has given up waiting
             rank, self.phase = (int(self._record[field][0]) for field in ("rank", "step"))
             self._break(Fault(self._rank, (rank,), self._timeout))
         elif waited > self._timeout + _QUIET:
@@ -157,7 +156,7 @@ class Watchdog:
 
     @property
     def gave_up(self) -> bool:
-        """Whether a kernel has given up, of which the fault follows within a tick (local)."""
+        """Whether a kernel has given up; the fault is set within a tick (local)."""
         return bool(self._record["code"][0])
 
     def tell(self, fault: Fault) -> None:
@@ -174,7 +173,7 @@ class Watchdog:
     def _tables(self) -> Iterator[tuple[int, int]]:
         """Address of the flags of each parity of each workspace, phases x ranks words, and the phases.
 
-        The workspace is kept until the next one: its memory is nobody else's meanwhile.
+        The generator keeps a workspace alive until the next one, so that its memory is not reused meanwhile.
         """
         for reference in self._workspaces:
             work = reference()
@@ -183,32 +182,32 @@ class Watchdog:
                     yield work.peers[self._rank] + parity * work.pitch, work.phases
 
     def _find(self) -> Fault:
-        """Which ranks' flags are missing: of a phase of which others have come, or of all.
+        """The ranks whose flags are missing: in a phase with some flags set, or in all phases.
 
-        Where all of a phase have come, it is this rank's stream that has not.
+        If all flags of a phase are set, this rank's own stream is late.
         """
-        others, here = set(range(self._size)) - {self._rank}, False
+        peers, has_arrivals = set(range(self._size)) - {self._rank}, False
         for address, phases in self._tables():
             table = self._read(address, phases * self._size).reshape(phases, self._size)
             for phase in range(phases):
                 arrived = {int(source) for source in np.flatnonzero(table[phase])}
-                if arrived and arrived != others:
+                if arrived and arrived != peers:
                     self.phase = phase
-                    return Fault(self._rank, tuple(sorted(others - arrived)), self._timeout)
-                here = here or bool(arrived)
-        return Fault(self._rank, (self._rank,) if here else tuple(sorted(others)), self._timeout)
+                    return Fault(self._rank, tuple(sorted(peers - arrived)), self._timeout)
+                has_arrivals = has_arrivals or bool(arrived)
+        return Fault(self._rank, (self._rank,) if has_arrivals else tuple(sorted(peers)), self._timeout)
 
     def _break(self, fault: Fault) -> None:
-        """Break the context, and tell all ranks, this one's kernels too."""
+        """Break the context, and set the abort word of all ranks, this one included."""
         self.tell(fault)  # before this rank's streams go on
-        self._broken, self.fault = time.monotonic(), Fault.read(fault.word, self._timeout)  # what the peers will read
+        self._broken, self.fault = time.monotonic(), Fault.read(fault.word, self._timeout)  # as the peers will read it
 
     def _is_drained(self) -> bool:
-        """Whether streams of a broken context have ended what they had; a caller's graphs, if they had the time."""
+        """Whether the streams of a broken context have drained; graphs of the caller's are given a fixed time."""
         return self.is_idle() and (not self._recorded or time.monotonic() > self._broken + _DRAINING)
 
     def _release(self) -> None:
-        """Set what streams wait for, and reset then, by themselves: one of the executions left, at least, goes on."""
+        """Set the words that streams wait for and then reset; at least one of the remaining executions goes on."""
         with self._open:
             if self._closed:
                 return
@@ -229,10 +228,9 @@ class Watchdog:
         return words
 
     def close(self) -> None:
-        """End the thread, which writes nothing more, when the streams of a broken context have drained (local).
+        """End the thread once the streams of a broken context have drained; it writes nothing afterwards (local).
 
-        Executions that are still under way are broken off: this rank leaves, and without the thread they might wait for
-        ever.
+        Current executions are aborted: this rank leaves, and without the thread they might wait for ever.
         """
         end = time.monotonic() + _DRAINING
         with suppress(errors.BackendError, runtime.CUDARuntimeError):

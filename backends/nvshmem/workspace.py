@@ -1,4 +1,4 @@
-"""Workspaces of the push protocol: flags and slots in symmetric memory, and where they lie on every rank."""
+"""Workspaces of the push protocol: flags and slots in symmetric memory, and their addresses on every rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIGNMENT = 256
 FLAG_NBYTES = 4
 PARITIES = 2
 _MOST_ARRAYS = 1024
-"""Arrays in a workspace that are kept; each takes longer to make than to use."""
+"""Cached arrays of a workspace; an array takes longer to make than to use."""
 
 
 class Workspace:
@@ -24,8 +24,8 @@ class Workspace:
 
     Args:
         block: symmetric memory: flags, flags of the all-reduce kernels, then the slots, for each parity (global).
-        peers: where each rank's block begins in this rank's address space (local).
-        nbytes: of the slots of one parity (global).
+        peers: address of each rank's block, as mapped here (local).
+        nbytes: size of the slots of one parity (global).
         phases: flags that each rank has at each other, in each parity (global).
     """
 
@@ -38,7 +38,7 @@ class Workspace:
 
     @property
     def parity(self) -> int:
-        """Which half the next call uses, or the one that is being issued."""
+        """The half of the workspace that the current or next call uses."""
         return self.calls % PARITIES
 
     def flag(self, peer: int, source: int, phase: int) -> int:
@@ -46,7 +46,7 @@ class Workspace:
         return self._half(peer) + (phase * len(self.peers) + source) * FLAG_NBYTES
 
     def signals(self, rank: int, peers: tuple[int, ...], phase: int) -> list[Any]:
-        """What `streams.operate` takes to set the flags of `rank`, this one, at `peers`."""
+        """Operations for `streams.operate` that set the flags of `rank`, this one, at `peers`."""
         key = self.parity, peers, phase
         if key not in self._signals:
             self._signals[key] = [streams.one(self.flag(peer, rank, phase)) for peer in peers]
@@ -61,7 +61,7 @@ class Workspace:
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
     def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the slots of a rank, as this GPU sees them (local); the same in every call."""
+        """A tight array in the slots of a rank, as mapped here; every call returns the same array (local)."""
         key = self.parity, rank, offset, shape, dtype, order
         if key not in self._arrays:
             if len(self._arrays) >= _MOST_ARRAYS:
@@ -84,5 +84,5 @@ def layout(nprocs: int, nbytes: int, phases: int) -> tuple[int, int, int]:
 
 
 def padded(nbytes: int) -> int:
-    """Bytes up to the next place where a part of a workspace may begin."""
+    """The number of bytes, rounded up to the alignment of a workspace's parts."""
     return nbytes + -nbytes % ALIGNMENT

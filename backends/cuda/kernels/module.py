@@ -51,12 +51,12 @@ class Struct:
     @property
     def offsets(self) -> dict[str, int]:
         """Where each field begins, bytes."""
-        found = {field: 8 * i for i, field in enumerate(self.scalars.split())}
-        offset = 8 * len(found)
+        offsets = {field: 8 * i for i, field in enumerate(self.scalars.split())}
+        offset = 8 * len(offsets)
         for table, length in self.tables.items():
-            found[table] = offset
+            offsets[table] = offset
             offset += 8 * length
-        return found
+        return offsets
 
 
 class Arguments:
@@ -108,7 +108,7 @@ class Ready:
             raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {status.name}")
 
 
-def give_way(driver: Any, function: Any) -> None:
+def prefer_shared_memory(driver: Any, function: Any) -> None:
     """Let multiprocessors on which a kernel runs have as much shared memory as they can.
 
     It may come to one before a GEMM that it waits for, or beside which it copies. Were that set up for little shared
@@ -117,9 +117,9 @@ def give_way(driver: Any, function: Any) -> None:
     Raises:
         BackendError: the driver does not know the wish.
     """
-    wish = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
-    (status,) = driver.cuFuncSetAttribute(function, wish, most)
+    (status,) = driver.cuFuncSetAttribute(function, attribute, most)
     if status:
         raise errors.BackendError(f"the driver keeps shared memory from a kernel beside others: {status.name}")
 
@@ -174,9 +174,9 @@ class Module:
         scalars: tuple[float, ...],
         tables: tuple[Sequence[int], ...],
     ) -> Ready:
-        made = Arguments(self._structs[family])
-        made.fill(scalars, tables)
-        return Ready(self._driver, function, made, configured(0, ctas, threads, early=family in self._early))
+        arguments = Arguments(self._structs[family])
+        arguments.fill(scalars, tables)
+        return Ready(self._driver, function, arguments, configured(0, ctas, threads, early=family in self._early))
 
     def _launch(
         self,
@@ -190,7 +190,7 @@ class Module:
     ) -> None:
         if not isinstance(stream, int):
             ready = self._ready(self._functions[name], ctas, threads, family, scalars, tables)
-            stream.keep(ready.launch, ready.words)
+            stream.record(ready.launch, ready.words)
             return
         arguments = self._arguments[family]
         with self._lock:  # the driver copies the arguments before it returns

@@ -12,8 +12,8 @@ FOLDER = Path(__file__).parent
 def expanded(path: Path) -> str:
     """CUDA C++ with the files that it includes in their places: those beside it, or in `FOLDER`."""
 
-    def included(found: re.Match[str]) -> str:
-        beside = path.parent / found[1]
-        return expanded(beside if beside.exists() else FOLDER / found[1])
+    def included(match: re.Match[str]) -> str:
+        beside = path.parent / match[1]
+        return expanded(beside if beside.exists() else FOLDER / match[1])
 
     return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)

@@ -117,24 +117,24 @@ class Variant:
     places: int
     width: int
     split: int
-    follows: KernelEpilogue | None = None
+    epilogue: KernelEpilogue | None = None
 
     @property
     def general(self) -> Variant:
         """One for operands of what follows that lie in any way."""
-        if self.follows is None:
+        if self.epilogue is None:
             return self
-        return replace(self, follows=self.follows._replace(steps=(ANY_STEP,) * len(self.follows.steps)))
+        return replace(self, epilogue=self.epilogue._replace(steps=(ANY_STEP,) * len(self.epilogue.steps)))
 
     @property
     def text(self) -> str:
         """The source."""
-        return source() if self.follows is None else self.follows.text + source()
+        return source() if self.epilogue is None else self.epilogue.text + source()
 
     @property
     def macros(self) -> list[tuple[str, str]]:
         """What the source is told."""
-        told = {
+        values = {
             "TYPE": f'"{TYPES[self.dtype][0]}"',
             "A_ALONG_M": int(self.a_along_m),
             "B_ALONG_N": int(self.b_along_n),
@@ -147,9 +147,9 @@ class Variant:
             "PLACES": self.places,
             "WIDTH": self.width,
             "SPLIT": self.split,
-            "FINISHES": 0 if self.follows is None else 1 + self.follows.is_long,
+            "FINISHES": 0 if self.epilogue is None else 1 + self.epilogue.is_long,
         }
-        return [(name, str(value)) for name, value in told.items()]
+        return [(name, str(value)) for name, value in values.items()]
 
 
 class Kernel:

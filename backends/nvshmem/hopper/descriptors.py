@@ -21,7 +21,7 @@ TYPES = {
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
 MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
-_ROOMS = (0, 1, 8, MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
+_CAPACITIES = (0, 1, 8, MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
 
 
 def supports(problem: Problem) -> bool:
@@ -103,22 +103,22 @@ class Part(NamedTuple):
     at: tuple[int, int] = (0, 0)
 
     @property
-    def tells(self) -> bool:
+    def has_signal(self) -> bool:
         """Whether somebody is told that it is there."""
         return bool(self.signal) or any(place.signal for place in self.places)
 
 
-def told_of(parts: Sequence[Part], room: int) -> bytes:
+def place_signals(parts: Sequence[Part], capacity: int) -> bytes:
     """The words of the places of all parts; arguments go on at a multiple of 64 bytes."""
     words = [place.signal for part in parts for place in part.places]
-    found = struct.pack(f"={room}q", *words, *[0] * (room - len(words)))
-    return found.ljust(len(found) + -len(found) % 64, bytes(1))
+    packed = struct.pack(f"={capacity}q", *words, *[0] * (capacity - len(words)))
+    return packed.ljust(len(packed) + -len(packed) % 64, bytes(1))
 
 
 def readings_of(part: Part) -> list[Reading]:
     """A part's product, and those that would have its terms, and its further places, as results."""
-    others = (*(term.z for term in part.terms), *(place.z for place in part.places))
-    return [read(part.x, part.y, z) for z in (part.z, *others)]
+    results = (*(term.z for term in part.terms), *(place.z for place in part.places))
+    return [read(part.x, part.y, z) for z in (part.z, *results)]
 
 
 def stored_as(reading: Reading) -> tuple[Any, ...]:
@@ -127,18 +127,18 @@ def stored_as(reading: Reading) -> tuple[Any, ...]:
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
 
 
-def room_for(count: int) -> int:
+def list_capacity(count: int) -> int:
     """Entries of a list that so many fit into."""
-    return next(room for room in _ROOMS if room >= count)
+    return next(capacity for capacity in _CAPACITIES if capacity >= count)
 
 
 def key_of(part: Part) -> tuple[Any, ...]:
     """By what launches are known that make this part."""
     x, y, z, *words, terms, places, late, among, at = part
-    others = (*(term.z for term in terms), *(place.z for place in places))
-    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *others))
-    told = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
-    return (*arrays, z.dtype, *words, late, among, *at, *told)
+    results = (*(term.z for term in terms), *(place.z for place in places))
+    arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *results))
+    signals = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
+    return (*arrays, z.dtype, *words, late, among, *at, *signals)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
@@ -167,7 +167,7 @@ def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple
     """
     size, count = driver.cuuint64_t, driver.cuuint32_t
     names = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
-    found = checked(
+    tensor_map = checked(
         driver.cuTensorMapEncodeTiled(
             TYPES[dtype][1],
             2,
@@ -183,12 +183,12 @@ def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple
         ),
         "describe matrices to",
     )
-    return struct.pack("=16Q", *(int(word) for word in found.opaque))
+    return struct.pack("=16Q", *(int(word) for word in tensor_map.opaque))
 
 
-def checked(result: tuple[Any, ...], what: str) -> Any:
+def checked(result: tuple[Any, ...], action: str) -> Any:
     """What a driver call returned behind its status."""
     status, *values = result
     if int(status):
-        raise BackendError(f"the driver cannot {what} the Hopper kernel: {status.name}")
+        raise BackendError(f"the driver cannot {action} the Hopper kernel: {status.name}")
     return values[0] if values else None

@@ -21,13 +21,13 @@ from pblas.backends.nvshmem.hopper.descriptors import (
     MOST_FLAGS,
     Part,
     key_of,
+    list_capacity,
     map_of,
     maps_of,
+    place_signals,
     readings_of,
-    room_for,
     stored_as,
     supports,
-    told_of,
 )
 from pblas.backends.nvshmem.hopper.tile_scheduler import (
     CLUSTER,
@@ -74,7 +74,7 @@ class Call:
         parts: Sequence[Part],
         *,
         reads_z: bool,
-        follows: KernelEpilogue | None = None,
+        epilogue: KernelEpilogue | None = None,
         shape: Shape | None = None,
         planned: bool = False,
     ) -> None:
@@ -94,14 +94,14 @@ class Call:
             b_along_n=problem.transa == "N",
             reads_c=reads_z,
             waits=any(part.flag for part in parts),
-            signals=any(part.tells for part in parts),
-            parts=room_for(len(parts)),
+            signals=any(part.has_signal for part in parts),
+            parts=list_capacity(len(parts)),
             terms=max(len(part.terms) for part in parts),
-            listed=room_for(sum(len(part.terms) for part in parts)),
-            places=room_for(sum(len(part.places) for part in parts)),
+            listed=list_capacity(sum(len(part.terms) for part in parts)),
+            places=list_capacity(sum(len(part.places) for part in parts)),
             width=shape.width,
             split=shape.split,
-            follows=follows,
+            epilogue=epilogue,
         )
         self._kernel = hopper.kernel(variant, planned=planned)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
@@ -113,20 +113,20 @@ class Call:
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             rows, length = reading.problem.n, reading.problem.m
-            words = (part.flag, part.source, part.signal, count if part.tells else 0, beside(rows))
-            lies = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
+            words = (part.flag, part.source, part.signal, count if part.has_signal else 0, beside(rows))
+            extents = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            packed = PART.pack(*words, *lies, *first, part.late, rows - rest(rows))
+            packed = PART.pack(*words, *extents, *first, part.late, rows - rest(rows))
             described.append(maps_of(part, *reading) + packed)
-            others = readings_of(part)[1:]
+            results = readings_of(part)[1:]
             terms += [
                 map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
                 + TERM.pack(term.flag, term.source)
-                for term, (w, _) in zip(part.terms, others, strict=False)
+                for term, (w, _) in zip(part.terms, results, strict=False)
             ]
             places += [
                 map_of(place.z, w.dtype, w.m, w.n, w.ldz)
-                for place, (w, _) in zip(part.places, others[len(part.terms) :], strict=True)
+                for place, (w, _) in zip(part.places, results[len(part.terms) :], strict=True)
             ]
         part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
         lists = (
@@ -134,11 +134,11 @@ class Call:
             (terms, max(variant.listed, 1), term_nbytes),
             (places, max(variant.places, 1), MAP_NBYTES),
         )
-        listed = [b"".join(entries).ljust(room * nbytes, bytes(1)) for entries, room, nbytes in lists]
-        listed.append(told_of(parts, max(variant.places, 1)))
+        listed = [b"".join(entries).ljust(capacity * nbytes, bytes(1)) for entries, capacity, nbytes in lists]
+        listed.append(place_signals(parts, max(variant.places, 1)))
         listed.insert(0, bytes(PARTS_AT))
         self._operands_at = sum(map(len, listed))
-        listed.append(bytes(TERMS_NBYTES if follows is not None else 0))
+        listed.append(bytes(TERMS_NBYTES if epilogue is not None else 0))
         self._memory = ctypes.create_string_buffer(b"".join(listed))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
@@ -188,8 +188,8 @@ class Hopper:
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
         """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
-        follows = None if finish is None else KernelEpilogue.of(finish, parts)[0]
-        Call(self, parts, reads_z=reads_z, follows=follows, planned=True)
+        epilogue = None if finish is None else KernelEpilogue.of(finish, parts)[0]
+        Call(self, parts, reads_z=reads_z, epilogue=epilogue, planned=True)
 
     def matmul(
         self,
@@ -214,11 +214,11 @@ class Hopper:
             shape: of the work; None: what suits the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
-        follows, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
-        key = (*(key_of(part) for part in parts), beta != 0, follows, shape)
+        epilogue, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
+        key = (*(key_of(part) for part in parts), beta != 0, epilogue, shape)
         call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
         if call is None:
-            call = Call(self, parts, reads_z=beta != 0, follows=follows, shape=shape)
+            call = Call(self, parts, reads_z=beta != 0, epilogue=epilogue, shape=shape)
             if isinstance(stream, int):
                 if len(self._calls) >= _MOST_CALLS:
                     self._calls.clear()
@@ -233,13 +233,13 @@ class Hopper:
             planned: whether to make both.
         """
         kernels = self._kernels
-        for each in (variant, variant.general) if planned else ():
-            if each not in kernels:
-                kernels[each] = Kernel(each)
-        found = kernels.get(variant) or kernels.get(variant.general)
-        if found is None:
-            found = kernels[variant] = Kernel(variant)
-        return found
+        for needed in (variant, variant.general) if planned else ():
+            if needed not in kernels:
+                kernels[needed] = Kernel(needed)
+        kernel = kernels.get(variant) or kernels.get(variant.general)
+        if kernel is None:
+            kernel = kernels[variant] = Kernel(variant)
+        return kernel
 
     def table(
         self,
@@ -251,9 +251,9 @@ class Hopper:
         """Tiles that cover parts of these sizes, on the device, and those of each part; arguments as of `cover`."""
         key = (sizes, ready, shape, among)
         if key not in self._tables:
-            found = tiles_of_ctas(sizes, self.clusters, ready, shape, among)
-            counts = Counter(tile.part for tiles in found for tile in tiles if tile.width)
-            places = cupy.asarray(np.array(found, np.int32))
+            tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, among)
+            counts = Counter(tile.part for cta_tiles in tiles for tile in cta_tiles if tile.width)
+            places = cupy.asarray(np.array(tiles, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[key]

@@ -146,11 +146,11 @@ def cover(
         return wide
     if any(ready):
         return _dealt(_awaited(cover(parts, clusters), parts, clusters, ready), clusters, ready)
-    full, rest = divmod(len(wide), clusters)
-    if not rest:
+    full, remainder = divmod(len(wide), clusters)
+    if not remainder:
         return wide
-    at = max(full - 1, 0) * clusters  # the round before the last is open too
-    return wide[:at] + _dealt(_narrowed(wide[at:], parts, clusters), clusters)
+    start = max(full - 1, 0) * clusters  # the round before the last is open too
+    return wide[:start] + _dealt(_narrowed(wide[start:], parts, clusters), clusters)
 
 
 def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
@@ -184,14 +184,14 @@ def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
     """The tiles, or others of one width in each part, whichever end sooner."""
-    found = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
+    candidates = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
     if len(tiles) <= _FEW_ROUNDS * clusters:
         for widths in _widths(len(parts)):
             covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
-            found.append([tile for part in covered for tile in part])
-    ends = [_deal(some, clusters, ready)[0] for some in found]
-    best = min(range(len(found)), key=ends.__getitem__)
-    return found[best if ends[best] < _WORTH * ends[0] else 0]
+            candidates.append([tile for part in covered for tile in part])
+    ends = [_deal(candidate, clusters, ready)[0] for candidate in candidates]
+    best = min(range(len(candidates)), key=ends.__getitem__)
+    return candidates[best if ends[best] < _WORTH * ends[0] else 0]
 
 
 def _widths(count: int) -> Iterator[list[int]]:
@@ -225,9 +225,9 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
     best, chosen = _makespan([WIDTH] * len(tiles), clusters), (0, 0, 1)
     for cuts in (2, 4):
         for triple in range(len(triples) + 1):
-            others = len(tiles) - 3 * triple
-            for cut in range(others + 1):
-                widths = [WIDTH] * (others - cut) + [192] * (4 * triple) + [WIDTH // cuts] * (cuts * cut)
+            remaining = len(tiles) - 3 * triple
+            for cut in range(remaining + 1):
+                widths = [WIDTH] * (remaining - cut) + [192] * (4 * triple) + [WIDTH // cuts] * (cuts * cut)
                 time = _makespan(widths, clusters)
                 if time < best - 1e-9:
                     best, chosen = time, (triple, cut, cuts)
@@ -250,15 +250,15 @@ def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -
 
 def _triples(tiles: list[Tile], parts: Sequence[tuple[int, int]]) -> list[tuple[Tile, Tile, Tile]]:
     """Three tiles each that lie side by side; those of the last tiles first."""
-    left, found = set(tiles), []
+    left, triples = set(tiles), []
     for tile in reversed(tiles):
         pitch = WIDTH * _abreast(parts[tile.part][0] - tile.row)
         first, second = (tile._replace(column=tile.column - i * pitch) for i in (2, 1))
         group = (first, second, tile)
         if left.issuperset(group):
             left.difference_update(group)
-            found.append(group)
-    return found
+            triples.append(group)
+    return triples
 
 
 def _makespan(widths: list[int], clusters: int) -> float:

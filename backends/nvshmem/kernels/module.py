@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.cuda.kernels.module import Module, give_way
+from pblas.backends.cuda.kernels.module import Module, prefer_shared_memory
 from pblas.backends.nvshmem.kernels.arguments import STRUCTS
 from pblas.backends.nvshmem.kernels.sources import FILES, KINDS, STRUCT_OF, source
 
@@ -22,7 +22,7 @@ class Loaded(Module):
         for file, names in FILES.items():
             self._compile(source(file), {name: name for name in names})
         for name in ("copy", "wait"):
-            give_way(self._driver, self._functions[name])
+            prefer_shared_memory(self._driver, self._functions[name])
         self._rows: set[Any] = set()  # kernels that normalise rows
 
     def load(self, stream: int) -> None:

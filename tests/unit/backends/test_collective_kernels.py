@@ -102,10 +102,10 @@ class Call:
         bounds: list[int],
         *,
         in_place: bool = False,
-        rest: list[dict[str, Any]] | None = None,
+        options: list[dict[str, Any]] | None = None,
     ) -> None:
         self._ranks, self._kind, self._x, self._outs, self._bounds = ranks, kind, x, outs, bounds
-        self._in_place, self._rest = in_place, rest or [{} for _ in ranks]
+        self._in_place, self._options = in_place, options or [{} for _ in ranks]
         self._itemsize = x[0].x.itemsize
 
     def arguments(self, rank: int) -> dict[str, Any]:
@@ -129,12 +129,12 @@ class Call:
             "partials": partials,
             "slot_nbytes": SHARE,
             "flags": [r.flags for r in ranks],
-            "results": [at - gathers * a * itemsize for at, a in zip(results, first, strict=True)],
+            "results": [address - gathers * start * itemsize for address, start in zip(results, first, strict=True)],
             "watch": Watch(10**10),
             "epoch": me.epoch.ctypes.data,
             "pitches": tuple(pitches),
             "base": -shift,
-            **self._rest[rank],
+            **self._options[rank],
         }
 
 
@@ -180,8 +180,8 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
     assert all((rank.sent == 0xFF).all() for rank in ranks)
     for kind, total, outs, bounds in checks:
         for rank, out in enumerate(outs):
-            mine = slice(*bounds[rank : rank + 2]) if kind == "scatter" else slice(None)
-            assert np.array_equal(out.read(), total[mine], equal_nan=True)
+            region = slice(*bounds[rank : rank + 2]) if kind == "scatter" else slice(None)
+            assert np.array_equal(out.read(), total[region], equal_nan=True)
 
 
 def test_all_gathers_one_call_after_the_other(tmp_path: Any) -> None:
@@ -235,11 +235,11 @@ class Started(Launches):
     def __init__(self, sums: Kernels, gathers: Kernels) -> None:
         self._sums, self._gathers = sums, gathers
 
-    def _launch(self, name: str, _: Any, ctas: int, *rest: Any) -> None:
+    def _launch(self, name: str, _: Any, ctas: int, *options: Any) -> None:
         kind, _, key = name.rpartition("_")
         kernels, name = (self._gathers, name) if kind == "gather" else (self._sums, f"{kind}_all")
         assert key == ("4" if kind == "gather" else FLOAT32.name)
-        kernels.start(name, ctas, *rest[2:])
+        kernels.start(name, ctas, *options[2:])
 
 
 @pytest.mark.parametrize("counted", [True, False], ids=["kernels count", "the host counts"])
@@ -298,7 +298,7 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
     together([lambda rank=rank: work(rank) for rank in range(nranks)])  # type: ignore[misc]  # it is bound here
     assert all((rank.sent == 0xFF).all() and not rank.rest.any() for rank in ranks)
     for kind, expected, outs in checks:
-        assert all(np.array_equal(out.read(), mine) for out, mine in zip(outs, expected, strict=True)), kind
+        assert all(np.array_equal(out.read(), sums) for out, sums in zip(outs, expected, strict=True)), kind
 
 
 def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
@@ -316,7 +316,7 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
         parts = [slice(*bounds[r : r + 2]) if kind == "scatter" else slice(None) for r in range(nranks)]
         x, outs = [Placed(term, int(not pulls)) for term in terms], [Placed(full[part], 3) for part in parts]
         olds = [Placed(np.roll(full, 1)[part], 2) for part in parts]
-        rest = [
+        options = [
             {
                 "terms": [*number_term(2), row.address, 1, 0, out.address, 1, columns],
                 "length": columns,
@@ -325,7 +325,7 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
             }
             for out, old in zip(outs, olds, strict=True)
         ]
-        run(kernels, [Call(ranks, kind, x, outs, bounds, rest=rest)], [f"{kind}_all"], [5], nranks)
+        run(kernels, [Call(ranks, kind, x, outs, bounds, options=options)], [f"{kind}_all"], [5], nranks)
         wide = np.max([term.astype(FLOAT32) for term in terms], axis=0) + np.roll(full, 1).astype(FLOAT32) / 2
         wide = wide.reshape(rows, columns)
         expected = np.maximum(wide * 2 + row.x, 0).reshape(-1) - full.astype(FLOAT32)
@@ -342,14 +342,14 @@ def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
     which = Placed(np.repeat(np.arange(float(len(names))), size))
     total = np.tile(np.linspace(-8, 8, size), len(names))
     kernels = Kernels(ReductionEpilogue("sum", parse(text), (FLOAT64,)).source(FLOAT64), ["one_shot_all"], tmp_path)
-    x, outs = ([Placed(each) for each in arrays] for arrays in ([total / 2] * nranks, np.zeros((nranks, total.size))))
-    rest = [{"terms": [which.address, 1, total.size], "length": total.size}] * nranks
+    x, outs = ([Placed(array) for array in arrays] for arrays in ([total / 2] * nranks, np.zeros((nranks, total.size))))
+    options = [{"terms": [which.address, 1, total.size], "length": total.size}] * nranks
     ranks = [Rank(nranks) for _ in range(nranks)]
-    run(kernels, [Call(ranks, "one_shot", x, outs, [0, total.size], rest=rest)], ["one_shot_all"], [2], nranks)
+    run(kernels, [Call(ranks, "one_shot", x, outs, [0, total.size], options=options)], ["one_shot_all"], [2], nranks)
     expected = evaluate(parse(text), total, {"which": which.x}).reshape(-1, size)
     for out in outs:
-        for name, found, exact in zip(names, out.read().reshape(-1, size), expected, strict=True):
-            assert np.allclose(found, exact, rtol=64 * EPS, atol=0, equal_nan=True), name
+        for name, values, exact in zip(names, out.read().reshape(-1, size), expected, strict=True):
+            assert np.allclose(values, exact, rtol=64 * EPS, atol=0, equal_nan=True), name
 
 
 @pytest.mark.parametrize("text", ["gelu(x)", "sigmoid(x)", "silu(x)", "gelu_tanh(x)", "rsqrt(x)", "3 / x"])
@@ -365,11 +365,11 @@ def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, t
         out = Placed(np.zeros_like(x))
         run(kernels, [Call([Rank(1)], "one_shot", [Placed(x)], [out], [0, x.size])], ["one_shot_all"], [2], 1)
         with np.errstate(invalid="ignore"):  # signalling NaN, differences of infinities
-            exact, found = evaluate(parse(text), x.astype(float), {}), out.read().astype(float)
+            exact, values = evaluate(parse(text), x.astype(float), {}), out.read().astype(float)
             tiny = 0.51 * float(finfo.smallest_subnormal) + 2.0**-120  # what 32 bits hold of e^-x
-            near = np.abs(found - exact) <= 0.51 * float(finfo.eps) * np.abs(exact) + tiny
-        far = (np.abs(exact) > float(finfo.max)) & (np.abs(found) >= float(finfo.max))
-        none = np.isnan(found) & np.isnan(exact)
+            near = np.abs(values - exact) <= 0.51 * float(finfo.eps) * np.abs(exact) + tiny
+        far = (np.abs(exact) > float(finfo.max)) & (np.abs(values) >= float(finfo.max))
+        none = np.isnan(values) & np.isnan(exact)
         assert (near | far | none).all(), x[~(near | far | none)]
 
 
@@ -384,7 +384,7 @@ def test_rows_are_normalised_with_the_residual_before(columns: int, tmp_path: An
         residual = rng.standard_normal(rows * columns)
         x, sums = [Placed(term) for term in terms], [Placed(residual) for _ in ranks]
         outs = sums if in_place else [Placed(np.zeros(rows * columns)) for _ in ranks]
-        rest = [
+        options = [
             {
                 "terms": [*number_term(1e-3), kept.address, 1, columns],
                 "length": columns,
@@ -394,7 +394,13 @@ def test_rows_are_normalised_with_the_residual_before(columns: int, tmp_path: An
             }
             for out, kept in zip(outs, sums, strict=True)
         ]
-        run(kernels, [Call(ranks, "one_shot", x, sums, [0, rows * columns], rest=rest)], ["one_shot_all"], [2], nranks)
+        run(
+            kernels,
+            [Call(ranks, "one_shot", x, sums, [0, rows * columns], options=options)],
+            ["one_shot_all"],
+            [2],
+            nranks,
+        )
         total = terms.sum(axis=0) + residual
         matrix = total.reshape(rows, columns)
         normal = (matrix / np.sqrt((matrix**2).mean(axis=1, keepdims=True) + 1e-3) * weight.x).reshape(-1)

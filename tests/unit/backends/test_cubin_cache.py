@@ -23,7 +23,7 @@ class Compiler:
 
     def modules(self) -> dict[str, ModuleType]:
         core, utils = ModuleType("cuda.core"), ModuleType("cuda.core.utils")
-        core.__dict__.update(ProgramOptions=lambda **given: given, Program=self.program)
+        core.__dict__.update(ProgramOptions=lambda **options: options, Program=self.program)
         utils.__dict__.update(FileStreamProgramCache=lambda: Kept(self.folder), make_program_cache_key=self.key)
         return {"cuda": ModuleType("cuda"), "cuda.core": core, "cuda.core.utils": utils}
 
@@ -73,10 +73,10 @@ class Kept(dict[str, bytes]):
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    found = Compiler(tmp_path / "cache")
-    for name, module in found.modules().items():
+    compiler = Compiler(tmp_path / "cache")
+    for name, module in compiler.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
-    return found
+    return compiler
 
 
 def test_it_is_compiled_once_for_each_source_and_setting(compiler: Compiler) -> None:

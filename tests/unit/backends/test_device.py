@@ -86,10 +86,10 @@ def test_a_gpu_without_stream_memory_operations_is_refused() -> None:
 
 def test_this_machine_can_be_asked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    found = device.probe()
-    assert found.cupy == ""
-    assert "cupy" in found.lack
-    assert problem(found) is not None
+    platform = device.probe()
+    assert platform.cupy == ""
+    assert "cupy" in platform.lack
+    assert problem(platform) is not None
 
 
 def test_ranks_on_one_gpu_are_found_wherever_they_are() -> None:
@@ -176,15 +176,15 @@ def test_too_little_memory_is_said_with_the_bytes() -> None:
 
 @pytest.mark.parametrize("free", [(514 << 20) - 1, 514 << 20, (600 << 20) + 7, 5_000_000_000])
 def test_the_size_that_is_suggested_fits(free: int) -> None:
-    found = re.search(
+    match = re.search(
         r"PBLAS_SYMMETRIC_SIZE=(\d+) or init_nvshmem\(nbytes=(\d+)\)", str(settings.shortage(free, free, H200, 0))
     )
     if free < settings.GRANULARITY_NBYTES + GRANULE:
-        assert found is None
+        assert match is None
         return
-    assert found is not None
-    size = int(found[1])
-    assert size == int(found[2]) == rounded(size)
+    assert match is not None
+    size = int(match[1])
+    assert size == int(match[2]) == rounded(size)
     assert settings.shortage(size, free, H200, 0) is None
     assert settings.shortage(size + GRANULE, free, H200, 0) is not None
 

@@ -11,9 +11,9 @@ def test_a_word_tells_a_fault() -> None:
         for missing in ((7,), (0, 3), (reporter,), (REFUSED,)):
             fault = Fault(reporter, missing, 2.0)
             assert 0 < fault.word < 1 << 32
-            told = Fault.read(fault.word, 2.0)
-            assert told == Fault(reporter, missing[:1], 2.0)
-            assert told.refused == (missing == (REFUSED,))
+            received = Fault.read(fault.word, 2.0)
+            assert received == Fault(reporter, missing[:1], 2.0)
+            assert received.refused == (missing == (REFUSED,))
 
 
 def test_the_text_names_rank_and_limit_whoever_reports() -> None:

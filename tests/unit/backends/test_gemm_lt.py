@@ -112,9 +112,11 @@ def test_only_conjugated_complex_operands_need_copies() -> None:
 
 def test_both_orders_of_everything_are_one_problem() -> None:
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((7, 9), (9, 8), (7, 8)))
-    one, other = read(x, y, z), read(Device(y.host.T), Device(x.host.T), Device(z.host.T))
-    assert one.problem == dataclasses.replace(other.problem, aligna=one.problem.aligna, alignb=one.problem.alignb)
-    assert (one.swapped, other.swapped) == (True, False)
+    direct, transposed = read(x, y, z), read(Device(y.host.T), Device(x.host.T), Device(z.host.T))
+    assert direct.problem == dataclasses.replace(
+        transposed.problem, aligna=direct.problem.aligna, alignb=direct.problem.alignb
+    )
+    assert (direct.swapped, transposed.swapped) == (True, False)
 
 
 def test_an_operand_of_two_dimensions_takes_part_in_every_product() -> None:
@@ -183,18 +185,18 @@ def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
     """Of one kind of GPU, with one entry; files of all kinds of values: `test_tuning`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((3, 4), (4, 5), (3, 5)))
-    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
-    assert found.path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
-    found.entries[read(x, y, z).problem] = Choice(bytes(range(ALGORITHM_NBYTES)), 1e-5, 2e-5)
-    found.save()
-    return found
+    choices = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    assert choices.path == tmp_path / "pblas" / "gemm-NVIDIA_H200-132sms-cublaslt130100-33554432.json"
+    choices.entries[read(x, y, z).problem] = Choice(bytes(range(ALGORITHM_NBYTES)), 1e-5, 2e-5)
+    choices.save()
+    return choices
 
 
 def again() -> Choices:
     """The same, as the next program finds them."""
-    found = Choices("NVIDIA H200", 132, 130100, 32 << 20)
-    found.load()
-    return found
+    choices = Choices("NVIDIA H200", 132, 130100, 32 << 20)
+    choices.load()
+    return choices
 
 
 def test_choices_are_read_as_they_were_written(choices: Choices) -> None:

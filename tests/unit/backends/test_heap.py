@@ -38,9 +38,9 @@ class Agreement:
             self.turns += 1
         self.barrier.wait()
         assert len({call for call, *_ in call_args}) == 1, call_args
-        for *_, found in call_args:
-            if found is not None:
-                raise found
+        for *_, raised in call_args:
+            if raised is not None:
+                raise raised
         return SimpleNamespace(maxima=tuple(map(max, zip(*(maxima for _, maxima, _ in call_args), strict=True))))
 
 
@@ -110,9 +110,9 @@ def check_alike(job: Job, heaps: Sequence[Heap], pes: Sequence[int], blocks: Seq
     for heap, pe, block in zip(heaps, pes, blocks, strict=True):
         assert block.address % ALIGNMENT == 0
         assert heap.locate(block.address) == (block.window, block.offset)
-        for rank, (other, theirs) in enumerate(zip(pes, blocks, strict=True)):
+        for rank, (peer, theirs) in enumerate(zip(pes, blocks, strict=True)):
             assert heap.peer_address(block, rank) == theirs.address
-            assert job.processes[pe].peer(block.address, other) == theirs.address
+            assert job.processes[pe].peer(block.address, peer) == theirs.address
     assert heaps[0].locate(1) == (-1, 0)
 
 
@@ -170,21 +170,21 @@ def test_ranks_agree_on_a_place_that_is_free_on_all_if_there_is_one(
     places: list[list[tuple[int, int]]], size: int
 ) -> None:
     granules, job = 32, Job(len(places), 32 * GRANULE)
-    for process, here in zip(job.processes, places, strict=True):
-        process.pool = taken(granules * GRANULE, [(a * GRANULE, n * GRANULE) for a, n in here])
+    for process, free in zip(job.processes, places, strict=True):
+        process.pool = taken(granules * GRANULE, [(a * GRANULE, n * GRANULE) for a, n in free])
     common = [
         place
         for place in range(granules)
         if all(process.pool.lowest(place * GRANULE, size * GRANULE) == place * GRANULE for process in job.processes)
     ]
     heaps = job.heaps(range(len(places)))
-    found = together([lambda heap=heap: heap._agree_place(size * GRANULE) for heap in heaps])  # type: ignore[misc]
-    assert len(set(found)) == 1
-    if found[0] is None:
+    agreed = together([lambda heap=heap: heap._agree_place(size * GRANULE) for heap in heaps])  # type: ignore[misc]
+    assert len(set(agreed)) == 1
+    if agreed[0] is None:
         assert not common or job.agreements[0].turns == heap_module._TURNS
     else:
-        assert found[0] // GRANULE in common
-        assert found[0] // GRANULE == common[0] or job.agreements[0].turns == heap_module._TURNS
+        assert agreed[0] // GRANULE in common
+        assert agreed[0] // GRANULE == common[0] or job.agreements[0].turns == heap_module._TURNS
 
 
 def test_ranks_in_many_pieces_settle_for_the_end() -> None:
@@ -193,8 +193,8 @@ def test_ranks_in_many_pieces_settle_for_the_end() -> None:
         for place in range(odd, 100, 2):
             process.pool.take(place * GRANULE, GRANULE)
     heaps = job.heaps((0, 1))
-    found = together([lambda heap=heap: heap._agree_place(GRANULE) for heap in heaps])  # type: ignore[misc]
-    assert found == [100 * GRANULE] * 2
+    agreed = together([lambda heap=heap: heap._agree_place(GRANULE) for heap in heaps])  # type: ignore[misc]
+    assert agreed == [100 * GRANULE] * 2
     assert job.agreements[0].turns == heap_module._TURNS
 
 
@@ -239,7 +239,7 @@ def test_memory_is_used_again_once_all_ranks_report_it() -> None:
     first, second = allocate(heaps, 1000), allocate(heaps, 1000)
     place = first[0].offset
     del second
-    late = first.pop()
+    last_block = first.pop()
     first.clear()
 
     def reports(turn: int) -> None:
@@ -251,7 +251,7 @@ def test_memory_is_used_again_once_all_ranks_report_it() -> None:
     assert [heap.live_nbytes for heap in heaps] == [1024, 1024]
     assert heaps[0].leaks() == []
     assert heaps[1].leaks() == ["here"]
-    del late
+    del last_block
     reports(1)
     assert [heap.live_nbytes for heap in heaps] == [0, 0]
     assert {block.offset for block in allocate(heaps, 1000)} == {place}
@@ -280,12 +280,12 @@ def test_an_extent_knows_what_is_free(wishes: list[tuple[int, int]]) -> None:
     extent, free, held = Extent(40), set(range(40)), []
     for start, size in wishes:
         expected = [a for a in range(start, 41 - size) if set(range(a, a + size)) <= free]
-        found = extent.lowest(start, size)
-        assert found == (expected[0] if expected else None)
-        if found is not None:
-            extent.reserve(found, size)
-            free -= set(range(found, found + size))
-            held.append((found, size))
+        offset = extent.lowest(start, size)
+        assert offset == (expected[0] if expected else None)
+        if offset is not None:
+            extent.reserve(offset, size)
+            free -= set(range(offset, offset + size))
+            held.append((offset, size))
         elif held:
             place, nbytes = held.pop(start % len(held))
             extent.give_back(place, nbytes)

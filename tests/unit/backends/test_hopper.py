@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels.module import give_way
+from pblas.backends.cuda.kernels.module import prefer_shared_memory
 from pblas.backends.nvshmem.hopper.source import source as hopper_source
 from pblas.backends.nvshmem.hopper.tile_scheduler import (
     CLUSTER,
@@ -55,9 +55,9 @@ def compiled(path: Path, code: str, **macros: object) -> str:
     """What the compiler says; a warning is an error."""
     assert NVCC is not None
     path.write_text(code)
-    told = [f"-D{name}={value}" for name, value in macros.items()]
+    defines = [f"-D{name}={value}" for name, value in macros.items()]
     target = ["-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-cubin", "-Xptxas", "-v"]
-    command = [NVCC, "-Werror", "all-warnings", *target, *told, "-o", str(path.with_suffix(".cubin")), str(path)]
+    command = [NVCC, "-Werror", "all-warnings", *target, *defines, "-o", str(path.with_suffix(".cubin")), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -160,10 +160,10 @@ def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> Non
 def room_of(file: str, kernel: str, threads: int, path: Path) -> int:
     """Registers that are left of a quarter of a multiprocessor by the Hopper kernel and so many threads of another."""
     report = compiled(path, source(file))
-    found = re.search(rf"entry function '{kernel}'.*?Used (\d+) registers", report, re.DOTALL)
-    assert found is not None
-    quarter, warp, each = 65536 // 4, 32, -(-int(found[1]) // 8) * 8
-    return quarter - THREADS // warp // 4 * warp * REGISTERS - threads * each
+    match = re.search(rf"entry function '{kernel}'.*?Used (\d+) registers", report, re.DOTALL)
+    assert match is not None
+    quarter, warp, per_thread = 65536 // 4, 32, -(-int(match[1]) // 8) * 8
+    return quarter - THREADS // warp // 4 * warp * REGISTERS - threads * per_thread
 
 
 @needs_nvcc
@@ -194,7 +194,7 @@ def test_kernels_that_wait_ask_for_much_shared_memory_where_they_come_first(stat
         cuFuncSetAttribute=ask,
     )
     with pytest.raises(BackendError, match="CUDA_ERROR_INVALID_VALUE") if status else nullcontext():
-        give_way(driver, "wait")
+        prefer_shared_memory(driver, "wait")
     assert asked == [("wait", 9, 100)]
 
 
@@ -211,7 +211,7 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
     cases: list[tuple[list[tuple[int, int]], list[float]]] = [([size], []) for size in itertools.product(sizes, sizes)]
     cases += [(eight, []), ([(300, 70), (7, 700)], []), (eight, [0.7 * part for part in range(8)])]
     for parts, ready in cases:
-        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        counts = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         tiles = cover(parts, clusters, ready)
         for i, tile in enumerate(tiles):
             if not tile.width:  # the cluster has nothing more to do
@@ -219,10 +219,10 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
                 continue
             assert tile.width in COSTS
             columns = tile.width * (CLUSTER if beside(parts[tile.part][0] - tile.row) else 1)
-            region = found[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
+            region = counts[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
             assert region.size
             region += 1
-        assert all((part == 1).all() for part in found)
+        assert all((part == 1).all() for part in counts)
         for cluster in range(clusters):  # peers wait for the parts that come first
             taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
             assert taken == sorted(taken)
@@ -258,15 +258,15 @@ def test_tiles_of_sums_come_among_those_of_another_piece(rows: int, pieces: int,
 @pytest.mark.parametrize("shape", [Shape(128), Shape(64), Shape(256, 2), Shape(128, 2)])
 def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
     for parts in ([(128, 3584)] * 4, [(1, 7), (129, 300), (1000, 64)], [(512, 1792)] * 8):
-        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        counts = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         tiles = cover(parts, 56, (), shape)
         assert len(tiles) == shape.tiles(parts)
         for tile in tiles:
             rows = ROWS // shape.split
             columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0] - tile.row) else 1)
             assert tile.width == shape.width
-            found[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
-        assert all((part == 1).all() for part in found)
+            counts[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
+        assert all((part == 1).all() for part in counts)
         assert [tile.part for tile in tiles] == sorted(tile.part for tile in tiles)
 
 
@@ -274,7 +274,7 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
 def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
     """Each line by one consumer, whose number in its CTA says where in a tile it is."""
     for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
-        found = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
+        counts = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         for tiles in tiles_of_ctas(parts, 56, (), shape):
             halves = [half for tile in tiles for half in [tile] * CONSUMERS]
             kept = halves[:CONSUMERS] if shape.split > 1 else halves
@@ -282,8 +282,8 @@ def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
             assert halves[CONSUMERS:] == kept or shape.split == 1
             for i, (row, column, width, part) in enumerate(kept):
                 first = row + i % CONSUMERS * LINE
-                found[part][first : first + LINE, column : column + width] += 1
-        assert all((part == 1).all() for part in found)
+                counts[part][first : first + LINE, column : column + width] += 1
+        assert all((part == 1).all() for part in counts)
 
 
 def test_shapes_split_no_short_k() -> None:

@@ -213,11 +213,11 @@ class Cluster:
             if self._flags:
                 yield partial(self._flags.are_seen, cta, tile)
             yield always if self._mutant == "no empty" else partial(empty.is_over, parity)
-            mine = [box for box in range(boxes) if box % CTAS == cta]
-            self._full[cta][stage].rendezvous(A_BOXES + (len(mine) if self._mutant == "own bytes" else boxes))
+            own_boxes = [box for box in range(boxes) if box % CTAS == cta]
+            self._full[cta][stage].rendezvous(A_BOXES + (len(own_boxes) if self._mutant == "own bytes" else boxes))
             for box in range(A_BOXES):
                 self._load(cta, stage, box, tile, k)
-            for box in mine:
+            for box in own_boxes:
                 for target in range(CTAS):
                     self._send(target, stage, f"B{box}", (tile, k))
 
@@ -430,8 +430,8 @@ def test_tiles_are_told_of_when_both_consumers_have_stored_them(stages: int) -> 
 def test_terms_that_come_late_pass_through_the_ring(stages: int, steps: int, late: int, many: bool) -> None:
     confirm_after = CONFIRM_AFTER if many else steps
     for seed in range(50):
-        found = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late, confirm_after=confirm_after).run()
-        assert found == CTAS * CONSUMERS * (3 + steps)
+        stored = Cluster(stages, [(B_BOXES, 3), (2, steps)], seed, late=late, confirm_after=confirm_after).run()
+        assert stored == CTAS * CONSUMERS * (3 + steps)
     mutants: tuple[Mutant, ...] = ("late confirmation", "early release", "own empty")
     for mutant in mutants:
         clusters = (

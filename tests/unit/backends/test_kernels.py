@@ -60,7 +60,7 @@ def built(file: str) -> tuple[str, str]:
         kept = ["--keep", f"--keep-dir={folder}", "-o", str(path.with_suffix(".fatbin"))]
         report = compiled(path, "-ftz=true", "-fmad=true", *targets, "-fatbin", "-Xptxas", "-v", *kept)
         return report, next(
-            text for each in Path(folder).glob("*.ptx") if ".target sm_90" in (text := each.read_text())
+            text for path in Path(folder).glob("*.ptx") if ".target sm_90" in (text := path.read_text())
         )
 
 
@@ -106,10 +106,10 @@ def test_what_peers_write_is_not_cached(file: str) -> None:
 @needs_nvcc
 @pytest.mark.parametrize("file", ["sum", "elementwise", "all_reduce"])
 def test_arithmetic_is_that_of_cpus(file: str) -> None:
-    found = re.findall(r"^\s*(?:add|sub|mul|fma|mad|neg|cvt)\.[\w.]*\b(?:bf16|f16|f32|f64)\b", ptx(file), re.M)
-    assert found
-    assert not [name for name in found if "ftz" in name or "fma" in name or "mad" in name]
-    assert not [name for name in found if name.lstrip().startswith(("add", "sub", "mul")) and ".rn" not in name]
+    instructions = re.findall(r"^\s*(?:add|sub|mul|fma|mad|neg|cvt)\.[\w.]*\b(?:bf16|f16|f32|f64)\b", ptx(file), re.M)
+    assert instructions
+    assert not [name for name in instructions if "ftz" in name or "fma" in name or "mad" in name]
+    assert not [name for name in instructions if name.lstrip().startswith(("add", "sub", "mul")) and ".rn" not in name]
 
 
 REAL = "relu(x * s + where(a > 0, gelu(a), -silu(b))) ** b - erf(x) / log(a) ** 2 + gelu_tanh(b)"

@@ -23,20 +23,20 @@ def give(take: Any, seed: int, places: tuple[int, ...], changes: int = 0) -> Non
         take(draw.choice(LANES), words)
 
 
-def taped(launched: list[Any], seed: int, places: tuple[int, ...], changes: int = 0) -> Replay:
-    tape = Replay()
+def recorded(launched: list[Any], seed: int, places: tuple[int, ...], changes: int = 0) -> Replay:
+    replay = Replay()
 
     def take(lane: str, words: list[int]) -> None:
-        tape.lane(lane).keep(lambda stream: launched.append((stream, *words)), words)
+        replay.lane(lane).record(lambda stream: launched.append((stream, *words)), words)
 
     give(take, seed, places, changes)
-    return tape
+    return replay
 
 
 def expected(seed: int, places: tuple[int, ...]) -> list[Any]:
-    found = list[Any]()
-    give(lambda lane, words: found.append((1 + LANES.index(lane), *words)), seed, places)
-    return found
+    launches = list[Any]()
+    give(lambda lane, words: launches.append((1 + LANES.index(lane), *words)), seed, places)
+    return launches
 
 
 def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
@@ -44,26 +44,26 @@ def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
     shifts = {b - a: (number, a) for number, (a, b) in enumerate(zip(first, second, strict=True))}
     for seed in range(20):
         launched = list[Any]()
-        tape = taped(launched, seed, first)
-        assert tape.compare(taped(launched, seed, second), shifts)
+        replay = recorded(launched, seed, first)
+        assert replay.compare(recorded(launched, seed, second), shifts)
         for places in ((1000, 2000, 3000), (5000, 5000, 7000)):
             launched.clear()
-            tape.play(places, {"main": 1, "copy": 2})
+            replay.launch(places, {"main": 1, "copy": 2})
             assert launched == expected(seed, places)
-        assert not taped(launched, seed, first).compare(taped(launched, seed, second, changes=1), shifts)
-        assert not taped(launched, seed, first).compare(Replay(), shifts)
+        assert not recorded(launched, seed, first).compare(recorded(launched, seed, second, changes=1), shifts)
+        assert not recorded(launched, seed, first).compare(Replay(), shifts)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_each_half_of_a_workspace_has_its_tape_whichever_is_recorded_first(first: int) -> None:
     workspace: Any = SimpleNamespace(parity=first)
     gemm: Any = SimpleNamespace(forgotten=0)
-    recording, tapes = Recording(gemm), {}
+    recording, replays = Recording(gemm), {}
     for workspace.parity in (first, 1 - first):
-        tapes[workspace.parity] = Replay()
-        recording.add(tapes[workspace.parity], workspace)
+        replays[workspace.parity] = Replay()
+        recording.add(replays[workspace.parity], workspace)
     for workspace.parity in (0, 1, 0):
-        assert recording.tape is tapes[workspace.parity]
+        assert recording.replay is replays[workspace.parity]
     assert recording.is_current
     gemm.forgotten += 1
     assert not recording.is_current
