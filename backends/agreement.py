@@ -177,26 +177,26 @@ class Agreement:
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
-        raw = own = self._call_args(call, error, maxima, bits)
-        verb = call.partition("\n")[0]
-        self._heed_notice(verb)
+        raw = own = self._own_message(call, error, maxima, bits)
+        operation = call.partition("\n")[0]
+        self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
             if not line.left():
-                self.wait(line.left, verb, timeout)
+                self.wait(line.left, operation, timeout)
             line.start(raw)
-            self.wait(line.arrived, verb, timeout)
+            self.wait(line.arrived, operation, timeout)
             if line.received != raw:
                 known = _Known.unpack(raw)
                 known.merge(_Known.unpack(line.received), lowest, lowest_heard)
                 raw = known.pack()
-        self._heed_notice(verb)
+        self._heed_notice(operation)
         self._last = time.monotonic()
         if raw is own and error is None:  # all said the same
             return Agreed(tuple(maxima), bits)
         known = _Known.unpack(raw)
         if known.error_rank >= 0:
             text = known.error.rstrip(b"\0").decode(errors="replace")
-            text = _found(text, known.error_rank, self.size)
+            text = _with_rank(text, known.error_rank, self.size)
             kind = _KINDS[known.error_kind]
             if issubclass(kind, errors.PblasArgumentError):
                 raise kind(text, known.error_info)
@@ -205,14 +205,14 @@ class Agreement:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
-    def _call_args(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
+    def _own_message(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
         """What this rank knows before it has heard of any other."""
-        found, call_args = (-1, -1, 0), _NO_ERROR
+        error_head, error_text = (-1, -1, 0), _NO_ERROR
         if error is not None:
             info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            found, call_args = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
-        head = _HEAD.pack(-1, -1, *found, *maxima)
-        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, call_args))
+            error_head, error_text = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
+        head = _HEAD.pack(-1, -1, *error_head, *maxima)
+        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, error_text))
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise an error that this rank found in a call that starts without an agreement, before it began.
@@ -227,7 +227,7 @@ class Agreement:
         refusals = self._refusals(error)
         lowest = min(refusals)
         kind, text = refusals[lowest]
-        text = _found(text, lowest, self.size)
+        text = _with_rank(text, lowest, self.size)
         if len(refusals) == self.size:
             raise _KINDS[kind](text)
         self.broken = self.broken or text
@@ -241,24 +241,24 @@ class Agreement:
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
         """Kind and text of the errors of those ranks that refuse this execution, as far as they say so soon."""
-        found = {self.rank: (_kind_of(error), str(error))}
-        raw = _REFUSAL.pack(self.nexecutions, found[self.rank][0]) + str(error).encode()
+        refusals = {self.rank: (_kind_of(error), str(error))}
+        raw = _REFUSAL.pack(self.nexecutions, refusals[self.rank][0]) + str(error).encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
         end = time.monotonic() + GRACE
-        while len(found) < self.size and time.monotonic() < end:
+        while len(refusals) < self.size and time.monotonic() < end:
             heard = self.peers.receive(_TAG_REFUSAL)
             if heard is not None:
                 source, message = heard
                 number, kind = _REFUSAL.unpack_from(message)
                 if number != self.nexecutions:  # that rank has begun what this one refuses
                     break
-                found[source] = kind, message[_REFUSAL.size :].decode()
+                refusals[source] = kind, message[_REFUSAL.size :].decode()
             elif self.peers.probe(_TAG_NOTICE):
                 break
             else:
                 time.sleep(_SLEEP_LAST)
-        return found
+        return refusals
 
     # Small values
 
@@ -355,8 +355,8 @@ class Agreement:
     def _heed_notice(self, step: str) -> None:
         """Give up too if the others gave up on this rank, which came too late."""
         # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
-        late = time.monotonic() - self._last > min(GRACE, self.timeout)
-        for _ in range(_PROBES_LATE if late else 1):
+        was_away = time.monotonic() - self._last > min(GRACE, self.timeout)
+        for _ in range(_PROBES_LATE if was_away else 1):
             if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
@@ -409,10 +409,10 @@ def _kind_of(error: errors.PblasError) -> int:
     return next(_KINDS.index(kind) for kind in type(error).__mro__ if kind in _KINDS)
 
 
-def _found(text: str, rank: int, nprocs: int) -> str:
+def _with_rank(text: str, rank: int, nprocs: int) -> str:
     """An error's text, with the rank in its last sentence.
 
-    >>> _found("Grid: order is 'X'; expected 'C' or 'R'.", 1, 4)
+    >>> _with_rank("Grid: order is 'X'; expected 'C' or 'R'.", 1, 4)
     "Grid: order is 'X'; expected 'C' or 'R'; found on rank 1 of 4"
     """
     return f"{text.removesuffix('.')}; found on rank {rank} of {nprocs}"
@@ -429,13 +429,13 @@ def _fit(text: str, nbytes: int) -> bytes:
 
 def _difference(known: _Known) -> str:
     """Text of the MismatchError of two calls that differ."""
-    (verb, *lines), (other_verb, *other_lines) = (
+    (operation, *lines), (other_operation, *other_lines) = (
         raw.rstrip(b"\0").decode(errors="replace").split("\n") for raw in (known.call, known.other)
     )
     rank, other_rank = known.ranks
-    if verb != other_verb:
+    if operation != other_operation:
         return (
-            f"ranks made different calls: {verb} on rank {rank}, {other_verb} on rank {other_rank}; "
+            f"ranks made different calls: {operation} on rank {rank}, {other_operation} on rank {other_rank}; "
             f"every rank of a context makes the same calls in the same order"
         )
     values, other_values = (dict(line.partition("=")[::2] for line in each) for each in (lines, other_lines))
@@ -443,10 +443,10 @@ def _difference(known: _Known) -> str:
         value, other_value = (each.get(name, "not given") for each in (values, other_values))
         if value != other_value:
             return (
-                f"{verb}: {name} differs between ranks: {value} on rank {rank}, {other_value} on rank {other_rank}; "
-                f"pass the same on every rank"
+                f"{operation}: {name} differs between ranks: {value} on rank {rank}, "
+                f"{other_value} on rank {other_rank}; pass the same on every rank"
             )
-    return f"{verb}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
+    return f"{operation}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
 
 
 def rendezvous(
@@ -471,8 +471,8 @@ def rendezvous(
         PeerTimeout: a rank does not arrive.
         MismatchError: settings that differ.
     """
-    door = Agreement(peers, timeout)
+    agreement = Agreement(peers, timeout)
     try:
-        return door.agree(call, error, maxima=maxima)
+        return agreement.agree(call, error, maxima=maxima)
     finally:
-        door.close()
+        agreement.close()

@@ -29,8 +29,8 @@ def spoken(tree: Node, dtype: str) -> tuple[str, str | None] | None:
     functions = {name: text for name, text in _FUNCTIONS.items() if name != "gelu" or dtype in _HALVES}
     names = {node.name for node in nodes(tree) if isinstance(node, Name)} - {RESULT}
     if not names:
-        found = (name for name, function in functions.items() if tree == parse(function))
-        return next(((name.upper(), None) for name in found), None)
+        matching = (name for name, function in functions.items() if tree == parse(function))
+        return next(((name.upper(), None) for name in matching), None)
     bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in functions.items()}
     for added in (f"{RESULT} + {bias}", f"{bias} + {RESULT}") if not names else ():
         for name, function in functions.items():

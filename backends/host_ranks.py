@@ -68,9 +68,9 @@ class HostRanks(ABC):
         self.agreement = Agreement(self.peers, timeout)
         self.near = self.peers.node if near is None else tuple(near(self.peers))
         masks = self.agreement.gather(usable_cores(), "Context: cores of the ranks of a node", self.near)
-        mine, self.local_ranks = self.near.index(self.rank), self.peers.local_size
-        self.cores = len(masks[mine])
-        self.threads = share(masks, mine, self.local_ranks, quota()) if threads is None else int(threads)
+        index, self.local_ranks = self.near.index(self.rank), self.peers.local_size
+        self.cores = len(masks[index])
+        self.threads = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
         count = len(self.near)
         self.most_near, least, *_ = self.agreement.agree(
@@ -226,10 +226,10 @@ class HostRanks(ABC):
         def allocate(nbytes: int) -> Array:
             return np.empty(nbytes, np.uint8)
 
-        found: Array = (
+        memory: Array = (
             allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(False, nbytes, allocate)
         )
-        return found
+        return memory
 
     @contextmanager
     def taking(self, workspace_slot: WorkspaceSlot) -> Iterator[None]:
@@ -279,8 +279,8 @@ class HostRanks(ABC):
 
     def published(self, location: Location, peer: int) -> tuple[int, ...]:
         """Window, offset and strides of the array that a near peer published (local)."""
-        found: tuple[int, ...] = tuple(location[1][peer].tolist())
-        return found
+        entry: tuple[int, ...] = tuple(location[1][peer].tolist())
+        return entry
 
     def peer_array(
         self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
@@ -289,8 +289,8 @@ class HostRanks(ABC):
         del order  # the strides say it; backends that copy need it
         window, offset, rows, columns = self.published(location, peer)
         arena: Any = self.arena
-        found: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)
-        return found
+        array: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)
+        return array
 
     @abstractmethod
     def peer_block(

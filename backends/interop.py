@@ -77,10 +77,10 @@ def host_array(x: Any) -> Array:
         dtype, torch = tensor_dtype(x), sys.modules["torch"]
         plain = x.detach()
         try:
-            found: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
+            array: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
         except TypeError:
             raise _unknown(x) from None
-        return found
+        return array
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
@@ -109,9 +109,9 @@ def has_memory(x: Any) -> bool:
     )
 
 
-def is_view(found: Array, x: Any, backend: Any) -> bool:
+def is_view(array: Array, x: Any, backend: Any) -> bool:
     """Whether what the backend has made of x is on x's memory; copies lie elsewhere each time (local)."""
-    return found is x or not found.size or backend.address(found) == backend.address(backend.as_array(x))
+    return array is x or not array.size or backend.address(array) == backend.address(backend.as_array(x))
 
 
 def detached(x: Any) -> Any:

@@ -91,9 +91,9 @@ class Recorder:
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
-        for thing, verbs in self._verbs():
-            for verb, describe in verbs.items():
-                self._replace(thing, verb, self._recorded(getattr(thing, verb), describe))
+        for target, verbs in self._verbs():
+            for name, describe in verbs.items():
+                self._replace(target, name, self._recorded(getattr(target, name), describe))
         arrays, channel = self._backend.arrays, self._backend.channel
         self._replace(arrays, "beside", self._beside(arrays.beside))
         self._replace(channel, "receive", self._receive(channel.receive))
@@ -103,11 +103,11 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         while self._replaced:
-            thing, verb, before = self._replaced.pop()
-            if before is None:
-                delattr(thing, verb)
+            target, name, original = self._replaced.pop()
+            if original is None:
+                delattr(target, name)
             else:  # of another recorder, around this one
-                setattr(thing, verb, before)
+                setattr(target, name, original)
 
     @property
     def is_full(self) -> bool:
@@ -157,9 +157,9 @@ class Recorder:
 
     # Recording
 
-    def _replace(self, thing: Any, verb: str, by: Any) -> None:
-        self._replaced.append((thing, verb, vars(thing).get(verb)))
-        setattr(thing, verb, by)
+    def _replace(self, target: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((target, name, vars(target).get(name)))
+        setattr(target, name, replacement)
 
     def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
         def recorded(*arguments: Any, **options: Any) -> Any:
@@ -213,9 +213,9 @@ class Recorder:
         def receive(x: Any, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)
-            found = Arrival(source, tag, x.nbytes, time.perf_counter())
-            self.arrivals.append(found)
-            return _Followed(method(x, source, tag), found)
+            arrival = Arrival(source, tag, x.nbytes, time.perf_counter())
+            self.arrivals.append(arrival)
+            return _Followed(method(x, source, tag), arrival)
 
         return receive
 
@@ -284,8 +284,8 @@ def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, A
 
 
 def _ranks(ranks: Any) -> str:
-    found = [str(rank) for rank in ranks]
-    return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(found) or 'none'}"
+    names = [str(rank) for rank in ranks]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
 
 
 def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
@@ -335,8 +335,8 @@ def _portions(
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
-        told = [portion.tells, *(flag for _, flag in portion.places)]
-        sent += portion.z.nbytes * sum(flag is not None for flag in told)
+        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        sent += portion.z.nbytes * sum(flag is not None for flag in flags)
     return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
 

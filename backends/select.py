@@ -106,15 +106,15 @@ def gpu_state(device: int | None) -> tuple[int, str]:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
     from pblas.backends.cuda.device import probe, problem
 
-    found = probe()
-    asked = device if isinstance(device, int) else None
-    error = problem(found, asked, messages=True)
+    platform = probe()
+    index = device if isinstance(device, int) else None
+    error = problem(platform, index, messages=True)
     if error is None:
         try:  # what they need is found missing here, not on one rank later
             import pblas.backends.cuda.backend
         except ImportError as caught:
             return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
-        error = problem(found, asked)
+        error = problem(platform, index)
         if error is None:
             try:
                 import pblas.backends.nvshmem.backend  # noqa: F401 - as above
@@ -122,8 +122,10 @@ def gpu_state(device: int | None) -> tuple[int, str]:
                 return MESSAGES, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
             return READY, ""
         return MESSAGES, str(error)
-    none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
-    return ABSENT if none_here else UNFIT, str(error)
+    has_no_gpu = (
+        not platform.cupy or platform.driver == 0 or (platform.count == 0 and platform.status in {0, _NO_DEVICE})
+    )
+    return ABSENT if has_no_gpu else UNFIT, str(error)
 
 
 def gpu_facts(local_rank: int) -> Diagnostics:
@@ -134,12 +136,14 @@ def gpu_facts(local_rank: int) -> Diagnostics:
     """
     from pblas.backends.nvshmem.diagnostics import find
 
-    found = find(local_rank)
+    diagnostics = find(local_rank)
     with suppress(Exception):  # whoever has no MPI, or a broken one, sends no messages
         from pblas.backends.cuda.aware import is_gpu_aware, transfer_path
 
-        found = replace(found, messages=transfer_path(*is_gpu_aware())) if found.devices else found
-    return found
+        diagnostics = (
+            replace(diagnostics, messages=transfer_path(*is_gpu_aware())) if diagnostics.devices else diagnostics
+        )
+    return diagnostics
 
 
 def start_nvshmem(comm: MPI.Intracomm | None, nbytes: int | None, device: int | None, *, timeout: float) -> None:

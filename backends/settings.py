@@ -43,11 +43,11 @@ def checked_name(
         raise errors.ArgumentError(
             f"Context: link delays messages, but transport={transport!r} sends none; pass transport='message'"
         )
-    found: Name = "mpi" if own else backend
-    if device is not None and found == "mpi":
+    chosen: Name = "mpi" if own else backend
+    if device is not None and chosen == "mpi":
         raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
     _check_device("Context", device)
-    return found
+    return chosen
 
 
 def check_start(nbytes: Any, device: Any, timeout: Any) -> None:

@@ -30,7 +30,7 @@ class WorkspaceSlot:
     """One plan's part.
 
     Args:
-        turns: what it shares.
+        pool: the memory that it shares with other plans.
 
     >>> import numpy as np
     >>> pool, make = WorkspacePool(), lambda size: np.zeros(size, np.uint8)
@@ -39,8 +39,8 @@ class WorkspaceSlot:
     (True, 16)
     """
 
-    def __init__(self, turns: WorkspacePool) -> None:
-        self._turns, self._counts = turns, [0, 0]
+    def __init__(self, pool: WorkspacePool) -> None:
+        self._pool, self._counts = pool, [0, 0]
 
     def take(self, window: bool, nbytes: int, allocate: Callable[[int], Any]) -> Any:
         """**Collective** if `allocate` is. Memory that the plan keeps, as every plan with the same turns may.
@@ -52,10 +52,10 @@ class WorkspaceSlot:
         """
         key = window, self._counts[window]
         self._counts[window] += 1
-        found = self._turns.held.get(key)
-        if found is None or found.nbytes < nbytes:
-            found = self._turns.held[key] = self._larger(0 if found is None else 2 * found.nbytes, nbytes, allocate)
-        return found
+        memory = self._pool.held.get(key)
+        if memory is None or memory.nbytes < nbytes:
+            memory = self._pool.held[key] = self._larger(0 if memory is None else 2 * memory.nbytes, nbytes, allocate)
+        return memory
 
     @staticmethod
     def _larger(wanted: int, nbytes: int, allocate: Callable[[int], Any]) -> Any:

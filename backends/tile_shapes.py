@@ -51,12 +51,12 @@ class Shape(NamedTuple):
         ([2, 4], 3)
         """
         height = ROWS // self.split
-        found = 0
+        count = 0
         for rows, columns in parts:
             last = rest(rows) if self.split == 1 else 0
-            found += -(-(rows - last) // height) * -(-columns // self.width)
-            found += (last > 0) * -(-columns // (2 * self.width))
-        return found
+            count += -(-(rows - last) // height) * -(-columns // self.width)
+            count += (last > 0) * -(-columns // (2 * self.width))
+        return count
 
 
 WIDEST = Shape()
@@ -88,11 +88,11 @@ def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Sha
     >>> shaped([(128, 3584)] * 4, 8192, 66)
     (Shape(width=128, split=1), 48.86)
     """
-    found, steps = list[tuple[float, Shape]](), -(-k // 64)
+    candidates, steps = list[tuple[float, Shape]](), -(-k // 64)
     for width, split in _STEP_US:
         shape = Shape(width, split).fitting(steps)
         rounds = max(-(-shape.tiles(parts) // clusters), 1)
         us = _TILE_US + _STEP_US[width, shape.split] * -(-steps // shape.split) + _EXCHANGE_US * (shape.split - 1)
-        found.append((rounds * us, shape))
-    us, shape = min(found)
+        candidates.append((rounds * us, shape))
+    us, shape = min(candidates)
     return shape, round(us, 2)

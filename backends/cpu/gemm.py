@@ -113,14 +113,14 @@ _SINGLE = (np.dtype(np.float32), np.dtype(np.complex64))
 
 
 def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
-    given = x, y, z, conj
+    operands = x, y, z, conj
     if not _by_columns(z):  # Z^T = Y^T X^T
         x, y, z, conj = y.T, x.T, z.T, conj[::-1]
     x, ldx, flag_x = _operand(x, conj[0])
     y, ldy, flag_y = _operand(y, conj[1])
     (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
     if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
-        _by_halves(alpha, beta, *given)
+        _by_halves(alpha, beta, *operands)
         return
     ints = _INTS(m, n, k, ldx, ldy, ldz)
     alpha, beta = complex(alpha), complex(beta)

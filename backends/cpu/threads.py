@@ -28,12 +28,12 @@ def quota() -> float:
         return float("inf")
 
 
-def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: float) -> int:
+def share(masks: list[frozenset[int]], index: int, local_ranks: int, granted: float) -> int:
     """BLAS threads for one rank.
 
     Args:
         masks: cores that each rank of the context on this node may use.
-        mine: this rank's place in `masks`.
+        index: this rank's place in `masks`.
         local_ranks: ranks of the whole job on this node; those outside the context count like those inside.
         granted: cores' worth of time that the control group grants to all of them.
 
@@ -42,10 +42,10 @@ def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: flo
     >>> share([frozenset({0, 1}), frozenset({2, 3})], 0, 2, float("inf"))  # bound to cores of their own
     2
     """
-    sharers = sum(1 for mask in masks if mask & masks[mine])
+    sharers = sum(1 for mask in masks if mask & masks[index])
     if sharers == len(masks):
         sharers = local_ranks
-    return max(1, int(min(len(masks[mine]) / sharers, granted / local_ranks)))
+    return max(1, int(min(len(masks[index]) / sharers, granted / local_ranks)))
 
 
 class BlasThreads:

@@ -62,11 +62,11 @@ class MpiBackend(HostRanks):
         link: tuple[float, float] | None,
         push: bool = False,
     ) -> None:
-        part = 1 if transport == "message" else ranks_per_node
+        node_size = 1 if transport == "message" else ranks_per_node
 
         def near(peers: Peers) -> tuple[int, ...]:
-            start = 0 if part is None else peers.node.index(peers.rank) // part * part
-            return peers.node[start : None if part is None else start + part]
+            start = 0 if node_size is None else peers.node.index(peers.rank) // node_size * node_size
+            return peers.node[start : None if node_size is None else start + node_size]
 
         super().__init__(peers, timeout=timeout, threads=threads, near=near)
         self.push = push
@@ -202,8 +202,8 @@ class MpiBackend(HostRanks):
             return np.ndarray(shape, dtype, block.data, offset, order=order)
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
-        found: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
-        return found
+        array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
+        return array
 
     def sync(self) -> None:
         """Order this rank's accesses to shared memory around a message (local)."""

@@ -67,11 +67,11 @@ class MpiPeers:
     @property
     def local_rank(self) -> int:
         """**Collective** at first. This rank's number among the job's ranks on its node."""
-        found = self.node.index(self.rank)
+        number = self.node.index(self.rank)
         if world.spans_world(self.comm):
-            return found
+            return number
         launched = world.launched_local_rank()  # others of this node, with GPUs of their own, are not in it
-        return found if launched is None else launched
+        return number if launched is None else launched
 
     @property
     def local_size(self) -> int:
@@ -80,7 +80,7 @@ class MpiPeers:
 
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
         """Start to send a message; what is returned tells whether it has left (local)."""
-        self._sends = [each for each in self._sends if not each[0].Test()]
+        self._sends = [pending for pending in self._sends if not pending[0].Test()]
         request = self.comm.Isend(message, dest, tag)
         self._sends.append((request, message))
         return request.Test
@@ -101,9 +101,9 @@ class MpiPeers:
 
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> MpiLine:
         """Messages of one size to `dest` and from `source` (local)."""
-        made = MpiLine(self.comm, dest, source, tag, nbytes)
-        self._lines.append(made)
-        return made
+        line = MpiLine(self.comm, dest, source, tag, nbytes)
+        self._lines.append(line)
+        return line
 
     def channel(self) -> Channel:
         """Messages of pieces of matrices (local)."""

@@ -66,8 +66,8 @@ class WindowEngine:
 
         All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
         """
-        found = self._workspace
-        if found is None or found.nbytes < nbytes:
+        current = self._workspace
+        if current is None or current.nbytes < nbytes:
             flags = 2 * phases * self._ranks.size
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT
@@ -104,20 +104,20 @@ class WindowEngine:
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
-        return self._at(self._ranks.rank, offset, shape, dtype, order)
+        return self._array_at(self._ranks.rank, offset, shape, dtype, order)
 
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
         return np.ndarray(shape, dtype, memory.data, offset, order=order)
 
-    def _at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+    def _array_at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
 
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in the workspace of a peer of the current call, to be written (local)."""
-        return self._at(peer, offset, shape, dtype, order)
+        return self._array_at(peer, offset, shape, dtype, order)
 
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
@@ -157,10 +157,10 @@ class WindowEngine:
             with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
                 body()
         except BaseException as caught:
-            self._break_off(caught)
+            self._poison(caught)
             raise
 
-    def _break_off(self, caught: BaseException) -> None:
+    def _poison(self, caught: BaseException) -> None:
         """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
         agreement = self._ranks.agreement
         agreement.broken = agreement.broken or f"execute: {type(caught).__name__} in the middle of it"
@@ -210,7 +210,7 @@ class WindowEngine:
     def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
-        self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+        self._array_at(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
@@ -284,9 +284,9 @@ class WindowEngine:
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
-    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **rest: Any) -> bool:
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **options: Any) -> bool:
         """There is no such kernel."""
-        del lane, alpha, portions, beta, rest
+        del lane, alpha, portions, beta, options
         return False
 
     def sum(self, lane: str, parts: list[Array], output: Output) -> None:
@@ -332,12 +332,12 @@ class WindowEngine:
     ) -> list[Array]:
         """Give each rank its one of the parts, and return those that `ranks`, which have some, give this one."""
         rank, size = self._ranks.rank, self._ranks.size
-        others, mine = [(rank + i) % size for i in range(1, size)], parts[rank]
+        others, own = [(rank + i) % size for i in range(1, size)], parts[rank]
         for peer in others if rank in ranks else ():
             self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
         self.signal(lane, others, 0)
         self.wait(lane, 0, others, f"{name}: partial products of")
-        return [mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order) for r in ranks]
+        return [own if r == rank else self.array(r * slot_nbytes, own.shape, own.dtype, order) for r in ranks]
 
     def two_shot(
         self,
@@ -357,7 +357,7 @@ class WindowEngine:
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
         a, b = shares[rank]
-        mine = Output(
+        own_share = Output(
             self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"),
             output.beta,
             None if old is None else old.reshape(whole, order="F")[a:b],
@@ -366,7 +366,7 @@ class WindowEngine:
         self.signal(lane, others, phase)
         self.wait(lane, phase, others, "GemmAllReduce: partial products of")
         parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
-        self.sum(lane, parts, mine)
+        self.sum(lane, parts, own_share)
         self.signal(lane, others, phase + 1)
         self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
         sums = np.empty(whole, out.dtype)
@@ -376,7 +376,7 @@ class WindowEngine:
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in a peer's workspace, to be read (local)."""
-        return self._at(peer, offset, shape, dtype, order)
+        return self._array_at(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""
@@ -399,11 +399,11 @@ class WindowEngine:
         self._write(window, self._arena.node_rank(peer), self._place(source, phase), value)
 
     def _get(self, source: int, phase: int) -> int:
-        window, found = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        window, value = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
         node_rank = self._arena.node_rank(self._ranks.rank)
-        window.Fetch_and_op(found, found, node_rank, self._place(source, phase), MPI.NO_OP)
+        window.Fetch_and_op(value, value, node_rank, self._place(source, phase), MPI.NO_OP)
         window.Flush(node_rank)
-        return int(found[0])
+        return int(value[0])
 
     @staticmethod
     def _write(window: MPI.Win, node_rank: int, place: int, value: int) -> None:

@@ -23,9 +23,11 @@ def peers_of(comm: MPI.Intracomm | None, verb: str) -> MpiPeers:
         ArgumentError: `comm` is no intracommunicator.
         BackendError: a launcher that does not belong to the MPI library.
     """
-    given: Any = comm
-    if given is not None and (not isinstance(given, MPI.Intracomm) or given == MPI.COMM_NULL):
-        name = "COMM_NULL" if isinstance(given, MPI.Comm) and given == MPI.COMM_NULL else type(given).__name__
+    candidate: Any = comm
+    if candidate is not None and (not isinstance(candidate, MPI.Intracomm) or candidate == MPI.COMM_NULL):
+        name = (
+            "COMM_NULL" if isinstance(candidate, MPI.Comm) and candidate == MPI.COMM_NULL else type(candidate).__name__
+        )
         raise errors.ArgumentError(
             f"{verb}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
         )
