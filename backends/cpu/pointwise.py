@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def _special() -> Any:
-    """SciPy's special functions, which few expressions need and every start would wait for."""
+    """SciPy's special functions, imported late: few expressions need them, and the import takes time."""
     from scipy import special
 
     return special
 
 
 def _out(x: Any) -> Any:
-    """Where a result may go whose argument x is not used any more: x, if it is an array."""
+    """The out= argument of a function whose argument x is not used any more: x, if it is an array."""
     return x if isinstance(x, np.ndarray) else None
 
 
@@ -64,18 +64,18 @@ _OWN: dict[str, Callable[[Any], Any]] = {
     "gelu_tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""What NumPy has no function of the same name for."""
+"""Functions that NumPy does not have under the same name."""
 
 PIECE_NBYTES = 120 << 10
-"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that
-malloc keeps, whose pages are there: glibc's returns 128 KiB and more to the system."""
+"""Bytes of rows evaluated at a time: intermediate arrays stay in a cache, and in memory that malloc keeps. (glibc
+returns blocks of 128 KiB and more to the system.)"""
 
 _MAX_KNOWN = 1024  # expressions
 _SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
 
 
 Evaluator = Callable[["Array", Mapping[str, Any]], Any]
-"""The value of an expression for x and operands: as `evaluate`, but for NumPy's warnings."""
+"""The value of an expression for x and operands, as `evaluate`, except that NumPy may warn."""
 
 
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
@@ -108,7 +108,7 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
     arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
     total = accumulator_dtype(x.dtype)
     in_place = x is out and x.dtype == total and not any(np.may_share_memory(z, out) for z in arrays.values())
-    if abs(out.strides[0]) < abs(out.strides[1]):  # columns are what lies together
+    if abs(out.strides[0]) < abs(out.strides[1]):  # columns are contiguous
         x, out, arrays = x.T, out.T, {name: z.T for name, z in arrays.items()}
     value_of = evaluator(tree, overwrites=total != x.dtype or in_place)
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
@@ -124,24 +124,24 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
 
 @lru_cache(_MAX_KNOWN)
 def evaluator_of(text: str, *, overwrites: bool) -> Evaluator:
-    """As `evaluator`, of what was parsed; it is found sooner, by the text."""
+    """As `evaluator`, looked up by the expression's text, which is faster."""
     return evaluator(parse(text), overwrites=overwrites)
 
 
 @lru_cache(_MAX_KNOWN)
 def evaluator(tree: Node, *, overwrites: bool = False) -> Evaluator:
-    """What gives the value of an expression; calls of it do not look at the tree again.
+    """A function that evaluates an expression without walking its tree again.
 
     Args:
         tree: from `pblas.epilogues.parse`.
-        overwrites: x is memory that can be used for the result.
+        overwrites: the result may overwrite x.
     """
     names = [node for node in nodes(tree) if node == Name(RESULT)]
     return _evaluator(tree, overwrites=overwrites and len(names) == 1)
 
 
 def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
-    """The same of a node, in an expression in which x stands once if it may be overwritten."""
+    """The evaluator of one node; x occurs once in the expression if it may be overwritten."""
     if isinstance(node, Number):
         return lambda x, _: x.dtype.type(node.value)
     if isinstance(node, Name):
@@ -162,7 +162,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
         function, arguments = np.maximum, [*arguments, lambda x, _: x.dtype.type(0)]
     if function in (np.maximum, np.minimum):
         arguments = [_as_line(argument) for argument in arguments]
-    # What was made of x on the way has its shape, and is memory that can be used again.
+    # Intermediate results computed from x have its shape, and their memory can be reused.
     free = [
         (isinstance(z, Apply) and Name(RESULT) in nodes(z)) or (overwrites and z == Name(RESULT))
         for z in node.arguments
@@ -179,7 +179,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
 
 
 def _as_line(argument: Evaluator) -> Evaluator:
-    """The value of an argument; of a number, as a line as long as those of x if they are long."""
+    """The value of an argument; a number becomes a line as long as the rows of x if these are long."""
 
     def value(x: Array, operands: Mapping[str, Any]) -> Any:
         result = argument(x, operands)
