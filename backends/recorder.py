@@ -1,8 +1,8 @@
-"""When each operation of this rank runs: a recorder that stands between executors and a backend while it is on.
+"""Recorder of the times of this rank's operations, active between the executors and a backend.
 
-All executors go through few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
-messages of `backend.channel`, waits and agreements of the backend. A recorder puts functions of its own in their places
-on these objects, and takes them away when it ends. Who records nothing runs what he always ran.
+All executors call few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
+messages of `backend.channel`, waits and agreements of the backend. An active recorder replaces these methods on their
+objects by wrappers. When no recorder is active there is no overhead.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Described = tuple[str, Kind, str, dict[str, Any]]
 """Lane, kind, name and details of an operation."""
 
 Verbs = dict[str, Callable[..., Described | None]]
-"""Methods, and what describes a call of each; None where a call does nothing."""
+"""Methods, each with a function that describes a call of it; None for a call that does nothing."""
 
 MOST_EVENTS = 200_000
-"""Of one rank; what comes later is not recorded."""
+"""Maximum number of events of one rank; later ones are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a lane of a rank did from one time to another.
+    """An operation of a lane of a rank, with its start and stop.
 
     Args:
-        rank: whose lane it is.
-        lane: "main" and, where there are others, "copy" or "side"; "from rank 2" for messages; "host" beside a GPU.
+        rank: owner of the lane.
+        lane: "main", "copy" or "side"; "from rank 2" for messages; "host" for the host of a GPU.
         kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
-        name: what it was, for people.
+        name: of the operation, for people.
         start: seconds.
         stop: seconds.
         details: sizes, bytes and ranks.
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(slots=True)
 class Arrival:
-    """A message to this rank: posted and, if it has been seen to be here, done (seconds)."""
+    """A message to this rank: posted and, once its arrival was observed, done (seconds)."""
 
     source: int
     tag: int
@@ -65,7 +65,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Open:
-    """An operation that has begun, and the mark since which it is the innermost one of its lane."""
+    """An operation under way, and the mark since which it is the innermost operation of its lane."""
 
     lane: str
     kind: Kind
@@ -75,7 +75,7 @@ class Open:
 
 
 class Recorder:
-    """Records in a `with` block. Of operations inside each other the innermost counts, so that no two overlap.
+    """Records in a `with` block. Of nested operations the innermost counts, so that no two overlap.
 
     Args:
         backend: of a context (local).
@@ -87,7 +87,7 @@ class Recorder:
         self._stacks: dict[str, list[Open]] = {}
         self._found: list[tuple[Open, Any, Any]] = []
         self.sends: list[tuple[int, int, float]] = []
-        """Rank, tag and time of each message that was sent (local)."""
+        """Rank, tag and time of each message sent (local)."""
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class Recorder:
             target, name, original = self._replaced.pop()
             if original is None:
                 delattr(target, name)
-            else:  # of another recorder, around this one
+            else:  # the method of an outer recorder
                 setattr(target, name, original)
 
     @property
@@ -115,17 +115,17 @@ class Recorder:
         return len(self._found) >= MOST_EVENTS
 
     def events(self) -> list[Event]:
-        """What has been recorded, messages aside, in no order (local)."""
+        """The recorded events without messages, in no order (local)."""
         seconds = self._seconds()
         return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
             for op, start, stop in self._found
         ]
 
-    # What depends on where the operations run
+    # Methods that depend on the backend
 
     def _verbs(self) -> list[tuple[Any, Verbs]]:
-        """Objects with the methods that are recorded, and what describes a call of each."""
+        """Objects with their recorded methods, and the functions that describe calls of these."""
         backend = self._backend
         arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
         return [
@@ -136,7 +136,7 @@ class Recorder:
         ]
 
     def _lane(self) -> str:
-        """The lane of what names none: of the operation that it is a part of."""
+        """The lane of an operation that names none: that of the operation around it."""
         stack = self._stack("main")
         return stack[-1].lane if stack else "main"
 
@@ -148,11 +148,11 @@ class Recorder:
         return time.perf_counter()
 
     def _seconds(self) -> Callable[[Any], float]:
-        """What turns marks into seconds of this host's clock."""
+        """A function that converts marks to seconds of this host's clock."""
         return float
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:  # noqa: ARG002 - see above
-        """Whether an operation counts by itself, not as a part of those around it."""
+        """Whether an operation counts by itself, not as a part of the operations around it."""
         return True
 
     # Recording
@@ -168,7 +168,7 @@ class Recorder:
                 return method(*arguments, **options)
             with self._span(*described) as op:
                 result = method(*arguments, **options)
-                if result is False:  # it was offered, and not done
+                if result is False:  # the engine declined it
                     op.since = None
                 return result
 
@@ -229,7 +229,7 @@ class Recorder:
         return self._host_lane(), "agree", call.partition("\n")[0], {}
 
     def _host_lane(self) -> str:
-        """Where this rank's process waits and sends."""
+        """The lane in which this rank's process waits and sends."""
         return self._lane()
 
     def _send(self, x: Any, dest: int, tag: int) -> Described:
@@ -254,7 +254,7 @@ class Recorder:
 
 
 class _Followed:
-    """A transfer whose arrival is noted when it is first seen."""
+    """A transfer that records its arrival when it is first observed."""
 
     __slots__ = ("_arrival", "_transfer")
 
@@ -395,4 +395,4 @@ ENGINE: Verbs = {
     "copy": _engine_copy,
     "scale": _engine_scale,
 }
-"""The operations of `pblas.backends.push_engine.Engine`, and what describes a call of each."""
+"""The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""
