@@ -1,9 +1,9 @@
 """Agreement of all ranks: one message of fixed size per rank and round, each wait with a deadline.
 
-Round k of P: every rank sends what it knows to rank + 2^k and hears from rank - 2^k; after ceil(log2 P) rounds every
-rank knows the same. What travels: the call (verb and arguments, which must be equal), the first error that a rank
-found, a few integers of which the largest counts, and a set of bits of which the common ones count. An agreement is a
-barrier too: no rank leaves it before all have come.
+In round k every rank sends its knowledge to rank + 2^k and receives that of rank - 2^k. After ceil(log2 P) rounds all P
+ranks know the same. A message holds the call (operation and arguments, which must be equal), the error of the lowest
+rank that has one, a few integers (the maximum counts) and a set of bits (the intersection counts). An agreement is also
+a barrier: no rank leaves it before all have arrived.
 
 Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988), the dissemination barrier.
 """
@@ -36,27 +36,27 @@ _OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
 _NBYTES = _OFFSET_ERROR + ERROR_NBYTES
 ALL_BITS = (1 << BITS) - 1
 _NO_CALL, _NO_ERROR = bytes(CALL_NBYTES), bytes(ERROR_NBYTES)
-"""In place of another call, and of an error."""
+"""Placeholders: no differing call, no error."""
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
 GRACE = 1.0
-"""Seconds in which a rank that is alive and waiting answers that others have given up."""
+"""Seconds in which a live, waiting rank answers the notice that another rank has given up."""
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
-# because a rank that polls on a shared core takes the time of the rank it waits for.
+# because a rank that polls on a shared core takes time from the rank that it waits for.
 _POLLS, _POLLS_CROWDED = 400, 60
-# Where every rank has a core of its own it goes on polling for about a millisecond, and gives way to others in between:
-# to wake up takes 90 us and more, so that ranks which have once slept would go on sleeping for each other, call after
-# call (an agreement of two ranks took 140 us for hundreds of calls in a row, in place of 15).
+# A rank with a core of its own goes on polling for about a millisecond and yields between polls. Waking up takes 90 us
+# and more: ranks that have slept once would make each other sleep again, call after call (two ranks: 140 us in place of
+# 15 us per agreement).
 _YIELDS = 1600
-# But no longer: who gives way to a thread that spins on the same core gets it back milliseconds later, each time. (On 2
-# H200, ranks that mpiexec had bound to a core each, beside NVSHMEM's thread, took 4.5 s for it.)
+# The time is limited: a rank that yields to a thread spinning on the same core gets the core back milliseconds later,
+# each time (2 H200, ranks bound to one core each, beside NVSHMEM's thread: 4.5 s).
 _YIELDING = 2e-3
 _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 
 _PROBES_LATE = 200
 _REFUSAL = struct.Struct("<qB")
-"""Head of a refusal: number of the execution, kind of the error; its text follows."""
+"""Head of a refusal: number of the execution and kind of the error. The text comes after it."""
 
 _KINDS: tuple[type[errors.PblasError], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
@@ -67,7 +67,7 @@ _KINDS: tuple[type[errors.PblasError], ...] = (
 
 @dataclass(slots=True)
 class _Known:
-    """What a rank knows after some rounds about the ranks it has heard of, directly or through others."""
+    """Knowledge of a rank after some rounds, about all ranks whose messages reached it directly or through others."""
 
     call: bytes
     other: bytes  # the call of the lowest rank that made another call than the lowest rank
@@ -100,7 +100,7 @@ class _Known:
         )
 
     def candidates(self, lowest: int) -> list[tuple[int, bytes]]:
-        """(rank, call) of the lowest rank of this set, and of the lowest one that differs from it."""
+        """(rank, call) of the lowest rank of this set, and of the lowest rank whose call differs."""
         return [(lowest, self.call)] if self.ranks[1] < 0 else [(self.ranks[0], self.call), (self.ranks[1], self.other)]
 
     def merge(self, heard: _Known, lowest: int, lowest_heard: int) -> None:
@@ -117,7 +117,7 @@ class _Known:
 
 
 class Agreed(NamedTuple):
-    """What all ranks know after an agreement without an error."""
+    """Result of an agreement without an error, equal on all ranks."""
 
     maxima: tuple[int, ...]
     bits: int
@@ -127,9 +127,9 @@ class Agreement:
     """Agreement and waiting.
 
     Args:
-        peers: the ranks; nothing else uses messages with these tags between them (global).
+        peers: the ranks; no other code sends messages with these tags between them (global).
         timeout: seconds that a rank waits for another (global).
-        crowded: this rank shares its core with other ranks, so that it must not poll for long (local).
+        crowded: this rank shares its core with other ranks and must not poll for long (local).
     """
 
     def __init__(self, peers: Peers, timeout: float, *, crowded: bool = False) -> None:
@@ -150,7 +150,7 @@ class Agreement:
             distance *= 2
 
     def crowd(self, crowded: bool) -> None:
-        """Say whether this rank shares its core with other ranks (local)."""
+        """Set whether this rank shares its core with other ranks (local)."""
         self._eager, self._polls = (0, _POLLS_CROWDED) if crowded else (_POLLS, _POLLS + _YIELDS)
 
     def agree(
@@ -162,41 +162,41 @@ class Agreement:
         bits: int = ALL_BITS,
         timeout: float | None = None,
     ) -> Agreed:
-        """**Collective.** Returns when every rank has made the same call, or raises the same exception on all of them.
+        """**Collective.** Return when every rank has made the same call, or raise the same exception on all ranks.
 
         Args:
-            call: the verb, then one line "name=value" for each argument that must be equal (global).
-            error: what this rank found wrong, or None (local).
-            maxima: integers of which the largest over all ranks is returned (local).
-            bits: set of which the part common to all ranks is returned (local).
+            call: the operation, then one line "name=value" for each argument that must be equal (global).
+            error: this rank's error, or None (local).
+            maxima: integers; the agreement returns their maxima over all ranks (local).
+            bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
         Raises:
-            The error of the lowest rank that found one; MismatchError when calls differ; PeerTimeout.
+            The error of the lowest rank that has one; MismatchError when calls differ; PeerTimeout.
         """
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
-        raw = own = self._call_args(call, error, maxima, bits)
-        verb = call.partition("\n")[0]
-        self._heed_notice(verb)
+        raw = own = self._own_message(call, error, maxima, bits)
+        operation = call.partition("\n")[0]
+        self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
             if not line.left():
-                self.wait(line.left, verb, timeout)
+                self.wait(line.left, operation, timeout)
             line.start(raw)
-            self.wait(line.arrived, verb, timeout)
+            self.wait(line.arrived, operation, timeout)
             if line.received != raw:
                 known = _Known.unpack(raw)
                 known.merge(_Known.unpack(line.received), lowest, lowest_heard)
                 raw = known.pack()
-        self._heed_notice(verb)
+        self._heed_notice(operation)
         self._last = time.monotonic()
-        if raw is own and error is None:  # all said the same
+        if raw is own and error is None:  # all ranks sent the same
             return Agreed(tuple(maxima), bits)
         known = _Known.unpack(raw)
         if known.error_rank >= 0:
             text = known.error.rstrip(b"\0").decode(errors="replace")
-            text = _found(text, known.error_rank, self.size)
+            text = _with_rank(text, known.error_rank, self.size)
             kind = _KINDS[known.error_kind]
             if issubclass(kind, errors.PblasArgumentError):
                 raise kind(text, known.error_info)
@@ -205,29 +205,30 @@ class Agreement:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
-    def _call_args(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
-        """What this rank knows before it has heard of any other."""
-        found, call_args = (-1, -1, 0), _NO_ERROR
+    def _own_message(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
+        """This rank's message of the first round."""
+        error_head, error_text = (-1, -1, 0), _NO_ERROR
         if error is not None:
             info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            found, call_args = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
-        head = _HEAD.pack(-1, -1, *found, *maxima)
-        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, call_args))
+            error_head, error_text = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
+        head = _HEAD.pack(-1, -1, *error_head, *maxima)
+        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, error_text))
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
-        """Raise an error that this rank found in a call that starts without an agreement, before it began.
+        """Raise this rank's error before it begins a call that starts without an agreement.
 
-        If all ranks refuse this call, none has begun it: they raise the error of the lowest one, and go on. Else the
-        context is broken, since the others may be in the middle of it; they raise it when they wait for this rank.
+        If all ranks reject the call, none has begun it: they raise the error of the lowest rank, and the context stays
+        usable. Otherwise the context is broken, since other ranks may be in the middle of the call; they raise the
+        error when they wait for this rank.
 
         Args:
-            error: what this rank found wrong (local).
-            release: called before the others are told that the context is broken (local).
+            error: this rank's error (local).
+            release: called before the other ranks are notified that the context is broken (local).
         """
         refusals = self._refusals(error)
         lowest = min(refusals)
         kind, text = refusals[lowest]
-        text = _found(text, lowest, self.size)
+        text = _with_rank(text, lowest, self.size)
         if len(refusals) == self.size:
             raise _KINDS[kind](text)
         self.broken = self.broken or text
@@ -240,37 +241,37 @@ class Agreement:
         raise _KINDS[kind](text)
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
-        """Kind and text of the errors of those ranks that refuse this execution, as far as they say so soon."""
-        found = {self.rank: (_kind_of(error), str(error))}
-        raw = _REFUSAL.pack(self.nexecutions, found[self.rank][0]) + str(error).encode()
+        """Kind and text of the error of each rank that rejects this execution within the grace period."""
+        refusals = {self.rank: (_kind_of(error), str(error))}
+        raw = _REFUSAL.pack(self.nexecutions, refusals[self.rank][0]) + str(error).encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
         end = time.monotonic() + GRACE
-        while len(found) < self.size and time.monotonic() < end:
+        while len(refusals) < self.size and time.monotonic() < end:
             heard = self.peers.receive(_TAG_REFUSAL)
             if heard is not None:
                 source, message = heard
                 number, kind = _REFUSAL.unpack_from(message)
-                if number != self.nexecutions:  # that rank has begun what this one refuses
+                if number != self.nexecutions:  # that rank has begun the execution that this one rejects
                     break
-                found[source] = kind, message[_REFUSAL.size :].decode()
+                refusals[source] = kind, message[_REFUSAL.size :].decode()
             elif self.peers.probe(_TAG_NOTICE):
                 break
             else:
                 time.sleep(_SLEEP_LAST)
-        return found
+        return refusals
 
     # Small values
 
     def gather(self, value: Any, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
-        """**Collective** over the `ranks`. The small Python value of each, in their order.
+        """**Collective** over the `ranks`. The small Python value of each rank, in the order of `ranks`.
 
-        Round k of P: what is known goes to the 2^k-th rank from here on, so that each value is sent ceil(log2 P) times.
+        In round k each rank sends its known values to the 2^k-th rank after it: ceil(log2 P) rounds for P ranks.
 
         Args:
             value: this rank's (local).
             step: for the message of a PeerTimeout (global).
-            ranks: different ones, this one among them; None: all (global).
+            ranks: distinct ranks, this one included; None: all (global).
 
         Raises:
             PeerTimeout: a rank does not arrive.
@@ -286,10 +287,10 @@ class Agreement:
         return [known[i] for i in range(count)]
 
     def broadcast(self, value: Any, root: int, step: str) -> Any:
-        """**Collective.** A small Python value of one rank, on all: down a binomial tree.
+        """**Collective.** A small Python value of one rank, on all ranks, by a binomial tree.
 
         Args:
-            value: of `root`; the others' counts for nothing (local).
+            value: of `root`; ignored on the other ranks (local).
             root: rank (global).
             step: for the message of a PeerTimeout (global).
 
@@ -323,16 +324,16 @@ class Agreement:
     # Waiting
 
     def heed(self, step: str) -> None:
-        """Raise what other ranks raised in a call that starts without an agreement, if anything has arrived (local)."""
+        """Raise the error that other ranks raised in a call without an agreement, if a notice has arrived (local)."""
         if self.size > 1 and self.peers.probe(_TAG_NOTICE):
             self._give_up(step, self.timeout)
 
     def wait(self, arrived: Callable[[], Any], step: str, timeout: float | None = None) -> None:
-        """Return when `arrived()` is true; raise PeerTimeout on all waiting ranks when that takes too long.
+        """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline.
 
         Args:
             arrived: cheap test that also lets messages progress.
-            step: what is waited for, for the message.
+            step: the awaited event, for the message.
             timeout: seconds; None for the context's.
         """
         start, pause = time.monotonic(), _SLEEP_FIRST
@@ -353,15 +354,15 @@ class Agreement:
             pause = min(1.5 * pause, _SLEEP_LAST)
 
     def _heed_notice(self, step: str) -> None:
-        """Give up too if the others gave up on this rank, which came too late."""
+        """Raise PeerTimeout too if the other ranks gave up on this rank because it arrived too late."""
         # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
-        late = time.monotonic() - self._last > min(GRACE, self.timeout)
-        for _ in range(_PROBES_LATE if late else 1):
+        was_away = time.monotonic() - self._last > min(GRACE, self.timeout)
+        for _ in range(_PROBES_LATE if was_away else 1):
             if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
     def _give_up(self, step: str, limit: float) -> None:
-        """Tell the others, learn who is alive, and raise PeerTimeout that names who is not."""
+        """Notify the other ranks, learn which are alive, and raise PeerTimeout that names those that are not."""
         others = set(range(self.size)) - {self.rank}
         for rank in others:
             self.peers.send(bytes(1), rank, _TAG_NOTICE)
@@ -388,7 +389,7 @@ class Agreement:
         raise (*_KINDS, errors.PeerTimeout)[kind](text)
 
     def close(self) -> None:
-        """Free the lines; the peers stay their owner's (local)."""
+        """Free the lines; the owner of the peers closes them (local)."""
         for line, *_ in self._rounds if self.broken is None else ():
             line.close()
         self._rounds = []
@@ -409,17 +410,17 @@ def _kind_of(error: errors.PblasError) -> int:
     return next(_KINDS.index(kind) for kind in type(error).__mro__ if kind in _KINDS)
 
 
-def _found(text: str, rank: int, nprocs: int) -> str:
+def _with_rank(text: str, rank: int, nprocs: int) -> str:
     """An error's text, with the rank in its last sentence.
 
-    >>> _found("Grid: order is 'X'; expected 'C' or 'R'.", 1, 4)
+    >>> _with_rank("Grid: order is 'X'; expected 'C' or 'R'.", 1, 4)
     "Grid: order is 'X'; expected 'C' or 'R'; found on rank 1 of 4"
     """
     return f"{text.removesuffix('.')}; found on rank {rank} of {nprocs}"
 
 
 def _fit(text: str, nbytes: int) -> bytes:
-    """The text in exactly `nbytes` bytes; what is too long ends in a checksum of the whole."""
+    """The text in exactly `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
     raw = text.encode(errors="backslashreplace")  # names of files may be no text
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
@@ -429,13 +430,13 @@ def _fit(text: str, nbytes: int) -> bytes:
 
 def _difference(known: _Known) -> str:
     """Text of the MismatchError of two calls that differ."""
-    (verb, *lines), (other_verb, *other_lines) = (
+    (operation, *lines), (other_operation, *other_lines) = (
         raw.rstrip(b"\0").decode(errors="replace").split("\n") for raw in (known.call, known.other)
     )
     rank, other_rank = known.ranks
-    if verb != other_verb:
+    if operation != other_operation:
         return (
-            f"ranks made different calls: {verb} on rank {rank}, {other_verb} on rank {other_rank}; "
+            f"ranks made different calls: {operation} on rank {rank}, {other_operation} on rank {other_rank}; "
             f"every rank of a context makes the same calls in the same order"
         )
     values, other_values = (dict(line.partition("=")[::2] for line in each) for each in (lines, other_lines))
@@ -443,10 +444,10 @@ def _difference(known: _Known) -> str:
         value, other_value = (each.get(name, "not given") for each in (values, other_values))
         if value != other_value:
             return (
-                f"{verb}: {name} differs between ranks: {value} on rank {rank}, {other_value} on rank {other_rank}; "
-                f"pass the same on every rank"
+                f"{operation}: {name} differs between ranks: {value} on rank {rank}, "
+                f"{other_value} on rank {other_rank}; pass the same on every rank"
             )
-    return f"{verb}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
+    return f"{operation}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
 
 
 def rendezvous(
@@ -458,21 +459,21 @@ def rendezvous(
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 
-    For ranks that have no context yet: nothing before it waits without a deadline.
+    For ranks that have no context yet. No earlier step waits without a deadline.
 
     Args:
         peers: the ranks (global).
-        call: the verb, then one line "name=value" for each setting that must be equal (global).
+        call: the operation, then one line "name=value" for each setting that must be equal (global).
         timeout: seconds that a rank waits for another (global).
-        error: what this rank found wrong (local).
-        maxima: integers of which the largest over all ranks is returned (local).
+        error: this rank's error, or None (local).
+        maxima: integers; the result has their maxima over all ranks (local).
 
     Raises:
         PeerTimeout: a rank does not arrive.
         MismatchError: settings that differ.
     """
-    door = Agreement(peers, timeout)
+    agreement = Agreement(peers, timeout)
     try:
-        return door.agree(call, error, maxima=maxima)
+        return agreement.agree(call, error, maxima=maxima)
     finally:
-        door.close()
+        agreement.close()

@@ -1,9 +1,9 @@
-"""Bookkeeping of symmetric memory: which part of which window is taken, by integers that come out alike everywhere.
+"""Allocator of symmetric memory: which part of which window is in use, equal on every rank.
 
-Every rank makes the same allocations and frees in the same order, so that nothing below needs a message. The garbage
-collector frees nothing: a block that Python drops is only marked, and is reused once all ranks report it marked
-(`marked_bits` travels in every agreement). Where windows come from is the backend's: MPI-3 shared windows, or regions
-of NVSHMEM's heap.
+Every rank makes the same allocations and frees in the same order, so the allocator needs no messages. The garbage
+collector frees nothing: a block that Python drops is only marked. It is reused once all ranks report it marked
+(`marked_bits` is part of every agreement). The backend provides the windows: MPI-3 shared windows, or regions of
+NVSHMEM's heap.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Block:
 
 
 class Extent:
-    """Bytes 0..nbytes-1, of which parts are taken and given back."""
+    """Free list of the bytes 0..nbytes-1."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.free = [(0, nbytes)]  # (offset, size), ascending, never adjacent
-        self.touched = 0  # bytes below this were handed out once: the operating system may have committed them
+        self.touched = 0  # bytes below this were allocated once: the operating system may have committed them
 
     def take(self, nbytes: int) -> int | None:
-        """Offset of the first free place that is large enough, now taken; None when there is none."""
+        """Allocate the first free interval that is large enough; its offset, or None when there is none."""
         offset = self.lowest(0, nbytes)
         if offset is not None:
             self.reserve(offset, nbytes)
@@ -73,7 +73,7 @@ class Extent:
         raise AssertionError(f"bytes {offset}..{offset + nbytes - 1} are not free")
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Make bytes free that were taken."""
+        """Free allocated bytes."""
         merged: list[tuple[int, int]] = []
         for start, size in sorted([*self.free, (offset, nbytes)]):
             if merged and merged[-1][0] + merged[-1][1] == start:
@@ -84,7 +84,7 @@ class Extent:
 
 
 class Window(Extent):
-    """Memory that every rank has at the same offsets; `address` is where this rank's part begins."""
+    """Memory that every rank has at the same offsets; `address` is the start of this rank's part."""
 
     address: int
 
@@ -107,19 +107,19 @@ class Blocks(ABC, Generic[W, B]):
         self._blocks: dict[int, tuple[int, int, int, str]] = {}  # slot -> window, offset, size, site
         self._marked: deque[int] = deque()
         self._dropped: set[int] = set()
-        self._free_slots: list[int] = []  # numbers below the largest in use that are free, a heap
+        self._free_slots: list[int] = []  # free numbers below the largest in use, a heap
         self._provisional: list[B] | None = None
         self.peak_nbytes = self.live_nbytes = 0
 
     @abstractmethod
     def _grow(self, nbytes: int) -> W:
-        """**Collective.** Append a window of at least `nbytes` bytes, or raise alike on every rank."""
+        """**Collective.** Append a window of at least `nbytes` bytes, or raise the same error on every rank."""
 
     def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> B:
         """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank.
 
         Raises:
-            WorkspaceError: the memory that ranks can share does not suffice.
+            WorkspaceError: too little memory that ranks can share.
         """
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         index, offset = self._take(size)
@@ -135,7 +135,7 @@ class Blocks(ABC, Generic[W, B]):
 
     @contextmanager
     def provisional(self) -> Iterator[None]:
-        """Undo this rank's allocations if the block is left by an error, as ranks that found it made none."""
+        """Undo this rank's allocations if the block raises, since ranks that raised earlier made none."""
         self._provisional = []
         try:
             yield
@@ -148,13 +148,13 @@ class Blocks(ABC, Generic[W, B]):
             self._provisional = None
 
     def _take(self, size: int) -> tuple[int, int]:
-        """(window, offset) of a free place, in a new window if there is none."""
+        """(window, offset) of a free interval, in a new window if no window has one."""
         for index, window in enumerate(self._windows):
             offset = window.take(size)
             if offset is not None:
                 return index, offset
         offset = self._grow(size).take(size)
-        assert offset is not None, "a window is made large enough for what it is made for"
+        assert offset is not None, "a new window is at least as large as the allocation"
         return len(self._windows) - 1, offset
 
     def locate(self, address: int) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class Blocks(ABC, Generic[W, B]):
         return -1, 0
 
     def marked_bits(self, turn: int) -> int:
-        """Set of this rank's marked slots, as bits; of many slots another part every turn (local)."""
+        """This rank's marked slots, as bits. If there are too many slots, each turn reports another range (local)."""
         while self._marked:
             self._dropped.add(self._marked.popleft())
         if not self._dropped:
@@ -185,7 +185,7 @@ class Blocks(ABC, Generic[W, B]):
         return self._nbits * (turn % (max(self._blocks, default=0) // self._nbits + 1))
 
     def _free(self, slot: int) -> None:
-        """Make the place of a block, which all ranks have dropped, free for others (global)."""
+        """Free the memory of a block that all ranks have dropped (global)."""
         index, offset, size, _ = self._blocks.pop(slot)
         self._windows[index].give_back(offset, size)
         self._dropped.discard(slot)
@@ -198,12 +198,12 @@ class Blocks(ABC, Generic[W, B]):
         return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
 
     def close(self) -> None:
-        """**Collective.** Give the windows back; no rank uses them any more."""
+        """**Collective.** Free the windows; no rank uses them any more."""
         self._windows = []
 
 
 class NoBlocks(Blocks[Window, Block]):
-    """Of ranks that share no memory."""
+    """Allocator of ranks that share no memory."""
 
     def __init__(self) -> None:
         super().__init__(Block, 1)

@@ -1,7 +1,7 @@
 """Tuned and measured values by key, the same on all ranks, and the JSON files that keep them between programs.
 
-Several processes may read and write a file, each of them whole or not at all. A file that cannot be read is no error:
-its values are found out again.
+Several processes may read and write a file; each read and write is atomic. An unreadable file is no error: its values
+are measured again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ranks(Protocol):
 
 
 def store_path(*names: str) -> Path | None:
-    """$XDG_CACHE_HOME/pblas/NAMES.json, with ~/.cache in place of a variable that is not set; None without a home.
+    """$XDG_CACHE_HOME/pblas/NAMES.json; ~/.cache if the variable is not set; None without a home directory.
 
     >>> import pytest
     >>> with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def store_path(*names: str) -> Path | None:
     """
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:  # neither $HOME nor the list of users knows one, as in some containers
+    except RuntimeError:  # no home directory in $HOME or the list of users, as in some containers
         return None
     plain = (re.sub(r"[^A-Za-z0-9.]+", "_", name) for name in names)
     return Path(cache, "pblas", f"{'-'.join(plain)}.json")
@@ -50,14 +50,14 @@ def store_path(*names: str) -> Path | None:
 class Cache(Generic[Key, Value]):
     """Values by key, and the file that keeps them.
 
-    The file is named after everything that the values depend on besides the key: the GPU, versions of libraries.
+    The name of the file holds all that the values depend on besides the key: the GPU, versions of libraries.
 
     Args:
         names: of the file, see `store_path`.
-        what: the values are, for warnings.
-        version: of the file's format; a file of another one counts as empty.
-        read: makes a key and its value of an entry's JSON, or raises an exception.
-        plain: the way back, to what JSON can hold.
+        what: name of the values, for warnings.
+        version: of the file's format; a file of another version counts as empty.
+        read: converts an entry's JSON to a key and its value, or raises an exception.
+        plain: converts a key and its value to JSON.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Cache(Generic[Key, Value]):
         plain: Callable[[Key, Value], dict[str, Any]],
     ) -> None:
         self.path = store_path(*names)
-        """The file; None where users have no home (local)."""
+        """The file; None without a home directory (local)."""
         self.entries: dict[Key, Value] = {}
         self._what, self._version, self._read, self._plain = what, version, read, plain
 
@@ -78,9 +78,9 @@ class Cache(Generic[Key, Value]):
         self.entries.update(self._stored())
 
     def save(self) -> None:
-        """Add all entries to the file, since others may have written since it was read (local).
+        """Merge all entries into the file, which other processes may have changed since it was read (local).
 
-        Readers see the old file or the new one. Where it cannot be written, a warning says so.
+        Readers see the old file or the new one. If the file cannot be written, the method warns.
         """
         if self.path is None:
             return
@@ -102,21 +102,21 @@ class Cache(Generic[Key, Value]):
             warnings.warn(text, stacklevel=3)
 
     def share(self, ranks: Ranks, action: Callable[[], None] | None = None) -> None:
-        """**Collective.** Add the entries of rank 0 on all ranks, so that its file counts.
+        """**Collective.** Add the entries of rank 0, and so of its file, on all ranks.
 
         Args:
-            ranks: all of which call (global).
-            action: what rank 0 does first, `load` or `save` (global).
+            ranks: the backend; all of its ranks call (global).
+            action: called on rank 0 first: `load` or `save` (global).
 
         Raises:
-            Exception: what the action raised on rank 0, as warnings do that are errors; on all ranks, after the
+            Exception: of the action on rank 0 (for example a warning turned into an error); on all ranks, after the
                 entries were added.
         """
         error: Exception | None = None
         if ranks.rank == 0 and action is not None:
             try:
                 action()
-            except Exception as caught:  # noqa: BLE001 - whatever it is, the others wait
+            except Exception as caught:  # noqa: BLE001 - the other ranks wait, whatever the error
                 error = caught
         entries, error = ranks.broadcast_object((self.entries, error) if ranks.rank == 0 else None, 0)
         self.entries.update(entries)

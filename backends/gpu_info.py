@@ -1,4 +1,4 @@
-"""What is known of GPUs, as values and texts: nothing is asked here, and no GPU library is imported."""
+"""Descriptions of GPUs, as values and texts. This module queries no driver and imports no GPU library."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pblas.errors import BackendError
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 DEFAULT_QUEUES = 8
-"""Hardware queues into which CUDA puts the work of streams, if that variable does not say another number."""
+"""Hardware queues of CUDA for the work of streams, if that variable is not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What a rank has for GPUs, found without a context on any of them (local).
+    """GPU software and GPUs of a rank, determined without a context on any GPU (local).
 
     Args:
         cupy: version of CuPy, "" if it cannot be imported.
         lack: why CuPy or nvshmem4py cannot be imported, "" if both can.
-        driver: CUDA version that the driver serves, 1000 * major + 10 * minor; 0 without a driver.
-        runtime: CUDA version of CuPy's runtime, likewise.
+        driver: CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without a driver.
+        runtime: CUDA version of CuPy's runtime, 1000 * major + 10 * minor.
         status: error of the CUDA runtime when it counted the GPUs, 0 if it could.
-        count: GPUs that are visible.
+        count: visible GPUs.
         visible: CUDA_VISIBLE_DEVICES, None if it is not set.
     """
 
@@ -43,15 +43,15 @@ class Device:
     Args:
         index: its number among the visible ones.
         name: as the driver says.
-        uuid: as nvidia-smi writes it; of one GPU the same in every process.
+        uuid: as nvidia-smi writes it; the same in every process.
         compute_capability: (9, 0) for Hopper.
         memory_nbytes: all of its memory.
         multiprocessors: SMs.
-        driver: CUDA version that the driver serves, 1000 * major + 10 * minor.
-        runtime: CUDA version of CuPy's runtime, likewise.
+        driver: CUDA version that the driver supports, 1000 * major + 10 * minor.
+        runtime: CUDA version of CuPy's runtime, 1000 * major + 10 * minor.
         stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
-        virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap then grows.
-        rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM asks for too.
+        virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap can then grow.
+        rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM also requires.
     """
 
     index: int
@@ -68,7 +68,7 @@ class Device:
 
     @property
     def has_waiting_tiles(self) -> bool:
-        """Whether the kernel runs whose tiles wait for what they multiply: it is for Hopper, others use libraries."""
+        """Whether the pblas kernel runs, whose tiles wait for their operands: it needs Hopper."""
         return self.compute_capability == (9, 0)
 
 
@@ -77,11 +77,11 @@ class Diagnostics:
     """GPUs as one rank sees them (local).
 
     Args:
-        problem: what stands against using them, with the remedy; "" if nothing does.
+        problem: why the GPUs cannot be used, with the remedy; "" if they can.
         devices: the visible ones.
         mine: number of this rank's, -1 if it has none.
         peers: pairs that read and write each other's memory.
-        versions: of libraries, those that are there.
+        versions: of the libraries that are installed.
         symmetric_nbytes: memory that NVSHMEM would start with.
         grows: whether its heap could then grow.
         messages: how GPUs that do not use NVSHMEM would send messages.
@@ -104,7 +104,7 @@ def hardware_queues() -> int:
 
 
 def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError | None:
-    """What to say if two ranks have one GPU, None if each has its own.
+    """The error if two ranks use one GPU; None if every rank has its own.
 
     Args:
         places: (rank, host, UUID) of every rank (global).
@@ -145,5 +145,5 @@ def uuid_text(raw: bytes) -> str:
 
 
 def short_uuid(uuid: str) -> str:
-    """The part of a UUID that tells the GPUs of a node apart."""
+    """The part of a UUID that identifies a GPU of a node."""
     return "-".join(uuid.split("-")[:2])

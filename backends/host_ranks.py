@@ -1,7 +1,7 @@
-"""What backends have in common: ranks whose hosts agree, share the cores of a node, and keep symmetric memory in order.
+"""Base class of the backends: agreement of the hosts, cores of a node, symmetric memory.
 
-The backends of `pblas.backends.mpi`, `pblas.backends.cuda` and `pblas.backends.nvshmem` are siblings that differ in
-where matrices lie and in how these move.
+The backends of `pblas.backends.mpi`, `pblas.backends.cuda` and `pblas.backends.nvshmem` differ in the memory of the
+matrices and in the transport between the ranks.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ Location = tuple[Any, list[Any]]
 
 
 class HostRanks(ABC):
-    """Ranks that agree, and what they multiply on.
+    """The ranks of a context: agreement, arrays, memory and messages.
 
     Args:
-        peers: the ranks, which are all here; a duplicate is used (global).
+        peers: the ranks, which have all arrived; the backend uses a duplicate (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        near: those that count as ranks of this rank's node; None: the node's (global to the node).
+        near: gives the ranks that count as ranks of this rank's node; None: all of the node (global to the node).
     """
 
     name: str
     gpus: bool
-    """Whether matrices lie on GPUs."""
+    """Whether matrices are in GPU memory."""
     tiles = False
-    """Whether a GEMM's tiles can wait for what they multiply, one by one."""
+    """Whether each tile of a GEMM can wait for its operands by itself."""
     shared = False
     """Whether ranks of a node reach each other's memory (global)."""
     push = False
-    """Whether ranks write what peers need into their memory, instead of reading it out of theirs (global)."""
+    """Whether ranks write data into the memory of the peers that need it, instead of reading it there (global)."""
     falls_back = False
     """Whether too little shared memory is no error (global)."""
     arena: Blocks[Any, Any]
     """Symmetric memory."""
     arrays: Any = None
-    """What executors do with this rank's arrays."""
+    """Operations of the executors on this rank's arrays."""
     channel: Channel
     """Messages of pieces of matrices."""
 
@@ -68,9 +68,9 @@ class HostRanks(ABC):
         self.agreement = Agreement(self.peers, timeout)
         self.near = self.peers.node if near is None else tuple(near(self.peers))
         masks = self.agreement.gather(usable_cores(), "Context: cores of the ranks of a node", self.near)
-        mine, self.local_ranks = self.near.index(self.rank), self.peers.local_size
-        self.cores = len(masks[mine])
-        self.threads = share(masks, mine, self.local_ranks, quota()) if threads is None else int(threads)
+        index, self.local_ranks = self.near.index(self.rank), self.peers.local_size
+        self.cores = len(masks[index])
+        self.threads = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
         count = len(self.near)
         self.most_near, least, *_ = self.agreement.agree(
@@ -79,13 +79,13 @@ class HostRanks(ABC):
         self.ranks_per_node = -least
         self.plain_channel = self.channel = self.peers.channel()
         self.read_nbytes = 0
-        """Bytes of near ranks' matrices that this rank has read in place, those of movements (local)."""
+        """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
-        """Of the plan that is made or executed, if it shares its memory (local)."""
+        """Slot of the plan that is being made or executed, if it shares its memory (local)."""
 
     def require_one_node(self) -> None:
-        """Raise BackendError, on every rank, unless one node has them all."""
+        """Raise BackendError, on every rank, unless all ranks are on one node."""
         if self.ranks_per_node < self.size:
             raise errors.BackendError(
                 f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
@@ -103,11 +103,11 @@ class HostRanks(ABC):
 
     @abstractmethod
     def versions(self) -> tuple[str, ...]:
-        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        """Hardware and libraries, on which the times of plans depend beside the plan (local)."""
 
     @abstractmethod
     def recorder(self) -> Any:
-        """What records when operations run, in a `with` block: see `pblas.backends.recorder` (local)."""
+        """A recorder of the times of operations, for a `with` block: see `pblas.backends.recorder` (local)."""
 
     # Agreement
 
@@ -126,7 +126,7 @@ class HostRanks(ABC):
         self.agreement.wait(arrived, step)
 
     def reject(self, error: errors.PblasError) -> None:
-        """Raise an error here; ranks that do not refuse too raise it as soon as they wait for this one (local)."""
+        """Raise this rank's error; ranks that have begun the call raise it when they wait for this rank (local)."""
         self.agreement.reject(error)
 
     def gather(self, value: Any) -> list[Any]:
@@ -141,65 +141,65 @@ class HostRanks(ABC):
 
     @abstractmethod
     def as_array(self, x: Any) -> Array:
-        """The array that x is, where this backend multiplies; nothing is copied if it is one (local).
+        """X as an array in the memory of this backend; nothing is copied if it is one (local).
 
         Raises:
-            ArgumentError: an array of a kind, or in a place, that this backend does not take.
+            ArgumentError: an array of a kind, or in a memory, that this backend does not take.
             DTypeError: a tensor with elements that NumPy does not know.
-            ValueError: nothing that can be an array.
+            ValueError: x cannot be an array.
         """
 
     @abstractmethod
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""
+        """An uninitialised private array in C order, in the memory of this backend (local)."""
 
     @abstractmethod
     def is_here(self, x: Array) -> bool:
-        """Whether an array lies in the memory in which this backend multiplies (local)."""
+        """Whether an array is in the memory of this backend (local)."""
 
     @abstractmethod
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
+        """An array at the start of memory from `allocate`, which the array keeps alive (local)."""
 
     @abstractmethod
     def reading(self, x: Array) -> Array:
-        """The elements of x in host memory: x itself if it lies there (local)."""
+        """The elements of x in host memory: x itself if it is there (local)."""
 
     @abstractmethod
     def writing(self, x: Array) -> AbstractContextManager[Array]:
-        """A with block that yields host memory of x's shape; what is written to it is in x afterwards (local)."""
+        """A with block that yields host memory of x's shape; x gets its contents at the end (local)."""
 
     @abstractmethod
     def copy(self, x: Array, z: Array) -> None:
-        """Z := X, of the same shape and dtype; X may lie in host memory, Z where this backend multiplies (local)."""
+        """Z := X, of the same shape and dtype; X may be in host memory, Z is in the backend's memory (local)."""
 
     @abstractmethod
     def clear(self, x: Array) -> None:
-        """X := 0, of an array made by `view`, gaps between its columns or rows included (local)."""
+        """X := 0 for an array made by `view`, including gaps between its columns or rows (local)."""
 
     @abstractmethod
     def conjugated(self, x: Array) -> Array:
-        """A copy of conj(X) that cannot be written, where arrays know that (local)."""
+        """A copy of conj(X), read-only if the array library supports that (local)."""
 
     @abstractmethod
     def address(self, x: Array) -> int:
-        """Where the first element of x lies (local)."""
+        """Address of the first element of x (local)."""
 
     @abstractmethod
     def shadow(self, x: Array) -> Array:
-        """A NumPy array of the same addresses and strides, to compare places with; not to be read or written (local).
+        """A NumPy array of the same addresses and strides; never read or written (local).
 
-        For np.may_share_memory and np.shares_memory, which see host memory only.
+        It is for np.may_share_memory and np.shares_memory, which know host memory only.
         """
 
     # Executions of the push transport
 
     def engine(self, queue: int | None = None) -> Engine:
-        """What runs plans of the push transport (local)."""
+        """The engine that runs plans of the push transport (local)."""
         raise AssertionError(f"backend {self.name!r} has no engine, asked for queue {queue}")
 
     def engines(self) -> Iterable[Engine]:
-        """What has run plans of the push transport (local)."""
+        """The engines that have run plans of the push transport (local)."""
         return ()
 
     # Memory
@@ -210,10 +210,10 @@ class HostRanks(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Memory for a matrix: symmetric memory where there is any."""
+        """**Collective.** Memory for a matrix: symmetric memory if the backend has it."""
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
-        """**Collective.** Memory of one plan, or of a turn; marked, like all blocks, when nobody has it any more."""
+        """**Collective.** Memory of one plan, shared with other plans if it has a workspace slot."""
 
         def allocate(nbytes: int) -> Any:
             return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
@@ -221,22 +221,22 @@ class HostRanks(ABC):
         return allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(window, nbytes, allocate)
 
     def buffer(self, nbytes: int) -> Array:
-        """Memory of one plan, or of a turn, that no other rank reaches, as bytes (local)."""
+        """Private memory of one plan, shared with other plans if it has a workspace slot, as bytes (local)."""
 
         def allocate(nbytes: int) -> Array:
             return np.empty(nbytes, np.uint8)
 
-        found: Array = (
+        memory: Array = (
             allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(False, nbytes, allocate)
         )
-        return found
+        return memory
 
     @contextmanager
     def taking(self, workspace_slot: WorkspaceSlot) -> Iterator[None]:
-        """A with block in which a plan that is made or executed shares its memory with others, before or after them.
+        """A with block in which a plan is made or executed that shares its memory with other plans.
 
         Args:
-            workspace_slot: the plan's, the same each time (local).
+            workspace_slot: the plan's slot, the same each time (local).
         """
         self.workspace_slot = workspace_slot
         try:
@@ -246,30 +246,30 @@ class HostRanks(ABC):
 
     @staticmethod
     def private(nbytes: int) -> Array:
-        """Memory of the host that no other rank reaches, as bytes (local).
+        """Host memory that no other rank reaches, as bytes (local).
 
         Raises:
-            WorkspaceError: there is not so much.
+            WorkspaceError: too little memory.
         """
         try:
             return np.empty(nbytes, np.uint8)
-        except (MemoryError, ValueError):  # more than there is, or than there can be
+        except (MemoryError, ValueError):  # more than the machine has, or than NumPy can address
             raise errors.WorkspaceError(
                 f"no memory for {nbytes:,} bytes on each rank; use more ranks, or smaller matrices"
             ) from None
 
     def provisional(self) -> AbstractContextManager[None]:
-        """Undo this rank's allocations if the block is left by an error, which all ranks then raise."""
+        """Undo this rank's allocations if the block raises an error, which all ranks then raise."""
         return self.arena.provisional()
 
     # Arrays in the memory of near ranks
 
     def location_table(self) -> Location:
-        """**Collective.** A place where every rank of a node says where one of its arrays lies."""
+        """**Collective.** A table in which every rank of a node publishes the location of one of its arrays."""
         raise AssertionError(f"backend {self.name!r} reads nothing in place")
 
     def publish(self, location: Location, x: Array) -> bool:
-        """Say where x lies, for peers to read after the next agreement; false if it is not in a window (local)."""
+        """Publish the location of x, for peers after the next agreement; false if x is not in a window (local)."""
         window, offset = self.arena.locate(self.address(x)) if x.size else (0, 0)
         if window < 0:
             return False
@@ -279,18 +279,18 @@ class HostRanks(ABC):
 
     def published(self, location: Location, peer: int) -> tuple[int, ...]:
         """Window, offset and strides of the array that a near peer published (local)."""
-        found: tuple[int, ...] = tuple(location[1][peer].tolist())
-        return found
+        entry: tuple[int, ...] = tuple(location[1][peer].tolist())
+        return entry
 
     def peer_array(
         self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
     ) -> Array:
         """The array that a near peer published, in place (local)."""
-        del order  # the strides say it; backends that copy need it
+        del order  # the strides give the order; backends that copy need it
         window, offset, rows, columns = self.published(location, peer)
         arena: Any = self.arena
-        found: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)
-        return found
+        array: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)
+        return array
 
     @abstractmethod
     def peer_block(
@@ -298,26 +298,26 @@ class HostRanks(ABC):
     ) -> Array:
         """A tight array `offset` bytes into a near peer's, or this rank's, part of a symmetric block (local)."""
 
-    def sync(self) -> None:  # noqa: B027 - nothing, where messages order what flags do not
+    def sync(self) -> None:  # noqa: B027 - nothing to do if messages order all accesses
         """Order this rank's accesses to shared memory of the hosts around a message (local)."""
 
     # The end
 
-    def check(self) -> None:  # noqa: B027 - nothing, where executions end when their call returns
-        """Raise what has become of earlier executions, where they may go on when their call has returned (local)."""
+    def check(self) -> None:  # noqa: B027 - nothing to check if executions end when their call returns
+        """Raise errors of earlier executions, which may go on after their call has returned (local)."""
 
-    def settle(self, timeout: float | None = None) -> None:  # noqa: B027 - likewise
-        """Return when this rank has finished what it has under way (local)."""
+    def settle(self, timeout: float | None = None) -> None:  # noqa: B027 - see `check`
+        """Return when this rank has finished the executions that it has begun (local)."""
 
     def leaks(self) -> list[str]:
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
         return self.arena.leaks()
 
     def close(self, *, free: bool) -> None:
-        """Restore the BLAS threads and, if all ranks do it, free what they share.
+        """Restore the BLAS threads and, if all ranks do it, free the shared memory.
 
         Args:
-            free: all ranks are here and none uses symmetric memory any more (global).
+            free: all ranks have arrived and none uses symmetric memory any more (global).
         """
         self._blas.close()
         if self.arrays is not None:

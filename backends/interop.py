@@ -1,7 +1,7 @@
-"""Arrays of other libraries: what a result for their owner is made of, and on which stream it is wanted.
+"""Arrays of other libraries: conversion of arguments and results, and the library's current stream.
 
-torch's tensors are read by their own attributes: DLPack would order streams that need no order, and NumPy takes no
-bfloat16 from it. torch is not imported: whoever has a tensor has done that.
+pblas reads torch's tensors through their own attributes: DLPack would order streams that need no order, and NumPy takes
+no bfloat16 from it. This module does not import torch: a caller with a tensor has imported it.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ def _unknown(x: Any) -> errors.DTypeError:
 
 
 def host_array(x: Any) -> Array:
-    """A NumPy array on the memory of an array, a tensor, or whatever speaks DLPack; else what NumPy makes of x.
+    """A NumPy array on the memory of an array, a tensor or a DLPack object; otherwise np.asarray(x).
 
     Raises:
-        ArgumentError: a masked array, a tensor that is not in host memory, and as `check_tensor`.
-        ValueError: nothing that can be an array.
+        ArgumentError: a masked array, a tensor that is not in host memory, or an error of `check_tensor`.
+        ValueError: x cannot be an array.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
     if isinstance(x, np.ndarray):
-        return np.asarray(x)  # of no subclass: parts of np.matrix have two dimensions, whatever one asks for
+        return np.asarray(x)  # no subclass: slices of np.matrix always have two dimensions
     if is_tensor(x):
         check_tensor(x)
         if x.device.type != "cpu":
@@ -77,10 +77,10 @@ def host_array(x: Any) -> Array:
         dtype, torch = tensor_dtype(x), sys.modules["torch"]
         plain = x.detach()
         try:
-            found: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
+            array: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
         except TypeError:
             raise _unknown(x) from None
-        return found
+        return array
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
@@ -90,7 +90,7 @@ def host_array(x: Any) -> Array:
 
 
 def check_tensor(x: Any) -> None:
-    """Raise ArgumentError if a tensor's memory does not hold its elements, or torch expects a gradient by it."""
+    """Raise ArgumentError if a tensor's memory does not hold its elements, or if it requires a gradient."""
     if x.layout != sys.modules["torch"].strided:
         raise errors.ArgumentError(f"the tensor's layout is {x.layout}; pass x.to_dense()")
     if x.is_conj() or x.is_neg():
@@ -103,15 +103,15 @@ def check_tensor(x: Any) -> None:
 
 
 def has_memory(x: Any) -> bool:
-    """Whether x has memory of its own that can be used in place, as numbers and lists have not (local)."""
+    """Whether x has memory of its own that can be used in place, unlike numbers and lists (local)."""
     return (
         isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__")
     )
 
 
-def is_view(found: Array, x: Any, backend: Any) -> bool:
-    """Whether what the backend has made of x is on x's memory; copies lie elsewhere each time (local)."""
-    return found is x or not found.size or backend.address(found) == backend.address(backend.as_array(x))
+def is_view(array: Array, x: Any, backend: Any) -> bool:
+    """Whether the backend's array made from x uses x's memory, and is no copy (local)."""
+    return array is x or not array.size or backend.address(array) == backend.address(backend.as_array(x))
 
 
 def detached(x: Any) -> Any:
@@ -120,7 +120,7 @@ def detached(x: Any) -> Any:
 
 
 def current_stream(x: Any) -> Stream | None:
-    """The stream on which the library of x issues work for x's GPU now; None where the backend knows it."""
+    """The stream on which the library of x issues work for x's GPU now; None if the backend knows it."""
     if is_tensor(x) and x.is_cuda:
         torch: Any = sys.modules["torch"]
         return Stream(torch.cuda.current_stream(x.device).cuda_stream)
@@ -128,12 +128,12 @@ def current_stream(x: Any) -> Stream | None:
 
 
 class Target(NamedTuple):
-    """Where a result goes.
+    """Destination of a result.
 
     Args:
-        theirs: the caller's array, or one of its library; None if the library takes what the backend has made (local).
-        array: on that memory, of the backend (local).
-        like: decides on the library (local).
+        theirs: the caller's array, or one of its library; None if the library converts the backend's array (local).
+        array: the backend's array on that memory (local).
+        like: array of the library that the result is for (local).
     """
 
     theirs: Any
@@ -142,21 +142,21 @@ class Target(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """What the caller gets, once it is written (local)."""
+        """The caller's result, once it is written (local)."""
         return given(self.array, self.like) if self.theirs is None else self.theirs
 
 
 def new_target(
     shape: tuple[int, ...], like: Any, backend: Any, make: Callable[[], Array], order: Literal["C", "F"] = "C"
 ) -> Target:
-    """Where a new result goes (local).
+    """Destination of a new result (local).
 
     Args:
         shape: of the result (local).
-        like: decides on the library, and of a tensor on dtype and device (local).
+        like: array of the library that the result is for; a tensor also gives dtype and device (local).
         backend: reads the library's arrays (local).
         make: makes an array of the backend (local).
-        order: in which it stores its elements (local).
+        order: storage order of the result (local).
     """
     theirs = empty(shape if order == "C" else shape[::-1], like)
     if theirs is not None and order == "F":
@@ -165,11 +165,11 @@ def new_target(
 
 
 def empty(shape: tuple[int, ...], like: Any) -> Any:
-    """An uninitialised tensor beside another one; None if `like` is none, whose owner takes what `given` makes.
+    """An uninitialised tensor like another tensor; None if `like` is no tensor, so that `given` makes the result.
 
     Args:
         shape: of the array (local).
-        like: decides on library, dtype and device (local).
+        like: gives library, dtype and device (local).
     """
     return sys.modules["torch"].empty(shape, dtype=like.dtype, device=like.device) if is_tensor(like) else None
 

@@ -1,4 +1,4 @@
-"""What a schedule counts on: lanes, flags, and how many there are of what."""
+"""Lanes, flags and queues of schedules, and their limits."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Literal
 
 Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and one that forks from it and joins it again.
+"""The caller's stream, and a second stream that forks from it and joins it again.
 
-On the second one copies between GPUs take no multiprocessor, and waits none, or one warp: it may run beside a GEMM that
-fills the GPU.
+On the second stream, copies between GPUs use no multiprocessor, and a wait uses none or one warp. So they can run while
+a GEMM fills the GPU.
 """
 
 
 Flag = tuple[int, int]
-"""The rank that sets it, and its phase."""
+"""The rank that sets the flag, and its phase."""
 
 MAX_QUEUES = 8
-"""Queues of executions that may run beside each other: in each at most one CTA waits for a peer."""
+"""Queues of executions that may run concurrently: in each at most one CTA waits for a peer."""
 
 MAX_TILE_FLAGS = 256
-"""Marks of one execution at most."""
+"""Maximum number of tile flags of one execution."""

@@ -1,4 +1,4 @@
-"""Local work before an agreement of all ranks: whatever goes wrong on one rank, all ranks raise it."""
+"""Local work before an agreement of all ranks: all ranks raise the error of any rank."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pblas import errors
 class LocalStep:
     """A with block of local work that ends in an agreement: an exception in the block is raised on every rank.
 
-    The block makes no collective call, and the next collective call after it is an agreement. A rank whose block ends
-    in an exception joins that agreement at once, with its error. It costs a fraction of a microsecond.
+    The block makes no collective call, and the next collective call after it is an agreement. A rank whose block raises
+    joins that agreement at once, with its error. The block costs a fraction of a microsecond.
 
     Args:
         agree: agree(verb, error) is an agreement with an error, which raises (global).
-        verb: what was called, for the message (global).
-        kind: class of the error that stands for an exception of another library; None: `WorkspaceError` for a
+        verb: name of the operation, for the message (global).
+        kind: class of the error that replaces an exception of another library; None: `WorkspaceError` for a
             `MemoryError`, else `PblasError` (global).
 
     >>> def agree(verb, error):
@@ -46,7 +46,7 @@ class LocalStep:
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # KeyboardInterrupt and SystemExit pass: they are no errors of the call. After a PeerTimeout nobody agrees.
+        # KeyboardInterrupt and SystemExit pass: they are no errors of the call. After a PeerTimeout no rank agrees.
         if not isinstance(caught, Exception) or isinstance(caught, errors.PeerTimeout):
             return
         error = local_error(self._verb, caught, self._kind)
@@ -62,9 +62,9 @@ def local_error(verb: str, caught: Exception, kind: type[errors.PblasError] | No
     """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text.
 
     Args:
-        verb: as of `LocalStep` (global).
-        caught: the exception; a `PblasError` is returned as it is (local).
-        kind: as of `LocalStep` (global).
+        verb: name of the operation (global).
+        caught: the exception; a `PblasError` is returned unchanged (local).
+        kind: as in `LocalStep` (global).
     """
     if isinstance(caught, errors.PblasError):
         return caught

@@ -1,7 +1,7 @@
-"""The ranks that work together, as backends see them: who they are, and the messages between their hosts.
+"""Interface of the ranks of a context: their numbers, and messages between their hosts.
 
-`pblas.backends.agreement` stands on small messages, what moves matrices through the hosts on a `Channel`. Waiting with
-a deadline is the agreement's: what is asked here returns at once, unless it is marked as collective.
+`pblas.backends.agreement` uses the small messages; transfers of matrices through the hosts use a `Channel`. The
+agreement waits with a deadline. Methods of this module return at once unless they are marked as collective.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Line(Protocol):
-    """Messages of one size, again and again, to one rank and from another."""
+    """Repeated messages of one size, to one rank and from another."""
 
     @property
     def received(self) -> bytearray:
@@ -29,20 +29,20 @@ class Line(Protocol):
 
     @property
     def arrived(self) -> Callable[[], bool]:
-        """Whether the message that was started to be received is here (local)."""
+        """Whether the message of the last `start` has arrived (local)."""
 
     def start(self, message: bytes) -> None:
         """Send a message, and begin to receive one (local)."""
 
     def close(self) -> None:
-        """Free it; nothing is under way (local)."""
+        """Free the line; no message is under way (local)."""
 
 
 class Transfer(Protocol):
-    """A message on its way."""
+    """A message under way."""
 
     def done(self) -> bool:
-        """Whether it arrived, or its memory may be used again; also lets messages progress (local)."""
+        """Whether the message arrived, or its memory may be reused; also lets messages progress (local)."""
 
 
 class Channel(Protocol):
@@ -57,18 +57,18 @@ class Channel(Protocol):
         """Start to receive into x (m x n, one stride is one element) from `source` (local)."""
 
     def signal(self, dest: int, tag: int) -> Transfer:
-        """Send an empty message: what was written to shared memory before it may be read (local)."""
+        """Send an empty message: the receiver may read what this rank wrote to shared memory before (local)."""
 
     def await_signal(self, source: int, tag: int) -> Transfer:
         """Start to receive an empty message (local)."""
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** To each rank so many elements of x, in the order of ranks, and from each into out.
+        """**Collective.** Send consecutive elements of x to each rank, and receive from each rank into out.
 
         Args:
             x: tight, of one dimension (local).
             counts: elements for each rank (local).
-            out: likewise, of x's dtype (local).
+            out: tight, of one dimension, of x's dtype (local).
             out_counts: elements from each rank (local).
         """
 
@@ -77,12 +77,12 @@ class Channel(Protocol):
 
         Args:
             x: tight, of one dimension (local).
-            out: likewise, of x's dtype (local).
+            out: tight, of one dimension, of x's dtype (local).
             counts: elements of each rank (global).
         """
 
     def close(self) -> None:
-        """Free what it keeps (local)."""
+        """Free the channel's resources (local)."""
 
 
 class Peers(Protocol):
@@ -90,15 +90,15 @@ class Peers(Protocol):
 
     @property
     def rank(self) -> int:
-        """This one (local)."""
+        """The number of this rank (local)."""
 
     @property
     def size(self) -> int:
-        """How many there are (global)."""
+        """Number of ranks (global)."""
 
     @property
     def node(self) -> tuple[int, ...]:
-        """**Collective** at first. Those on this rank's node, in order, itself among them (global to the node)."""
+        """**Collective** at first. The ranks on this rank's node, itself included, in order (global to the node)."""
 
     @property
     def local_rank(self) -> int:
@@ -106,18 +106,18 @@ class Peers(Protocol):
 
     @property
     def local_size(self) -> int:
-        """**Collective** at first. Ranks of the whole job on this node, others than these included (local)."""
+        """**Collective** at first. Number of the job's ranks on this node, in the context or not (local)."""
 
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message, which is kept meanwhile; what is returned tells whether it has left (local)."""
+        """Start to send a message, which stays alive; the returned function tells whether it has left (local)."""
 
     def probe(self, tag: int) -> bool:
-        """Whether a message has come from any rank, and was not received (local)."""
+        """Whether a message from any rank has arrived and was not received (local)."""
 
     def receive(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
-        """The rank and the text of a message that has come, from one rank or from any; None if there is none (local).
+        """The sender and the bytes of a message from `source`, or from any rank; None if none has arrived (local).
 
-        Those of one rank are received in the order in which they were sent.
+        Messages of one rank are received in the order in which they were sent.
         """
 
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> Line:
@@ -127,7 +127,7 @@ class Peers(Protocol):
         """Messages of pieces of matrices between the same ranks (local)."""
 
     def duplicate(self) -> Peers:
-        """**Collective.** The same ranks, with messages of their own; all are here."""
+        """**Collective.** The same ranks with separate messages; all ranks have arrived."""
 
     def world(self) -> Peers:
         """All ranks of the job (global)."""
@@ -136,7 +136,7 @@ class Peers(Protocol):
         """Call `end` while messages still work: before the process ends, perhaps twice (local)."""
 
     def abandon(self) -> None:
-        """Keep the memory of messages that nobody waits for: a late rank may still read or write it (local)."""
+        """Keep the memory of abandoned messages: a late rank may still read or write it (local)."""
 
     def close(self) -> None:
-        """**Collective.** Free what `duplicate` has made; nothing is under way."""
+        """**Collective.** Free a duplicate; no message is under way."""

@@ -1,8 +1,8 @@
-"""What runs the schedules of the push transport: the streams of a GPU, or NumPy in a shared window.
+"""Interface of the engines that run schedules of the push transport: streams of a GPU, or NumPy in a shared window.
 
-An engine owns the context's workspace in two parities, and its flags. Its verbs are the operations of
-`pblas.schedules.schedule`; `pblas.execute.push.base` says which bytes they touch. All of them are local but those
-marked collective.
+An engine owns the context's workspace in two parities, and its flags. Its methods are the operations of
+`pblas.schedules.schedule`; `pblas.execute.push.base` passes the addresses. All methods are local unless they are marked
+collective.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A portion of a result, Z := alpha X Y + terms + beta Z, all of it formed in 32 bits and rounded once.
+    """A portion of a result, Z := alpha X Y + terms + beta Z, computed in 32 bits and rounded once.
 
     Args:
         x: m x k (local).
         y: k x n (local).
         z: m x n (local).
-        awaits: flag of this rank that says that X and Y are there, and that is reset; None: they are.
-        ready: microseconds after the start at which they are expected; not sooner than those before.
-        mark: number of the mark to set when Z is there; -1: none.
-        tells: peer, and phase of the flag of this rank there that is set when Z is there; None: nobody is told.
+        awaits: flag of this rank that signals the arrival of X and Y; the wait resets it. None: they are available.
+        ready: expected arrival in microseconds after the start; not before that of earlier portions.
+        mark: number of the tile flag to set when Z is stored; -1: none.
+        tells: (peer, phase) of this rank's flag at a peer, set when Z is stored; None: no peer is signalled.
         partial: whether Z is alpha X Y alone.
-        terms: arrays like Z that are added, in this order, and the flags that say that they are there, likewise.
-        late: whether the terms come when X Y is there, and not sooner.
-        old: what is read as Z, which may be Z; None if beta is 0 (local).
-        places: arrays like Z into which it is stored too, and the flags of this rank that are set at peers when it is
-            there, if any.
-        among: portions before it among which it may be made, a bit at a time.
-        at: row and column of Z in the block that is finished.
+        terms: arrays like Z to add, in this order, each with the flag that signals its arrival; the wait resets it.
+        late: whether the terms arrive only when X Y is computed.
+        old: array read in beta Z, which may be Z; None if beta is 0 (local).
+        places: further arrays like Z to store the portion to, each with this rank's flag to set at a peer, or None.
+        among: number of portions before it whose computation this portion may be interleaved with.
+        at: row and column of Z in the block that gets the epilogue.
     """
 
     x: Any
@@ -61,42 +60,42 @@ class Portion:
 
     @property
     def lies(self) -> tuple[slice, slice]:
-        """Where Z lies in that block."""
+        """Rows and columns of Z in that block."""
         (row, column), (rows, columns) = self.at, self.z.shape
         return slice(row, row + rows), slice(column, column + columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """What is done to a block of D: an expression, with operands that are numbers or like the block.
+    """Epilogue of a block of D: an expression whose operands are numbers or arrays of the block's shape.
 
     Args:
         tree: from `pblas.epilogues.parse` (global).
-        operands: by name; arrays have the shape of the block, many of their elements perhaps in one place (local).
+        operands: by name; arrays have the shape of the block, perhaps with strides of 0 (local).
     """
 
     tree: Node
     operands: Mapping[str, Any]
 
     def of(self, view: Callable[[Any], Any]) -> Finish:
-        """The same of a part of the block, or of the block as it is seen otherwise (local)."""
+        """The same epilogue for a view of the block (local)."""
         return Finish(self.tree, {name: view(z) if is_array(z) else z for name, z in self.operands.items()})
 
 
 def is_array(x: Any) -> bool:
-    """Whether an operand is no number (local)."""
+    """Whether an operand is an array, not a number (local)."""
     return bool(getattr(x, "shape", ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where a sum goes: Out := the sum + beta old, and what follows, rounded once.
+    """Destination of a sum: out := epilogue(sum + beta old), rounded once.
 
     Args:
         out: an array (local).
         beta: scalar (global).
-        old: an array like it, which may be `out`; None if beta is 0 (local).
-        finish: what follows, before `out` is rounded (local).
+        old: an array like `out`, which may be `out`; None if beta is 0 (local).
+        finish: epilogue, applied before `out` is rounded (local).
     """
 
     out: Any
@@ -113,20 +112,20 @@ class Engine(Protocol):
     def reserve(self, nbytes: int, phases: int) -> Any:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
+        All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
         """
 
     def slots(self, count: int, nbytes: int) -> Any:
         """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
 
-        It is what `one_shot`, `two_shot` and `reduce_scatter` take.
+        `one_shot`, `two_shot` and `reduce_scatter` take them.
         """
 
     def scratch(self, nbytes: int) -> Any:
-        """Bytes of this rank alone, or more, which the executions of all plans use one after the other."""
+        """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-        """A new local part of a matrix, in memory of this rank alone."""
+        """A new local array of a matrix, in private memory."""
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
@@ -141,49 +140,49 @@ class Engine(Protocol):
         """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory."""
 
     def address(self, x: Any) -> int:
-        """Where an array lies."""
+        """Address of an array."""
 
     def homes(self, x: Any) -> list[int] | None:
-        """**Collective.** Where an array lies on every rank, if peers can put results into it."""
+        """**Collective.** Addresses of an array on all ranks, if peers can put results into it."""
 
     def offset(self, peer: int, home: int) -> int:
-        """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named."""
+        """Bytes from the start of a peer's workspace of the current call to an address from `homes`."""
 
     # Executions
 
     def program(self, recording: Any = None, places: Sequence[int] = ()) -> Any:
-        """What is kept of executions on the same arrays, which were recorded, with these operands elsewhere, or not."""
+        """State of executions on the same arrays, from a recording with these addresses of the operands, or without."""
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
-        """What executions launch on operands that lie like these; None if it cannot be launched on others.
+        """Record the launches of an execution on operands with these layouts; None if they cannot be replayed.
 
         Args:
-            operands: local arrays, all aligned alike and in different places (local).
-            execution: one on arrays like these (local).
+            operands: local arrays, all of the same alignment and at different addresses (local).
+            execution: an execution on arrays like these (local).
         """
 
     def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
-        """One execution: the body issues its operations; on GPUs a graph may stand for them."""
+        """Run one execution: the body issues its operations; on GPUs a graph may replace them."""
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
-        """**Collective.** Do what must not happen during an execution: choose algorithms, load kernels."""
+        """**Collective.** Choose algorithms and load kernels, which must not happen during an execution."""
 
     def seconds(self, program: Any, body: Callable[[], None]) -> float:
-        """**Collective.** The time that one execution takes here, which all ranks begin together."""
+        """**Collective.** Seconds of one execution on this rank; all ranks begin together."""
 
     def call(self, workspace: Any) -> AbstractContextManager[None]:
-        """The operations of one execution, which uses the next parity of the workspace if it uses one."""
+        """Context of one execution, which uses the next parity of the workspace if it needs one."""
 
     # Operations; all but the first two issue them on a lane
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of others."""
+        """The next operation of a lane starts after these operations of other lanes."""
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Others will follow this operation, the last of its lane."""
+        """Mark the last operation of a lane, which operations of other lanes will follow."""
 
     def await_tile_flag(self, lane: str, mark: int) -> None:
-        """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
+        """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
@@ -195,12 +194,12 @@ class Engine(Protocol):
         """Several gets, on GPUs by one kernel: peer, bytes from the start of its workspace, target."""
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
-        """Set this rank's flags of a phase at some peers, after what the lane did before."""
+        """Set this rank's flags of a phase at some peers, after the earlier operations of the lane."""
 
     def burst(
         self, lane: str, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], step: str
     ) -> None:
-        """Several puts, the signals behind them, and the flags of those that are awaited."""
+        """Several puts, then signals to the peers, then a wait for flags."""
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Hold a lane until the flags of a phase are set, and reset them."""
@@ -218,13 +217,13 @@ class Engine(Protocol):
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; of a batch, each of its matrices.
+        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; for each matrix of a batch.
 
-        What follows is done then, or before Z is rounded; not of a batch.
+        The epilogue is applied before or after Z is rounded; batches have none.
         """
 
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
-        """Z := what follows it, if anything, in one more pass."""
+        """Z := epilogue(Z), if there is one, in one more pass."""
 
     def multiply_portions(
         self,
@@ -235,21 +234,21 @@ class Engine(Protocol):
         *,
         finish: Finish | None = None,
     ) -> bool:
-        """Make some portions of a result by one kernel, if there is one for them.
+        """Compute some portions of a result by one kernel, if there is one for them.
 
         Args:
             lane: of the call (local).
             alpha: scalar (global).
-            portions: in the order in which they are made (local).
+            portions: in the order of their computation (local).
             beta: scalar (global).
-            finish: what follows those that are not partial, of the block in which they lie (local).
+            finish: epilogue of the block that holds the portions which are not partial (local).
 
         Returns:
-            Whether there is such a kernel; else nothing was done.
+            Whether there is such a kernel; otherwise nothing was done.
         """
 
     def sum(self, lane: str, parts: list[Any], output: Output) -> None:
-        """The sum of the parts, added in their order, goes to the output."""
+        """Output := the sum of the parts, added in their order."""
 
     def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
         """The shards of all ranks, tight and one after the other, in this rank's workspace.
@@ -266,19 +265,19 @@ class Engine(Protocol):
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
     ) -> None:
-        """The sum of all ranks' partial products of this rank's part of D goes to the output.
+        """Output := the sum of all ranks' partial products of this rank's shard of D.
 
         Args:
             lane: of the call (local).
-            parts: this rank's partial products of every rank's part, one after the other in memory (local).
+            parts: this rank's partial products of every rank's shard, one after the other in memory (local).
             order: in which they are stored, "F" or "C" (global).
             slots: one for each rank, or bytes from slot to slot in the workspace (global).
             contributing: ranks that have partial products (global).
-            output: this rank's part of D (local).
+            output: this rank's shard of D (local).
         """
 
     def one_shot(self, lane: str, partial: Any, slots: Any, contributing: list[int], output: Output) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all.
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it.
 
         Args:
             lane: of the call (local).
@@ -300,18 +299,19 @@ class Engine(Protocol):
         contributing: list[int],
         output: Output,
     ) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share.
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds a share of it.
 
-        The owner of a share reads it in the workspaces of all; the sums are read in its workspace. Or both are sent.
+        Either the owner of a share reads the partial products in all workspaces, and the ranks read the sums in its
+        workspace, or the ranks send both.
 
         Args:
             lane: of the call (local).
-            wire: dtype of the partial products, m x n, tight, stored by columns, with which workspaces begin (global).
-            first: element of D with which each rank's share begins, and their number (global).
-            slots: two for each rank, if partial products and sums are sent; else None (global).
+            wire: dtype of the partial products, m x n, tight, stored by columns, at the start of workspaces (global).
+            first: first element of each rank's share of D, and the number of elements (global).
+            slots: two for each rank, if partial products and sums are sent; otherwise None (global).
             results_at: bytes from the workspace's start to those of D (global).
-            homes: where D lies on every rank, for sums that are put there at once (global, as seen here).
-            phase: of the flags that say that partial products are there; those of sums are of the next (global).
+            homes: addresses of D on all ranks, for sums that are put there directly (global, as mapped on this rank).
+            phase: of the flags that signal partial products; the flags of sums have the next one (global).
             contributing: ranks that have a partial product (global).
             output: D (local).
         """

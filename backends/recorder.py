@@ -1,8 +1,8 @@
-"""When each operation of this rank runs: a recorder that stands between executors and a backend while it is on.
+"""Recorder of the times of this rank's operations, active between the executors and a backend.
 
-All executors go through few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
-messages of `backend.channel`, waits and agreements of the backend. A recorder puts functions of its own in their places
-on these objects, and takes them away when it ends. Who records nothing runs what he always ran.
+All executors call few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
+messages of `backend.channel`, waits and agreements of the backend. An active recorder replaces these methods on their
+objects by wrappers. When no recorder is active there is no overhead.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Described = tuple[str, Kind, str, dict[str, Any]]
 """Lane, kind, name and details of an operation."""
 
 Verbs = dict[str, Callable[..., Described | None]]
-"""Methods, and what describes a call of each; None where a call does nothing."""
+"""Methods, each with a function that describes a call of it; None for a call that does nothing."""
 
 MOST_EVENTS = 200_000
-"""Of one rank; what comes later is not recorded."""
+"""Maximum number of events of one rank; later ones are not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a lane of a rank did from one time to another.
+    """An operation of a lane of a rank, with its start and stop.
 
     Args:
-        rank: whose lane it is.
-        lane: "main" and, where there are others, "copy" or "side"; "from rank 2" for messages; "host" beside a GPU.
+        rank: owner of the lane.
+        lane: "main", "copy" or "side"; "from rank 2" for messages; "host" for the host of a GPU.
         kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
-        name: what it was, for people.
+        name: of the operation, for people.
         start: seconds.
         stop: seconds.
         details: sizes, bytes and ranks.
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(slots=True)
 class Arrival:
-    """A message to this rank: posted and, if it has been seen to be here, done (seconds)."""
+    """A message to this rank: posted and, once its arrival was observed, done (seconds)."""
 
     source: int
     tag: int
@@ -65,7 +65,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Open:
-    """An operation that has begun, and the mark since which it is the innermost one of its lane."""
+    """An operation under way, and the mark since which it is the innermost operation of its lane."""
 
     lane: str
     kind: Kind
@@ -75,7 +75,7 @@ class Open:
 
 
 class Recorder:
-    """Records in a `with` block. Of operations inside each other the innermost counts, so that no two overlap.
+    """Records in a `with` block. Of nested operations the innermost counts, so that no two overlap.
 
     Args:
         backend: of a context (local).
@@ -87,13 +87,13 @@ class Recorder:
         self._stacks: dict[str, list[Open]] = {}
         self._found: list[tuple[Open, Any, Any]] = []
         self.sends: list[tuple[int, int, float]] = []
-        """Rank, tag and time of each message that was sent (local)."""
+        """Rank, tag and time of each message sent (local)."""
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
-        for thing, verbs in self._verbs():
-            for verb, describe in verbs.items():
-                self._replace(thing, verb, self._recorded(getattr(thing, verb), describe))
+        for target, verbs in self._verbs():
+            for name, describe in verbs.items():
+                self._replace(target, name, self._recorded(getattr(target, name), describe))
         arrays, channel = self._backend.arrays, self._backend.channel
         self._replace(arrays, "beside", self._beside(arrays.beside))
         self._replace(channel, "receive", self._receive(channel.receive))
@@ -103,11 +103,11 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         while self._replaced:
-            thing, verb, before = self._replaced.pop()
-            if before is None:
-                delattr(thing, verb)
-            else:  # of another recorder, around this one
-                setattr(thing, verb, before)
+            target, name, original = self._replaced.pop()
+            if original is None:
+                delattr(target, name)
+            else:  # the method of an outer recorder
+                setattr(target, name, original)
 
     @property
     def is_full(self) -> bool:
@@ -115,17 +115,17 @@ class Recorder:
         return len(self._found) >= MOST_EVENTS
 
     def events(self) -> list[Event]:
-        """What has been recorded, messages aside, in no order (local)."""
+        """The recorded events without messages, in no order (local)."""
         seconds = self._seconds()
         return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
             for op, start, stop in self._found
         ]
 
-    # What depends on where the operations run
+    # Methods that depend on the backend
 
     def _verbs(self) -> list[tuple[Any, Verbs]]:
-        """Objects with the methods that are recorded, and what describes a call of each."""
+        """Objects with their recorded methods, and the functions that describe calls of these."""
         backend = self._backend
         arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
         return [
@@ -136,7 +136,7 @@ class Recorder:
         ]
 
     def _lane(self) -> str:
-        """The lane of what names none: of the operation that it is a part of."""
+        """The lane of an operation that names none: that of the operation around it."""
         stack = self._stack("main")
         return stack[-1].lane if stack else "main"
 
@@ -148,18 +148,18 @@ class Recorder:
         return time.perf_counter()
 
     def _seconds(self) -> Callable[[Any], float]:
-        """What turns marks into seconds of this host's clock."""
+        """A function that converts marks to seconds of this host's clock."""
         return float
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:  # noqa: ARG002 - see above
-        """Whether an operation counts by itself, not as a part of those around it."""
+        """Whether an operation counts by itself, not as a part of the operations around it."""
         return True
 
     # Recording
 
-    def _replace(self, thing: Any, verb: str, by: Any) -> None:
-        self._replaced.append((thing, verb, vars(thing).get(verb)))
-        setattr(thing, verb, by)
+    def _replace(self, target: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((target, name, vars(target).get(name)))
+        setattr(target, name, replacement)
 
     def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
         def recorded(*arguments: Any, **options: Any) -> Any:
@@ -168,7 +168,7 @@ class Recorder:
                 return method(*arguments, **options)
             with self._span(*described) as op:
                 result = method(*arguments, **options)
-                if result is False:  # it was offered, and not done
+                if result is False:  # the engine declined it
                     op.since = None
                 return result
 
@@ -213,9 +213,9 @@ class Recorder:
         def receive(x: Any, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)
-            found = Arrival(source, tag, x.nbytes, time.perf_counter())
-            self.arrivals.append(found)
-            return _Followed(method(x, source, tag), found)
+            arrival = Arrival(source, tag, x.nbytes, time.perf_counter())
+            self.arrivals.append(arrival)
+            return _Followed(method(x, source, tag), arrival)
 
         return receive
 
@@ -229,7 +229,7 @@ class Recorder:
         return self._host_lane(), "agree", call.partition("\n")[0], {}
 
     def _host_lane(self) -> str:
-        """Where this rank's process waits and sends."""
+        """The lane in which this rank's process waits and sends."""
         return self._lane()
 
     def _send(self, x: Any, dest: int, tag: int) -> Described:
@@ -254,7 +254,7 @@ class Recorder:
 
 
 class _Followed:
-    """A transfer whose arrival is noted when it is first seen."""
+    """A transfer that records its arrival when it is first observed."""
 
     __slots__ = ("_arrival", "_transfer")
 
@@ -284,8 +284,8 @@ def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, A
 
 
 def _ranks(ranks: Any) -> str:
-    found = [str(rank) for rank in ranks]
-    return f"rank {found[0]}" if len(found) == 1 else f"ranks {', '.join(found) or 'none'}"
+    names = [str(rank) for rank in ranks]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
 
 
 def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
@@ -335,8 +335,8 @@ def _portions(
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
-        told = [portion.tells, *(flag for _, flag in portion.places)]
-        sent += portion.z.nbytes * sum(flag is not None for flag in told)
+        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        sent += portion.z.nbytes * sum(flag is not None for flag in flags)
     return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
 
@@ -395,4 +395,4 @@ ENGINE: Verbs = {
     "copy": _engine_copy,
     "scale": _engine_scale,
 }
-"""The operations of `pblas.backends.push_engine.Engine`, and what describes a call of each."""
+"""The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

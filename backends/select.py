@@ -1,6 +1,6 @@
-"""Which backend a context gets: the one that was asked for, or the one that every rank can use.
+"""Selection of a context's backend: the requested one, or the best one that every rank can use.
 
-Front ends ask here for what concerns GPUs, and import no module of `pblas.backends.cuda` or `pblas.backends.nvshmem`.
+Front ends use this module for GPUs. They import no module of `pblas.backends.cuda` or `pblas.backends.nvshmem`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from pblas.backends.settings import Name, Transport
 
 ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
-"""What a rank has: no GPU, or no CuPy; both, and something else is missing; all that GPUs which send messages need; all
-that the NVSHMEM backend needs."""
+"""State of a rank: no GPU or no CuPy; both, but another requirement is missing; all requirements of GPUs that send
+messages; all requirements of the NVSHMEM backend."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _STACKLEVEL = 3  # of a warning: the call of Context
-_PATIENCE = 120.0  # seconds, where a wrong setting may be that of the timeout
+_PATIENCE = 120.0  # seconds, while the timeout itself may be the wrong setting
 
 
 def open_backend(
@@ -46,8 +46,8 @@ def open_backend(
     """**Collective.** Start the backend of a context; the arguments are those of `Context`.
 
     Raises:
-        ArgumentError: a setting that is none, on any rank, or no communicator.
-        BackendError: a backend or launcher that is missing or unfit, on any rank.
+        ArgumentError: an invalid setting on any rank, or no communicator.
+        BackendError: a missing or unfit backend or launcher on any rank.
         PeerTimeout: a rank of `comm` does not arrive.
         MismatchError: settings that differ between ranks.
     """
@@ -69,7 +69,7 @@ def open_backend(
         name = checked_name(backend, device=device, **settings)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
         state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
-        wish = int(name in ("nvshmem", "cuda") or device is not None)  # whoever names a GPU insists on it
+        wish = int(name in ("nvshmem", "cuda") or device is not None)  # a caller that names a GPU insists on it
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = rendezvous(peers, call, timeout, None, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
@@ -101,45 +101,49 @@ def open_backend(
 
 
 def gpu_state(device: int | None) -> tuple[int, str]:
-    """What this rank has for GPUs, and what is missing with the remedy (local)."""
+    """GPU state of this rank, and the missing requirement with its remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
     from pblas.backends.cuda.device import probe, problem
 
-    found = probe()
-    asked = device if isinstance(device, int) else None
-    error = problem(found, asked, messages=True)
+    platform = probe()
+    index = device if isinstance(device, int) else None
+    error = problem(platform, index, messages=True)
     if error is None:
-        try:  # what they need is found missing here, not on one rank later
+        try:  # a missing requirement is reported now, not later on one rank
             import pblas.backends.cuda.backend
         except ImportError as caught:
             return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
-        error = problem(found, asked)
+        error = problem(platform, index)
         if error is None:
             try:
-                import pblas.backends.nvshmem.backend  # noqa: F401 - as above
+                import pblas.backends.nvshmem.backend  # noqa: F401 - imported as a test
             except ImportError as caught:
                 return MESSAGES, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
             return READY, ""
         return MESSAGES, str(error)
-    none_here = not found.cupy or found.driver == 0 or (found.count == 0 and found.status in {0, _NO_DEVICE})
-    return ABSENT if none_here else UNFIT, str(error)
+    has_no_gpu = (
+        not platform.cupy or platform.driver == 0 or (platform.count == 0 and platform.status in {0, _NO_DEVICE})
+    )
+    return ABSENT if has_no_gpu else UNFIT, str(error)
 
 
 def gpu_facts(local_rank: int) -> Diagnostics:
-    """What this rank has for GPUs, for `pblas info`; nothing is started, and nothing raised (local).
+    """GPU diagnostics of this rank, for `pblas info`; starts nothing and raises nothing (local).
 
     Args:
         local_rank: number of this rank among those of its node (local).
     """
     from pblas.backends.nvshmem.diagnostics import find
 
-    found = find(local_rank)
-    with suppress(Exception):  # whoever has no MPI, or a broken one, sends no messages
+    diagnostics = find(local_rank)
+    with suppress(Exception):  # without a working MPI there are no messages
         from pblas.backends.cuda.aware import is_gpu_aware, transfer_path
 
-        found = replace(found, messages=transfer_path(*is_gpu_aware())) if found.devices else found
-    return found
+        diagnostics = (
+            replace(diagnostics, messages=transfer_path(*is_gpu_aware())) if diagnostics.devices else diagnostics
+        )
+    return diagnostics
 
 
 def start_nvshmem(comm: MPI.Intracomm | None, nbytes: int | None, device: int | None, *, timeout: float) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a context, checked on one rank: the first thing that is wrong is raised."""
+"""Settings of a context, checked on one rank: the first invalid setting raises."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 def checked_name(
     backend: Any, transport: Any, *, timeout: Any, threads: Any, ranks_per_node: Any, link: Any, device: Any
 ) -> Name:
-    """The backend that is asked for, "mpi" where settings are that only it has; the arguments are those of `Context`.
+    """The requested backend, or "mpi" if a setting is of that backend only; the arguments are those of `Context`.
 
     Raises:
-        ArgumentError, BackendError: a setting that is none, or that does not go with another.
+        ArgumentError, BackendError: an invalid setting, or one that contradicts another.
 
     >>> checked_name("auto", "message", timeout=1, threads=None, ranks_per_node=None, link=(1e-6, 1e9), device=None)
     'mpi'
@@ -43,15 +43,15 @@ def checked_name(
         raise errors.ArgumentError(
             f"Context: link delays messages, but transport={transport!r} sends none; pass transport='message'"
         )
-    found: Name = "mpi" if own else backend
-    if device is not None and found == "mpi":
+    chosen: Name = "mpi" if own else backend
+    if device is not None and chosen == "mpi":
         raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
     _check_device("Context", device)
-    return found
+    return chosen
 
 
 def check_start(nbytes: Any, device: Any, timeout: Any) -> None:
-    """Raise ArgumentError for what `init_nvshmem` cannot be given.
+    """Raise ArgumentError for invalid arguments of `init_nvshmem`.
 
     >>> check_start(1 << 30, None, 120.0)
     """

@@ -1,4 +1,4 @@
-"""Memory that plans take turns with: those that run one after the other need no more than the largest of them."""
+"""Workspace shared by plans that never run concurrently: together they need no more than the largest of them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 class WorkspacePool:
-    """What plans have taken. The n-th memory that one of them takes is the n-th of all, if it is large enough.
+    """Buffers shared by plans: the n-th buffer of every plan is the same memory, if it is large enough.
 
-    What is too small is kept by the plans that have it, and stands aside for twice as much: together they take no more
-    than twice what the last one does.
+    If it is too small, a buffer of twice its size replaces it for later plans; earlier plans keep the old one. All
+    buffers together take no more than twice the memory of the last one.
     """
 
     def __init__(self) -> None:
         self.held: dict[tuple[bool, int], Any] = {}
 
     def detach(self) -> None:
-        """Let go of it, as the context does when it ends (local)."""
+        """Drop the buffers; the context calls this when it ends (local)."""
         self.held.clear()
 
 
 class WorkspaceSlot:
-    """One plan's part.
+    """Access of one plan to the pool.
 
     Args:
-        turns: what it shares.
+        pool: the memory that it shares with other plans.
 
     >>> import numpy as np
     >>> pool, make = WorkspacePool(), lambda size: np.zeros(size, np.uint8)
@@ -39,27 +39,27 @@ class WorkspaceSlot:
     (True, 16)
     """
 
-    def __init__(self, turns: WorkspacePool) -> None:
-        self._turns, self._counts = turns, [0, 0]
+    def __init__(self, pool: WorkspacePool) -> None:
+        self._pool, self._counts = pool, [0, 0]
 
     def take(self, window: bool, nbytes: int, allocate: Callable[[int], Any]) -> Any:
-        """**Collective** if `allocate` is. Memory that the plan keeps, as every plan with the same turns may.
+        """**Collective** if `allocate` is. The plan's next buffer, which other plans of the pool use too.
 
         Args:
-            window: whether other ranks reach it (global).
-            nbytes: at least (global, or local if no other rank reaches it).
-            allocate: makes so many bytes where there are too few.
+            window: whether other ranks access it (global).
+            nbytes: minimum size (global, or local if no other rank accesses it).
+            allocate: allocates a number of bytes, if the pool's buffer is too small.
         """
         key = window, self._counts[window]
         self._counts[window] += 1
-        found = self._turns.held.get(key)
-        if found is None or found.nbytes < nbytes:
-            found = self._turns.held[key] = self._larger(0 if found is None else 2 * found.nbytes, nbytes, allocate)
-        return found
+        memory = self._pool.held.get(key)
+        if memory is None or memory.nbytes < nbytes:
+            memory = self._pool.held[key] = self._larger(0 if memory is None else 2 * memory.nbytes, nbytes, allocate)
+        return memory
 
     @staticmethod
     def _larger(wanted: int, nbytes: int, allocate: Callable[[int], Any]) -> Any:
-        """Memory of as many bytes as are wanted, or of as many as are needed if there are no more."""
+        """Memory of the wanted size, or of the needed size if there is not enough."""
         if wanted > nbytes:
             with suppress(WorkspaceError, MemoryError):
                 return allocate(wanted)

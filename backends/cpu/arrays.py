@@ -1,9 +1,9 @@
-"""What executors of general plans and redistributions do with this rank's arrays: memory, copies, products, order.
+"""Array operations of the executors of general plans and redistributions: memory, copies, products, order.
 
-NumPy's arrays here; `pblas.backends.cuda.arrays` has the same methods for a GPU. There an operation returns before it
-is done: what is called one after the other runs on a *lane* one after the other, "main" for products and "side", which
-`beside` chooses, for what moves while they run. A `mark` on one lane is what the other one can `follow`. In host memory
-everything is done when its call returns, and there is nothing to order.
+This module has NumPy's arrays; `pblas.backends.cuda.arrays` has the same methods for a GPU. On a GPU an operation
+returns before it is done. Operations of one *lane* run in the order of their calls: lane "main" for products, and lane
+"side", which `beside` selects, for copies that run during the products. One lane can `follow` a `mark` of the other.
+In host memory every operation is done when its call returns, so there is nothing to order.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 
 class Programs(OrderedDict[Any, Any]):
-    """What a GPU has recorded of the last few bodies, by their keys."""
+    """GPU recordings of the most recent bodies, by their keys."""
 
     def keep(self, key: Any, program: Any) -> None:
-        """Add one, and drop the one that was used longest ago if there are too many (local)."""
+        """Add a recording, and drop the least recently used one if there are too many (local)."""
         self[key] = program
         self.move_to_end(key)
         while len(self) > _MOST_PROGRAMS:
@@ -41,13 +41,13 @@ class HostArrays:
     """NumPy arrays, multiplied by BLAS."""
 
     at_once = True
-    """Whether a product is done when its call returns, so that messages have to be looked at between parts of it."""
+    """Whether a product is done when its call returns. Messages must then be polled between parts of the product."""
     reads_peers = True
-    """Whether a product may read operands in a peer's memory; else they are copied first."""
+    """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
-    """Whether blocks of cyclic layouts are copied side by side, so that one product takes many."""
+    """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
     patch: Any = None
-    """What copies the elements of a message, where `pblas.execute.redistribution.packing` does not do it by NumPy."""
+    """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
     # Memory
 
@@ -56,7 +56,7 @@ class HostArrays:
         return np.empty(nbytes, np.uint8)
 
     def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
-        """A tight array at the start of what `empty` returned (local)."""
+        """A tight array at the start of memory that `empty` returned (local)."""
         return np.ndarray(shape, dtype, memory.data, order=order)
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
@@ -70,7 +70,7 @@ class HostArrays:
         z[...] = x
 
     def scale(self, beta: complex, z: Array) -> None:
-        """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
+        """Z := beta Z; with beta = 0 Z is not read."""
         blas.scale(beta, z)
 
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
@@ -93,9 +93,9 @@ class HostArrays:
         Args:
             alpha: scalar (local).
             x: m x k, one of its two strides is one element (local).
-            y: k x n, likewise, of the same dtype (local).
+            y: k x n, one of its two strides is one element, of the same dtype (local).
             beta: scalar; Z is not read when it is 0 (local).
-            z: m x n, likewise, of the dtype in which products of x's are added (local).
+            z: m x n, one of its two strides is one element, of the accumulator dtype of x (local).
             conj: multiply with the conjugates of X and Y.
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
@@ -103,7 +103,7 @@ class HostArrays:
     # Order
 
     def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
-        """An execution begins, after what its caller has asked the GPU for.
+        """Begin an execution, after the work that its caller has launched on the GPU.
 
         Args:
             stream: the caller's CUDA stream (local).
@@ -111,7 +111,7 @@ class HostArrays:
             autotune: try several algorithms for each new product, where there are several (global).
 
         Raises:
-            ArgumentError: a stream, which CPUs do not have; on GPUs one that cannot be used.
+            ArgumentError: a stream on CPUs; on GPUs an unusable stream.
             BackendError: on GPUs, a library or the GPU fails.
         """
         del tf32, autotune
@@ -119,17 +119,17 @@ class HostArrays:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 
     def settle(self) -> None:
-        """Return when all is done that was called before."""
+        """Return when all operations called before are done."""
 
     def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:  # noqa: ARG002
-        """Do what `body` does, which is to call methods of these arrays and nothing that has to be called again.
+        """Run a body that only calls methods of these arrays, or replay it.
 
-        A GPU runs the body twice at most, and replays what it then asked for from the third time on.
+        A GPU runs the body twice at most, records it, and replays the recording from the third time on.
 
         Args:
-            programs: the caller's, for such bodies (local).
-            key: tells bodies apart, by everything that their calls depend on (local).
-            body: what is to be done (local).
+            programs: the caller's recordings (local).
+            key: identifies the body, by everything that its calls depend on (local).
+            body: the work (local).
 
         Returns:
             Whether the body was run (local).
@@ -138,19 +138,19 @@ class HostArrays:
         return True
 
     def beside(self, what: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - traces have it
-        """A with block, in which calls go to the side lane.
+        """A with block whose calls go to the side lane.
 
         Args:
-            what: it does, for traces; "" where it moves nothing (local).
+            what: name of its work, for traces; "" if it moves nothing (local).
         """
         return _HERE
 
     def mark(self) -> Any:
-        """The end of what this lane has been given so far."""
+        """A mark after the work issued on this lane so far."""
         return None
 
     def follow(self, mark: Any) -> None:
-        """What this lane is given from here on begins after a mark of the other."""
+        """Work issued on this lane from now on starts after a mark of the other lane."""
 
     def close(self) -> None:
-        """The backend ends: nothing to free."""
+        """Free the backend's resources: there are none."""

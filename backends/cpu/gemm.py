@@ -1,11 +1,12 @@
 """The local product Z := alpha X Y + beta Z on NumPy arrays of any storage order, in place, GIL released.
 
 The BLAS is the one that SciPy ships: `scipy.linalg.cython_blas` exports plain function pointers, and a call through
-ctypes takes any leading dimension and releases the GIL. (`scipy.linalg.blas` copies what is not tight and holds it.)
+ctypes takes any leading dimension and releases the GIL. (`scipy.linalg.blas` copies arrays that are not tight and holds
+the GIL.)
 
-Storage order is settled here and nowhere else: a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other
-order flips its trans flag. The one case BLAS has no flag for, a conjugated operand that is not transposed on the way,
-is conjugated into a copy of the piece that was passed.
+Only this module handles storage orders: a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order
+flips its trans flag. BLAS has no flag for a conjugated operand that is not transposed: such an operand is conjugated
+into a copy.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def gemm(
     Args:
         alpha: scalar (local).
         x: m x k, one of its two strides is one element (local).
-        y: k x n, likewise, of the same dtype (local).
+        y: k x n, one of its two strides is one element, of the same dtype (local).
         beta: scalar; Z is not read when it is 0 (local).
         z: m x n, one of its two strides is one element; float32 if x is float16 or bfloat16 (local).
         conj: multiply with the conjugates of X and Y.
@@ -66,7 +67,7 @@ def gemm(
 
 
 def scale(beta: complex, z: Array) -> None:
-    """Z := beta Z, multiplied in 32 bits at least; with beta = 0 a NaN in Z does not survive."""
+    """Z := beta Z, multiplied in 32 bits at least; with beta = 0 Z is not read."""
     if beta == 0:
         z[...] = 0
     elif beta != 1:
@@ -88,7 +89,7 @@ def add_scaled(alpha: complex, x: Array, beta: complex, z: Array) -> None:
 
 
 def _factor(scalar: complex, z: Array) -> Any:
-    """A scalar as elements of Z are multiplied with it: many are no 16-bit number."""
+    """A scalar in the accumulator dtype of Z: many scalars are no 16-bit numbers."""
     return accumulator_dtype(z.dtype).type(scalar)
 
 
@@ -113,14 +114,14 @@ _SINGLE = (np.dtype(np.float32), np.dtype(np.complex64))
 
 
 def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
-    given = x, y, z, conj
+    operands = x, y, z, conj
     if not _by_columns(z):  # Z^T = Y^T X^T
         x, y, z, conj = y.T, x.T, z.T, conj[::-1]
     x, ldx, flag_x = _operand(x, conj[0])
     y, ldy, flag_y = _operand(y, conj[1])
     (m, n), k, ldz = z.shape, x.shape[1], _leading_dimension(z)
     if max(m, n, k, ldx, ldy, ldz) > _LARGEST:
-        _by_halves(alpha, beta, *given)
+        _by_halves(alpha, beta, *operands)
         return
     ints = _INTS(m, n, k, ldx, ldy, ldz)
     alpha, beta = complex(alpha), complex(beta)
@@ -133,7 +134,7 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
 
 
 def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj: tuple[bool, bool]) -> None:
-    """The product of sizes, or of lines at a distance, for which BLAS has no integer: halves, down to lines."""
+    """The product in halves, for sizes or leading dimensions that exceed the integers of BLAS."""
 
     def is_long(a: Array, axis: int) -> bool:
         return a.shape[axis] > 1 and max(a.shape[axis], a.strides[axis] // a.itemsize) > _LARGEST
@@ -151,9 +152,9 @@ def _by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj
 
 
 def _by_columns(x: Array) -> bool:
-    """Whether Fortran reads X as it stands, not transposed.
+    """Whether Fortran reads X without a transposition.
 
-    The answer for a single row or column depends on its shape only: either reading fits any stride, and a flag that
+    The answer for a single row or column depends on its shape only. Both readings fit any stride, and a flag that
     depended on the stride would give a piece in a buffer other bits than the same piece inside a matrix.
     """
     m, n = x.shape
@@ -170,7 +171,7 @@ def _operand(x: Array, conj: bool) -> tuple[Array, int, int]:
     """(array, leading dimension, address of the trans flag) with which a Fortran BLAS reads X."""
     if not _by_columns(x):
         return x, _leading_dimension(x.T), _C if conj else _T
-    if conj and x.dtype.kind == "c":  # BLAS has no flag for conj(X) without a transposition: a copy of this piece
+    if conj and x.dtype.kind == "c":  # BLAS has no flag for conj(X) without a transposition: copy
         return _operand(np.conj(x), False)
     return x, _leading_dimension(x), _N
 

@@ -17,65 +17,65 @@ if TYPE_CHECKING:
 
 
 def _special() -> Any:
-    """SciPy's special functions, which few expressions need and every start would wait for."""
+    """SciPy's special functions, imported late: few expressions need them, and the import takes time."""
     from scipy import special
 
     return special
 
 
 def _out(x: Any) -> Any:
-    """Where a result may go whose argument x is not used any more: x, if it is an array."""
+    """The out= argument of a function whose argument x is not used any more: x, if it is an array."""
     return x if isinstance(x, np.ndarray) else None
 
 
-def _one_and_exp(x: Any) -> Any:
+def _one_plus_exp(x: Any) -> Any:
     """1 + exp(-x)."""
-    found = -x
-    found = np.exp(found, out=_out(found))
-    return np.add(found, x.dtype.type(1), out=_out(found))
+    value = -x
+    value = np.exp(value, out=_out(value))
+    return np.add(value, x.dtype.type(1), out=_out(value))
 
 
 def _silu(x: Any) -> Any:  # a quarter of the time of x times SciPy's expit in float32
-    below = _one_and_exp(x)
-    return np.divide(x, below, out=_out(below))
+    denominator = _one_plus_exp(x)
+    return np.divide(x, denominator, out=_out(denominator))
 
 
 def _gelu(x: Any) -> Any:
-    found = x * x.dtype.type(-(0.5**0.5))
-    found = _special().erfc(found, out=_out(found))
-    found = np.multiply(found, x, out=_out(found))
-    return np.multiply(found, x.dtype.type(0.5), out=_out(found))
+    value = x * x.dtype.type(-(0.5**0.5))
+    value = _special().erfc(value, out=_out(value))
+    value = np.multiply(value, x, out=_out(value))
+    return np.multiply(value, x.dtype.type(0.5), out=_out(value))
 
 
 def _gelu_tanh(x: Any) -> Any:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the difference where x is far below 0
     kind = x.dtype.type
-    found = x * x
-    found = np.multiply(found, kind(0.07135481627260025), out=_out(found))
-    found = np.add(found, kind(1.5957691216057308), out=_out(found))
-    below = _one_and_exp(np.multiply(found, x, out=_out(found)))
-    return np.divide(x, below, out=_out(below))
+    exponent = x * x
+    exponent = np.multiply(exponent, kind(0.07135481627260025), out=_out(exponent))
+    exponent = np.add(exponent, kind(1.5957691216057308), out=_out(exponent))
+    denominator = _one_plus_exp(np.multiply(exponent, x, out=_out(exponent)))
+    return np.divide(x, denominator, out=_out(denominator))
 
 
 _OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "erf": lambda x: _special().erf(x),
-    "sigmoid": lambda x: x.dtype.type(1) / _one_and_exp(x),
+    "sigmoid": lambda x: x.dtype.type(1) / _one_plus_exp(x),
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "silu": _silu,
 }
-"""What NumPy has no function of the same name for."""
+"""Functions that NumPy does not have under the same name."""
 
 PIECE_NBYTES = 120 << 10
-"""Rows are taken so many bytes at a time: what an expression makes on the way stays in a cache, and in memory that
-malloc keeps, whose pages are there: glibc's returns 128 KiB and more to the system."""
+"""Bytes of rows evaluated at a time: intermediate arrays stay in a cache, and in memory that malloc keeps. (glibc
+returns blocks of 128 KiB and more to the system.)"""
 
 _MAX_KNOWN = 1024  # expressions
 _SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
 
 
 Evaluator = Callable[["Array", Mapping[str, Any]], Any]
-"""The value of an expression for x and operands: as `evaluate`, but for NumPy's warnings."""
+"""The value of an expression for x and operands, as `evaluate`, except that NumPy may warn."""
 
 
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
@@ -108,40 +108,40 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
     arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
     total = accumulator_dtype(x.dtype)
     in_place = x is out and x.dtype == total and not any(np.may_share_memory(z, out) for z in arrays.values())
-    if abs(out.strides[0]) < abs(out.strides[1]):  # columns are what lies together
+    if abs(out.strides[0]) < abs(out.strides[1]):  # columns are contiguous
         x, out, arrays = x.T, out.T, {name: z.T for name, z in arrays.items()}
     value_of = evaluator(tree, overwrites=total != x.dtype or in_place)
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
     with np.errstate(all="ignore"):
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
-            given = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
+            row_operands = {name: z[rows].astype(total, copy=False) for name, z in arrays.items()}
             piece = x[rows].astype(total, copy=False)
-            value = value_of(piece, {**operands, **given})
+            value = value_of(piece, {**operands, **row_operands})
             if not in_place or value is not piece:
                 out[rows] = value
 
 
 @lru_cache(_MAX_KNOWN)
 def evaluator_of(text: str, *, overwrites: bool) -> Evaluator:
-    """As `evaluator`, of what was parsed; it is found sooner, by the text."""
+    """As `evaluator`, looked up by the expression's text, which is faster."""
     return evaluator(parse(text), overwrites=overwrites)
 
 
 @lru_cache(_MAX_KNOWN)
 def evaluator(tree: Node, *, overwrites: bool = False) -> Evaluator:
-    """What gives the value of an expression; calls of it do not look at the tree again.
+    """A function that evaluates an expression without walking its tree again.
 
     Args:
         tree: from `pblas.epilogues.parse`.
-        overwrites: x is memory that can be used for the result.
+        overwrites: the result may overwrite x.
     """
     names = [node for node in nodes(tree) if node == Name(RESULT)]
     return _evaluator(tree, overwrites=overwrites and len(names) == 1)
 
 
 def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
-    """The same of a node, in an expression in which x stands once if it may be overwritten."""
+    """The evaluator of one node; x occurs once in the expression if it may be overwritten."""
     if isinstance(node, Number):
         return lambda x, _: x.dtype.type(node.value)
     if isinstance(node, Name):
@@ -161,8 +161,8 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
     if node.function == "relu":
         function, arguments = np.maximum, [*arguments, lambda x, _: x.dtype.type(0)]
     if function in (np.maximum, np.minimum):
-        arguments = [_spread(argument) for argument in arguments]
-    # What was made of x on the way has its shape, and is memory that can be used again.
+        arguments = [_as_line(argument) for argument in arguments]
+    # Intermediate results computed from x have its shape, and their memory can be reused.
     free = [
         (isinstance(z, Apply) and Name(RESULT) in nodes(z)) or (overwrites and z == Name(RESULT))
         for z in node.arguments
@@ -178,12 +178,12 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
     return apply
 
 
-def _spread(argument: Evaluator) -> Evaluator:
-    """The value of an argument; of a number, as a line as long as those of x if they are long."""
+def _as_line(argument: Evaluator) -> Evaluator:
+    """The value of an argument; a number becomes a line as long as the rows of x if these are long."""
 
     def value(x: Array, operands: Mapping[str, Any]) -> Any:
-        found = argument(x, operands)
-        return found if isinstance(found, np.ndarray) or x.shape[-1:] <= (_SHORT,) else _line(found, x.shape[-1])
+        result = argument(x, operands)
+        return result if isinstance(result, np.ndarray) or x.shape[-1:] <= (_SHORT,) else _line(result, x.shape[-1])
 
     return value
 

@@ -28,13 +28,13 @@ def quota() -> float:
         return float("inf")
 
 
-def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: float) -> int:
+def share(masks: list[frozenset[int]], index: int, local_ranks: int, granted: float) -> int:
     """BLAS threads for one rank.
 
     Args:
         masks: cores that each rank of the context on this node may use.
-        mine: this rank's place in `masks`.
-        local_ranks: ranks of the whole job on this node; those outside the context count like those inside.
+        index: this rank's place in `masks`.
+        local_ranks: ranks of the whole job on this node, inside and outside the context.
         granted: cores' worth of time that the control group grants to all of them.
 
     >>> share([frozenset(range(8))] * 2, 0, 4, float("inf"))  # four ranks share eight cores, two of them are ours
@@ -42,17 +42,17 @@ def share(masks: list[frozenset[int]], mine: int, local_ranks: int, granted: flo
     >>> share([frozenset({0, 1}), frozenset({2, 3})], 0, 2, float("inf"))  # bound to cores of their own
     2
     """
-    sharers = sum(1 for mask in masks if mask & masks[mine])
+    sharers = sum(1 for mask in masks if mask & masks[index])
     if sharers == len(masks):
         sharers = local_ranks
-    return max(1, int(min(len(masks[mine]) / sharers, granted / local_ranks)))
+    return max(1, int(min(len(masks[index]) / sharers, granted / local_ranks)))
 
 
 class BlasThreads:
-    """Limit of the BLAS libraries' threads; `close` restores what was there before.
+    """Limit of the BLAS libraries' threads; `close` restores the limit before it.
 
-    The limit belongs to the process, so limits that are made and closed in any order keep one list: the newest that
-    lives counts, and the last that is closed restores what was there before the first.
+    The limit belongs to the process, and limits may be closed in any order. Therefore they keep one list: the newest
+    open limit counts, and the last one to close restores the original limit.
     """
 
     _living: ClassVar[list[BlasThreads]] = []
@@ -63,14 +63,14 @@ class BlasThreads:
         self._living.append(self)
 
     def close(self) -> None:
-        """Restore the limits that were there before."""
+        """Restore the previous limits."""
         if self not in self._living:
             return
         place = self._living.index(self)
         del self._living[place]
         if place == len(self._living):
             self._limits.restore_original_limits()
-        else:  # the next one is to restore what this one would have restored
+        else:  # the next limit restores what this one would have restored
             self._living[place].inherit(self)
 
     def inherit(self, older: BlasThreads) -> None:

@@ -35,15 +35,15 @@ class MpiBackend(HostRanks):
     """Ranks of one communicator: symmetric memory, messages, and NumPy.
 
     Args:
-        peers: the ranks of a communicator, which are all here (global).
+        peers: the ranks of a communicator, which have all arrived (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
         transport: "auto" and "shared" use shared memory within a node, "message" never; with "auto" too little shared
             memory is no error (global).
-        ranks_per_node: act as if a node had at most so many ranks: tries the algorithm between nodes on one (global).
+        ranks_per_node: act as if a node had at most so many ranks, to try the transport between nodes (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
-        push: write what peers need into their memory, instead of reading it out of theirs: on GPUs, and on CPUs in
-            tests of the protocol that GPUs have (global).
+        push: write data into the memory of the peers that need it, instead of reading it there: on GPUs, and on CPUs
+            in tests of the GPU protocol (global).
     """
 
     name = "mpi"
@@ -62,11 +62,11 @@ class MpiBackend(HostRanks):
         link: tuple[float, float] | None,
         push: bool = False,
     ) -> None:
-        part = 1 if transport == "message" else ranks_per_node
+        node_size = 1 if transport == "message" else ranks_per_node
 
         def near(peers: Peers) -> tuple[int, ...]:
-            start = 0 if part is None else peers.node.index(peers.rank) // part * part
-            return peers.node[start : None if part is None else start + part]
+            start = 0 if node_size is None else peers.node.index(peers.rank) // node_size * node_size
+            return peers.node[start : None if node_size is None else start + node_size]
 
         super().__init__(peers, timeout=timeout, threads=threads, near=near)
         self.push = push
@@ -97,22 +97,22 @@ class MpiBackend(HostRanks):
         }
 
     def versions(self) -> tuple[str, ...]:
-        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        """Hardware and libraries, on which the times of plans depend beside the plan (local)."""
         return "cpus", platform.machine(), f"{self.cores}cores", f"numpy{np.__version__}"
 
     def recorder(self) -> Recorder:
-        """What records when operations run, by the host's clock (local)."""
+        """A recorder of the times of operations, by the host's clock (local)."""
         return Recorder(self)
 
     # Arrays
 
     def as_array(self, x: Any) -> Array:
-        """The array that x is, or that NumPy makes of it; nothing is copied if it is one (local).
+        """X as a NumPy array; nothing is copied if it is one (local).
 
         Raises:
             ArgumentError: an array on a GPU, or a masked one.
             DTypeError: a tensor with elements that NumPy does not know.
-            ValueError: nothing that can be an array.
+            ValueError: x cannot be an array.
         """
         if hasattr(x, "__cuda_array_interface__"):
             raise errors.ArgumentError(
@@ -122,15 +122,15 @@ class MpiBackend(HostRanks):
         return host_array(x)
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array of this rank alone, by rows (local)."""
+        """An uninitialised private array in C order (local)."""
         return np.empty(shape, dtype)
 
     def is_here(self, x: Array) -> bool:
-        """Whether an array lies in host memory (local)."""
+        """Whether an array is in host memory (local)."""
         return isinstance(x, np.ndarray)
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
+        """An array at the start of memory from `allocate`, which the array keeps alive (local)."""
         raw = np.asarray(memory)
         if 0 in shape:
             return np.empty(shape, dtype, order="F" if strides[0] < strides[1] else "C")
@@ -159,7 +159,7 @@ class MpiBackend(HostRanks):
         return copy
 
     def address(self, x: Array) -> int:
-        """Where the first element of x lies (local)."""
+        """Address of the first element of x (local)."""
         return int(x.__array_interface__["data"][0])
 
     def shadow(self, x: Array) -> Array:
@@ -167,12 +167,12 @@ class MpiBackend(HostRanks):
         return x
 
     def engine(self, queue: int | None = None) -> Engine:
-        """What runs plans of the push transport: those of all queues one after the other (local)."""
+        """The engine that runs plans of the push transport, of all queues one after the other (local)."""
         del queue
         return self._engine
 
     def engines(self) -> Iterable[Engine]:
-        """What has run plans of the push transport (local)."""
+        """The engines that have run plans of the push transport (local)."""
         return (self._engine,)
 
     # Symmetric memory
@@ -182,11 +182,11 @@ class MpiBackend(HostRanks):
         return self.shared and peer in self.near and peer != self.rank
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Symmetric memory in the window, or private memory where there is no window."""
+        """**Collective.** Symmetric memory in a window, or private memory if ranks share none."""
         return self.arena.allocate(nbytes, call_site) if self.shared else self.private(nbytes)
 
     def location_table(self) -> Location:
-        """**Collective.** A place where every rank of a node says where one of its arrays lies."""
+        """**Collective.** A table in which every rank of a node publishes the location of one of its arrays."""
         block = self.arena.allocate(LOCATION_NBYTES, call_site)
         entries: list[Any] = [None] * self.size
         for peer in self.near:
@@ -202,8 +202,8 @@ class MpiBackend(HostRanks):
             return np.ndarray(shape, dtype, block.data, offset, order=order)
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
-        found: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
-        return found
+        array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
+        return array
 
     def sync(self) -> None:
         """Order this rank's accesses to shared memory around a message (local)."""

@@ -1,4 +1,4 @@
-"""Messages of matrix pieces between two ranks, straight from and into strided memory."""
+"""Messages of matrix pieces between two ranks, directly from and to strided memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
 _MAX_TYPES = 256
-"""Shapes of strided pieces whose datatypes are kept: executions have few, a program may have any number."""
+"""Datatypes of strided pieces kept at most: an execution needs few, a program may need any number."""
 _ABANDONED: list[Any] = []
-"""Messages that were given up with their memory: a late rank may still write or read it."""
+"""Abandoned messages, with their memory: a late rank may still write or read it."""
 
 
 class Transfer:
-    """A message on its way; `done()` also lets MPI progress."""
+    """A message under way; `done()` also lets MPI progress."""
 
     __slots__ = ("_keep", "request")
 
@@ -33,15 +33,15 @@ class Transfer:
         return self.request.Test()
 
     def __del__(self) -> None:
-        if self.request != MPI.REQUEST_NULL:  # after an error; all others have been waited for
+        if self.request != MPI.REQUEST_NULL:  # after an error; otherwise the message is complete
             _ABANDONED.append((self.request, self._keep))
 
 
 class Channel:
     """Sends and receives pieces of matrices on one communicator.
 
-    A strided piece travels as a derived datatype, which on shared memory costs a third of packing it first; the
-    datatypes of the last shapes are kept.
+    A strided piece is sent as a derived datatype, which on shared memory costs a third of packing it first. The channel
+    keeps the datatypes of recent shapes.
 
     Args:
         comm: communicator of the context (global).
@@ -63,7 +63,7 @@ class Channel:
         return Transfer(self.comm.Irecv(self._buffer(x), source, tag), x)
 
     def signal(self, dest: int, tag: int) -> Transfer:
-        """Send an empty message: what was written to shared memory before it may be read (local)."""
+        """Send an empty message: the receiver may read what this rank wrote to shared memory before (local)."""
         return Transfer(self.comm.Isend([self._signal, 0, MPI.BYTE], dest, tag))
 
     def await_signal(self, source: int, tag: int) -> Transfer:
@@ -71,7 +71,7 @@ class Channel:
         return Transfer(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** To each rank so many elements of x, in the order of ranks, and from each into out."""
+        """**Collective.** Send consecutive elements of x to each rank, and receive from each rank into out."""
         word = WORDS[x.itemsize]
         self.comm.Alltoallv([x, counts, None, word], [out, out_counts, None, word])
 
@@ -93,7 +93,7 @@ class Channel:
         key = (rows, columns, stride, itemsize)
         if key not in self._types:
             if len(self._types) >= _MAX_TYPES:
-                self.close()  # messages under way end as they began
+                self.close()  # MPI keeps freed datatypes for messages under way
             self._types[key] = word.Create_hvector(columns, rows, stride).Commit()
         return [memory, 1, self._types[key]]
 
@@ -105,7 +105,7 @@ class Channel:
 
 
 class _Delayed(Transfer):
-    """A transfer that counts as done only when the emulated link has delivered it."""
+    """A transfer that is done only when the emulated link has delivered it."""
 
     __slots__ = ("_due", "_stamp")
 
@@ -137,13 +137,13 @@ class DelayedChannel(Channel):
         self._latency, self._bandwidth, self._free = latency, bandwidth, 0.0
 
     def send(self, x: Array, dest: int, tag: int) -> Transfer:
-        """As Channel.send, with the time of delivery beside it."""
+        """Send a message, and its time of delivery in a second message."""
         self._free = max(self._free, time.monotonic()) + x.nbytes / self._bandwidth
         due = np.array([[self._free + self._latency]])
         return _Delayed(super().send(x, dest, tag), due, super().send(due, dest, tag + self._STAMP))
 
     def receive(self, x: Array, source: int, tag: int) -> Transfer:
-        """As Channel.receive; done when the time of delivery has passed."""
+        """Receive a message; done when the time of delivery has passed."""
         due = np.empty((1, 1))
         stamp = Transfer(self.comm.Irecv(self._buffer(due), source, tag + self._STAMP), due)
         return _Delayed(super().receive(x, source, tag), due, stamp)

@@ -1,4 +1,4 @@
-"""How this process was started: launchers that do not fit the MPI library, ranks per node, the end after an error."""
+"""The launcher of this process: match with the MPI library, ranks per node, end of the job after an error."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from mpi4py import MPI
 
 from pblas.errors import BackendError
 
-# Variables in which launchers say how many ranks they started, and how many of them on this node.
+# Launchers' variables with the number of ranks that they started, and of those on this node.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "SLURM_TASKS_PER_NODE")
 
 _FORWARDING_SECONDS = 0.2
-"""The launcher needs a moment to pass a traceback on; ended at once, MPICH's was seen to lose the last line."""
+"""Time for the launcher to forward a traceback: without it, MPICH's launcher loses the last line."""
 
 
 def check_launcher() -> None:
-    """Refuse a job whose launcher started several processes that MPI sees as jobs of one rank each.
+    """Reject a job whose launcher started several processes that MPI sees as jobs of one rank each.
 
     Raises:
         BackendError: the launcher belongs to another MPI.
@@ -38,7 +38,7 @@ def check_launcher() -> None:
 
 
 def local_size(default: int) -> int:
-    """Ranks of the whole job on this node, as the launcher says, at least `default`."""
+    """Ranks of the whole job on this node according to the launcher, at least `default`."""
     for name in _LOCAL_SIZES:
         size = os.environ.get(name, "").partition("(")[0].partition(",")[0]
         if size.isdigit():
@@ -47,7 +47,7 @@ def local_size(default: int) -> int:
 
 
 def end_job_on_uncaught_exception() -> None:
-    """Let an uncaught exception on one rank end the whole job, also when started without `-m mpi4py`."""
+    """Make an uncaught exception on one rank end the whole job, also without `-m mpi4py`."""
     previous = sys.excepthook
     if getattr(previous, "ends_job", False):
         return

@@ -1,4 +1,4 @@
-"""Peers that are the ranks of an MPI communicator."""
+"""`Peers` for the ranks of an MPI communicator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ABANDONED: list[MpiPeers] = []
-"""Those whose messages are given up: what a late rank sends must not arrive in memory that was freed."""
+"""Peers with abandoned messages: a message of a late rank must not arrive in freed memory."""
 
 
 class MpiLine:
-    """Messages of one size by persistent requests, which cost the least."""
+    """Messages of one size by persistent requests, the cheapest kind."""
 
     __slots__ = ("_receive", "_send", "_sent", "arrived", "left", "received")
 
@@ -43,10 +43,10 @@ class MpiLine:
 
 
 class MpiPeers:
-    """The ranks of a communicator; as `pblas.backends.peers.Peers`.
+    """The ranks of a communicator: `pblas.backends.peers.Peers` by MPI.
 
     Args:
-        comm: whose messages with tags from 100 on are these (global).
+        comm: messages with tags from 100 on belong to this class (global).
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -67,11 +67,11 @@ class MpiPeers:
     @property
     def local_rank(self) -> int:
         """**Collective** at first. This rank's number among the job's ranks on its node."""
-        found = self.node.index(self.rank)
+        number = self.node.index(self.rank)
         if world.spans_world(self.comm):
-            return found
-        launched = world.launched_local_rank()  # others of this node, with GPUs of their own, are not in it
-        return found if launched is None else launched
+            return number
+        launched = world.launched_local_rank()  # the communicator lacks other ranks of this node, which use GPUs too
+        return number if launched is None else launched
 
     @property
     def local_size(self) -> int:
@@ -79,18 +79,18 @@ class MpiPeers:
         return local_size(len(self.node))
 
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message; what is returned tells whether it has left (local)."""
-        self._sends = [each for each in self._sends if not each[0].Test()]
+        """Start to send a message; the returned function tells whether it has left (local)."""
+        self._sends = [pending for pending in self._sends if not pending[0].Test()]
         request = self.comm.Isend(message, dest, tag)
         self._sends.append((request, message))
         return request.Test
 
     def probe(self, tag: int) -> bool:
-        """Whether a message has come from any rank (local)."""
+        """Whether a message from any rank has arrived (local)."""
         return self.comm.Iprobe(MPI.ANY_SOURCE, tag)
 
     def receive(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
-        """The rank and the text of a message that has come; None if there is none (local)."""
+        """The sender and the bytes of a message that has arrived; None if there is none (local)."""
         status = self._status
         if not self.comm.Iprobe(MPI.ANY_SOURCE if source is None else source, tag, status):
             return None
@@ -101,9 +101,9 @@ class MpiPeers:
 
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> MpiLine:
         """Messages of one size to `dest` and from `source` (local)."""
-        made = MpiLine(self.comm, dest, source, tag, nbytes)
-        self._lines.append(made)
-        return made
+        line = MpiLine(self.comm, dest, source, tag, nbytes)
+        self._lines.append(line)
+        return line
 
     def channel(self) -> Channel:
         """Messages of pieces of matrices (local)."""
@@ -122,7 +122,7 @@ class MpiPeers:
         world.before_finalize(end)
 
     def abandon(self) -> None:
-        """Keep the memory of messages that nobody waits for any more (local)."""
+        """Keep the memory of messages for which no rank waits any more (local)."""
         _ABANDONED.append(self)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The engine of the push transport on CPUs: the schedule's operations one after the other, in a shared window.
 
-It serves to run the protocol of the GPU backend (slots, parities, flags) where there is no GPU: flags are 32-bit words
-in the window that only MPI atomics touch, so that the memory model is MPI's.
+It runs the protocol of the GPU backend (slots, parities, flags) without a GPU. Flags are 32-bit words in the window.
+Only MPI atomics access them, so that the memory model is MPI's.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Workspace:
 
 
 class WindowEngine:
-    """Runs operations in issue order on NumPy arrays; lanes need no streams then.
+    """Runs operations in issue order on NumPy arrays; lanes need no streams.
 
     Args:
         ranks: of one node (global).
@@ -64,10 +64,10 @@ class WindowEngine:
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
+        All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
         """
-        found = self._workspace
-        if found is None or found.nbytes < nbytes:
+        current = self._workspace
+        if current is None or current.nbytes < nbytes:
             flags = 2 * phases * self._ranks.size
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT
@@ -77,47 +77,47 @@ class WindowEngine:
                 self._write(window, self._arena.node_rank(self._ranks.rank), block.offset + index * _FLAG_NBYTES, 0)
             self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
             self._ranks.agree("make a workspace")  # no flag is set before all are reset
-        assert self._workspace is not None, "made above if there was none"
+        assert self._workspace is not None, "allocated above if there was none"
         return self._workspace
 
     def homes(self, x: Array | None) -> None:
-        """Results go through the workspace (global)."""
+        """None: results go through the workspace (global)."""
 
     def offset(self, peer: int, home: int) -> int:
-        """`homes` names no place."""
+        """Never called, since `homes` returns no addresses."""
         raise AssertionError((peer, home))
 
     def slots(self, count: int, nbytes: int) -> int:
-        """**Collective.** Memory for reductions by one kernel: they lie in the workspace here, `nbytes` bytes apart."""
+        """**Collective.** Memory for reductions by one kernel: slots in the workspace, `nbytes` bytes apart."""
         del count
         return nbytes
 
     def scratch(self, nbytes: int) -> Array:
-        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local)."""
+        """At least `nbytes` bytes of private memory, shared by successive executions of all plans (local)."""
         if self._scratch.nbytes < nbytes:
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch
 
     def address(self, x: Any) -> int:
-        """Where an array lies (local)."""
+        """Address of an array (local)."""
         return self._ranks.address(x)
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
-        return self._at(self._ranks.rank, offset, shape, dtype, order)
+        return self._array_at(self._ranks.rank, offset, shape, dtype, order)
 
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
         return np.ndarray(shape, dtype, memory.data, offset, order=order)
 
-    def _at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+    def _array_at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
 
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in the workspace of a peer of the current call, to be written (local)."""
-        return self._at(peer, offset, shape, dtype, order)
+        return self._array_at(peer, offset, shape, dtype, order)
 
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
@@ -133,7 +133,7 @@ class WindowEngine:
 
     @contextmanager
     def call(self, workspace: Workspace | None) -> Iterator[None]:
-        """The operations of one execution, which takes the next parity of the workspace if it uses one (local)."""
+        """Context of one execution, which uses the next parity of the workspace if it needs one (local)."""
         if workspace is None:
             yield
             return
@@ -145,7 +145,7 @@ class WindowEngine:
         workspace.calls += 1
 
     def run(self, program: None, body: Callable[[], None], stream: Any) -> None:
-        """Run an execution; `program` and `stream` are for engines that have any (local)."""
+        """Run an execution; `program` and `stream` are for GPU engines (local)."""
         del program
         if stream is not None:
             self._ranks.reject(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
@@ -157,34 +157,34 @@ class WindowEngine:
             with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
                 body()
         except BaseException as caught:
-            self._break_off(caught)
+            self._poison(caught)
             raise
 
-    def _break_off(self, caught: BaseException) -> None:
-        """Break the context: flags of a call that ended half way would be taken for the next one's (local)."""
+    def _poison(self, caught: BaseException) -> None:
+        """Break the context: the next call would take flags of an incomplete call for its own (local)."""
         agreement = self._ranks.agreement
         agreement.broken = agreement.broken or f"execute: {type(caught).__name__} in the middle of it"
 
     def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
-        """What an engine keeps of an execution on the same arrays: nothing (local)."""
+        """The recording of executions on the same arrays: none (local)."""
         del recording, places
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
-        """What executions launch: nothing (local)."""
+        """The recorded launches of executions: none (local)."""
         del operands, execution
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
-        """Nothing has to be loaded or tuned (local)."""
+        """Nothing: there are no kernels to load or tune (local)."""
 
     def seconds(self, program: None, body: Callable[[], None]) -> float:
-        """**Collective.** The time that one execution takes here, which all ranks begin together."""
+        """**Collective.** Seconds of one execution on this rank; all ranks begin together."""
         self._ranks.agree("plan_matmul: measure an algorithm")
         start = time.perf_counter()
         self.run(program, body, None)
         return time.perf_counter() - start
 
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """A new local part of a matrix, in memory of this rank alone (local)."""
+        """A new local array of a matrix, in private memory (local)."""
         order, slow = ("F", 1) if strides[0] <= strides[1] else ("C", 0)
         lines = list(shape)
         lines[1 - slow] = max(strides[slow] // dtype.itemsize, shape[1 - slow])
@@ -192,17 +192,17 @@ class WindowEngine:
         return whole[: shape[0], : shape[1]]
 
     def parity(self, workspace: Workspace) -> int:
-        """Which half the next call uses."""
+        """The half of the workspace that the next call uses."""
         return workspace.calls % 2
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """Nothing: what is issued later runs later."""
+        """Nothing: operations run in issue order."""
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Nothing, for the same reason."""
+        """Nothing: operations run in issue order."""
 
     def await_tile_flag(self, lane: str, mark: int) -> None:
-        """`multiply_portions` sets none."""
+        """Never called, since `multiply_portions` sets no tile flags."""
         raise AssertionError((lane, mark))
 
     # Operations
@@ -210,7 +210,7 @@ class WindowEngine:
     def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
-        self._at(peer, offset, source.shape, source.dtype, order)[...] = source
+        self._array_at(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
@@ -238,7 +238,7 @@ class WindowEngine:
         awaits: Iterable[int],
         step: str,
     ) -> None:
-        """Several puts, the signals of all, and the flags of those that are awaited."""
+        """Several puts, then signals to the peers, then a wait for flags."""
         for peer, source, offset, order in puts:
             self.put(lane, source, peer, offset, order)
         self.signal(lane, peers, phase)
@@ -265,7 +265,7 @@ class WindowEngine:
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z and what follows, in 32 bits at least, rounded once; of a batch, each matrix."""
+        """Z := epilogue(alpha X Y + beta Z), in 32 bits at least, rounded once; for each matrix of a batch."""
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
                 self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj, tf32=tf32)
@@ -279,18 +279,18 @@ class WindowEngine:
             z[...] = result
 
     def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
-        """Z := what follows it, if anything, in one more pass."""
+        """Z := epilogue(Z), if there is one, in one more pass."""
         del lane
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
-    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **rest: Any) -> bool:
-        """There is no such kernel."""
-        del lane, alpha, portions, beta, rest
+    def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **options: Any) -> bool:
+        """False: there is no such kernel on CPUs."""
+        del lane, alpha, portions, beta, options
         return False
 
     def sum(self, lane: str, parts: list[Array], output: Output) -> None:
-        """The sum of the parts, added in their order, goes to the output."""
+        """Output := the sum of the parts, added in their order."""
         del lane
         out, old, finish = output.out, output.old, output.finish
         total = parts[0].astype(accumulator_dtype(out.dtype))
@@ -314,7 +314,7 @@ class WindowEngine:
     def reduce_scatter(
         self, lane: str, parts: list[Array], order: Any, slots: int, contributing: list[int], output: Output
     ) -> None:
-        """The sum of all ranks' partial products of this rank's part of D goes to the output."""
+        """Output := the sum of all ranks' partial products of this rank's shard of D."""
         rank, size = self._ranks.rank, self._ranks.size
         ranks = [(rank + i) % size for i in range(1, size + 1) if (rank + i) % size in contributing]
         terms = self._exchanged(lane, "GemmReduceScatter", parts, order, slots, ranks)
@@ -322,7 +322,7 @@ class WindowEngine:
             self.sum(lane, terms, output)
 
     def one_shot(self, lane: str, partial: Array, slots: int, contributing: list[int], output: Output) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all."""
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it."""
         size = self._ranks.size
         ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
         self.sum(lane, self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks), output)
@@ -330,14 +330,14 @@ class WindowEngine:
     def _exchanged(
         self, lane: str, name: str, parts: list[Array], order: Any, slot_nbytes: int, ranks: list[int]
     ) -> list[Array]:
-        """Give each rank its one of the parts, and return those that `ranks`, which have some, give this one."""
+        """Put one part to each rank, and return the parts that `ranks`, the contributing ones, put to this rank."""
         rank, size = self._ranks.rank, self._ranks.size
-        others, mine = [(rank + i) % size for i in range(1, size)], parts[rank]
+        others, own = [(rank + i) % size for i in range(1, size)], parts[rank]
         for peer in others if rank in ranks else ():
             self.put(lane, parts[peer], peer, rank * slot_nbytes, order)
         self.signal(lane, others, 0)
         self.wait(lane, 0, others, f"{name}: partial products of")
-        return [mine if r == rank else self.array(r * slot_nbytes, mine.shape, mine.dtype, order) for r in ranks]
+        return [own if r == rank else self.array(r * slot_nbytes, own.shape, own.dtype, order) for r in ranks]
 
     def two_shot(
         self,
@@ -351,13 +351,13 @@ class WindowEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share."""
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds a share of it."""
         del slots, homes
         rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
         a, b = shares[rank]
-        mine = Output(
+        own_share = Output(
             self.array(results_at + a * out.itemsize, (b - a, 1), out.dtype, "F"),
             output.beta,
             None if old is None else old.reshape(whole, order="F")[a:b],
@@ -366,7 +366,7 @@ class WindowEngine:
         self.signal(lane, others, phase)
         self.wait(lane, phase, others, "GemmAllReduce: partial products of")
         parts = [self.pull(r, a * wire.itemsize, (b - a, 1), wire, "F") for r in (*others, rank) if r in contributing]
-        self.sum(lane, parts, mine)
+        self.sum(lane, parts, own_share)
         self.signal(lane, others, phase + 1)
         self.wait(lane, phase + 1, others, "GemmAllReduce: results of")
         sums = np.empty(whole, out.dtype)
@@ -376,7 +376,7 @@ class WindowEngine:
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in a peer's workspace, to be read (local)."""
-        return self._at(peer, offset, shape, dtype, order)
+        return self._array_at(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""
@@ -399,11 +399,11 @@ class WindowEngine:
         self._write(window, self._arena.node_rank(peer), self._place(source, phase), value)
 
     def _get(self, source: int, phase: int) -> int:
-        window, found = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        window, value = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
         node_rank = self._arena.node_rank(self._ranks.rank)
-        window.Fetch_and_op(found, found, node_rank, self._place(source, phase), MPI.NO_OP)
+        window.Fetch_and_op(value, value, node_rank, self._place(source, phase), MPI.NO_OP)
         window.Flush(node_rank)
-        return int(found[0])
+        return int(value[0])
 
     @staticmethod
     def _write(window: MPI.Win, node_rank: int, place: int, value: int) -> None:

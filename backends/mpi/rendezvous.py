@@ -1,4 +1,4 @@
-"""The door of a context: a communicator that is one, started by the launcher of its MPI, whose ranks are all there."""
+"""Rendezvous before context creation: checks of the communicator and the launcher, and arrival of all ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from pblas.backends.mpi.peers import MpiPeers
 
 
 def peers_of(comm: MPI.Intracomm | None, verb: str) -> MpiPeers:
-    """The ranks of a communicator, of which none is asked anything yet (local).
+    """The ranks of a communicator; sends no message (local).
 
     Args:
         comm: an mpi4py intracommunicator; None for COMM_WORLD (global).
-        verb: for messages (global).
+        verb: name of the operation, for messages (global).
 
     Raises:
         ArgumentError: `comm` is no intracommunicator.
-        BackendError: a launcher that does not belong to the MPI library.
+        BackendError: the launcher does not belong to the MPI library.
     """
-    given: Any = comm
-    if given is not None and (not isinstance(given, MPI.Intracomm) or given == MPI.COMM_NULL):
-        name = "COMM_NULL" if isinstance(given, MPI.Comm) and given == MPI.COMM_NULL else type(given).__name__
+    candidate: Any = comm
+    if candidate is not None and (not isinstance(candidate, MPI.Intracomm) or candidate == MPI.COMM_NULL):
+        name = (
+            "COMM_NULL" if isinstance(candidate, MPI.Comm) and candidate == MPI.COMM_NULL else type(candidate).__name__
+        )
         raise errors.ArgumentError(
             f"{verb}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
         )
@@ -40,7 +42,7 @@ def rendezvous(
     """**Collective.** `pblas.backends.agreement.rendezvous` for the ranks of a communicator.
 
     Raises:
-        ArgumentError, BackendError: as `peers_of`.
+        ArgumentError, BackendError: see `peers_of`.
         PeerTimeout: a rank of `comm` does not arrive.
         MismatchError: settings that differ.
     """

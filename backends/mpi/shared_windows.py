@@ -1,7 +1,7 @@
 """Symmetric memory: the same blocks at the same offsets on every rank, in MPI-3 shared windows of each node.
 
-A window is made collectively when the others are full, and freed collectively at the end. What lies where in them is
-the bookkeeping of `pblas.backends.allocator`.
+The ranks create a window collectively when the others are full, and free it collectively at the end.
+`pblas.backends.allocator` assigns the memory in the windows.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Arena(Blocks[_SharedWindow, Block]):
 
     Args:
         agreement: agreement of the context's ranks (global).
-        node: communicator of the ranks that share memory, which ends with the windows (local to the node).
-        near: the same ranks' numbers in the context, in order (local to the node).
+        node: communicator of the ranks that share memory, freed with the windows (local to the node).
+        near: numbers of the same ranks in the context, in order (local to the node).
     """
 
     def __init__(self, agreement: Agreement, node: MPI.Intracomm, near: Sequence[int]) -> None:
@@ -65,11 +65,11 @@ class Arena(Blocks[_SharedWindow, Block]):
         self._node_ranks = {rank: place for place, rank in enumerate(near)}
 
     def node_rank(self, peer: int) -> int:
-        """The number of a near rank, or of this one, in every window (local)."""
+        """The number of a near rank, or of this rank, in every window (local)."""
         return self._node_ranks[peer]
 
     def _grow(self, nbytes: int) -> _SharedWindow:
-        """Make a window: at least `nbytes`, and as much again as there is, so that few are ever made."""
+        """Create a window of at least `nbytes`, as large as all others together, so that few are needed."""
         total = sum(window.nbytes for window in self._windows)
         size = max(nbytes, _MIN_WINDOW_NBYTES, min(total, _MAX_GROWTH_NBYTES))
         size += -size % 4096
@@ -79,7 +79,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         return window
 
     def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
-        """What stands against a window of `nbytes` per rank: writing past the end of /dev/shm kills the process."""
+        """The error if /dev/shm is too small for `nbytes` per rank: writing past its end kills the process."""
         if self.node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
             return None
         ranks = self.node.Get_size()
@@ -113,7 +113,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         return window
 
     def sync(self) -> None:
-        """Make this rank's writes visible to the node, and theirs to this rank; messages order the rest."""
+        """Make this rank's writes visible to the node, and the node's to this rank; messages order them."""
         for window in self._windows:
             assert window.mpi is not None, "used after close"
             window.mpi.Sync()

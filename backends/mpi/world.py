@@ -1,4 +1,4 @@
-"""COMM_WORLD and this rank's place on its node, for other backends; and what must end before MPI does."""
+"""COMM_WORLD, this rank's place on its node, and callbacks before MPI ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from mpi4py import MPI
 
-# Variables in which launchers say which rank of its node this is. Slurm's stands last: a batch script passes it on to
-# whatever other launcher it starts.
+# Launchers' variables with the number of this rank on its node. Slurm's is last: a batch script passes it on to any
+# other launcher that it starts.
 _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
@@ -33,7 +33,7 @@ def node_place(comm: MPI.Intracomm) -> tuple[int, int]:
 
 
 def launched_local_rank() -> int | None:
-    """Number of this rank among the ranks of the whole job on its node, as the launcher says; None if it does not."""
+    """Number of this rank among the job's ranks on its node, from the launcher; None if it does not set one."""
     for name in _LOCAL_RANKS:
         text = os.environ.get(name, "")
         if text.isdigit():
@@ -42,10 +42,10 @@ def launched_local_rank() -> int | None:
 
 
 def before_finalize(end: Callable[[], None]) -> None:
-    """Call `end` while MPI still works: when the interpreter exits, or when the program calls MPI.Finalize before.
+    """Call `end` while MPI still works: when the interpreter exits, or earlier when the program calls MPI.Finalize.
 
-    `end` may be called a second time. mpi4py ends MPI after the interpreter's own exit handlers, and calls no Python
-    from there; MPI deletes the attributes of COMM_SELF before anything else in a Finalize (MPI 4.1, section 11.2.4).
+    `end` may be called twice. mpi4py finalizes MPI after the interpreter's exit handlers, and then calls no Python
+    code. MPI deletes the attributes of COMM_SELF first in a Finalize (MPI 4.1, section 11.2.4).
     """
     atexit.register(lambda: None if MPI.Is_finalized() else end())
     keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: end())
@@ -56,7 +56,7 @@ def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm | None:
     """**Collective.** A communicator of some ranks, numbered in the order given; None on the others.
 
     Args:
-        comm: all of whose ranks call (global).
+        comm: communicator; all of its ranks call (global).
         ranks: different ranks of `comm` (global).
     """
     places = {rank: place for place, rank in enumerate(ranks)}

@@ -95,8 +95,8 @@ def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dty
     Raises:
         WorkspaceError: shared memory does not suffice.
     """
-    made: Executor = _EXECUTORS[type(plan)](plan, backend, dtype, wire, orders)
-    return made
+    runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtype, wire, orders)
+    return runner
 
 
 def pushed(
@@ -112,5 +112,5 @@ def pushed(
         orders: storage orders of the operands in the plan's orientation (global).
         tf32: multiply float32 in TF32 where the hardware has it (global).
     """
-    made: Pushed = _PUSHED[type(plan)](plan, backend, dtype, wire, orders, tf32=tf32)
-    return made
+    runner: Pushed = _PUSHED[type(plan)](plan, backend, dtype, wire, orders, tf32=tf32)
+    return runner

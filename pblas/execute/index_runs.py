@@ -42,19 +42,19 @@ class IndexRuns:
 
     def __init__(self, runs: Iterable[tuple[int, int, int]]) -> None:
         self.runs: list[tuple[int, int, int]] = []
-        for start, other, length in runs:
+        for first, second, length in runs:
             if (
                 self.runs
-                and self.runs[-1][0] + self.runs[-1][2] == start
-                and self.runs[-1][1] + self.runs[-1][2] == other
+                and self.runs[-1][0] + self.runs[-1][2] == first
+                and self.runs[-1][1] + self.runs[-1][2] == second
             ):
                 self.runs[-1] = (*self.runs[-1][:2], self.runs[-1][2] + length)
             elif length:
-                self.runs.append((start, other, length))
+                self.runs.append((first, second, length))
         total = sum(length for _, _, length in self.runs)
         self.packed = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
-        self.first = _index([(start, length) for start, _, length in self.runs])
-        self.second = _index([(start, length) for _, start, length in self.runs])
+        self.first = _index([(first, length) for first, _, length in self.runs])
+        self.second = _index([(second, length) for _, second, length in self.runs])
 
         self._flipped: IndexRuns | None = None
 
@@ -71,13 +71,13 @@ class IndexRuns:
         >>> IndexRuns.global_to_local([(4, 6), (10, 12)], 1, 3).runs
         [(5, 0, 1), (10, 1, 1)]
         """
-        found, local = [], 0
+        runs, local = [], 0
         for g0, g1 in ranges:
             start, stop = max(local, l0), local + g1 - g0 if l1 is None else min(local + g1 - g0, l1)
             if start < stop:
-                found.append((g0 + start - local, start - l0, stop - start))
+                runs.append((g0 + start - local, start - l0, stop - start))
             local += g1 - g0
-        return IndexRuns(found)
+        return IndexRuns(runs)
 
     @staticmethod
     def of_rows(product: Product, rank: int) -> IndexRuns:

@@ -163,9 +163,9 @@ class Collective:
         if peer == self._rank:
             return self._x
         if (peer, number) in self._arriving:
-            transfer, found = self._arriving.pop((peer, number))
+            transfer, piece = self._arriving.pop((peer, number))
             self._wait([transfer], f"elements of rank {peer}")
-            return found
+            return piece
         if self._steps.reads_x:
             return staging.published(X_TABLE, peer, self._x.x.size, self._dtype)
         return staging.slot(GIVEN, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
@@ -229,11 +229,11 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
     """
     for number in range(len(steps.rounds)):
         spans = [steps.rounds.piece(peer, number) for peer in range(backend.size)]
-        mine, counts = spans[backend.rank], [stop - start for start, stop in spans]
-        results = [x.get(*mine)] if steps.operation is None else _exchanged(backend, steps, x, spans, finish, len(outs))
+        own, counts = spans[backend.rank], [stop - start for start, stop in spans]
+        results = [x.get(*own)] if steps.operation is None else _exchanged(backend, steps, x, spans, finish, len(outs))
         for out, result in zip(outs, results, strict=True):
             if not steps.shares:
-                out.write(*mine, result)
+                out.write(*own, result)
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
             backend.agree(f"{steps.verb}: an all-gather of MPI")
@@ -247,13 +247,13 @@ def _exchanged(
     backend: HostRanks, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
 ) -> list[Array]:
     """This rank's results of a round, of which every rank adds a span."""
-    a, b = mine = spans[backend.rank]
-    given = np.empty((b - a) * backend.size, x.x.dtype)
+    a, b = own = spans[backend.rank]
+    received = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
     backend.agree(f"{steps.verb}: an all-to-all of MPI")
-    backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], given, [b - a] * backend.size)
-    parts = [Flat(given[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
-    return _folded(steps, parts, mine, finish, count)
+    backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], received, [b - a] * backend.size)
+    parts = [Flat(received[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
+    return _folded(steps, parts, own, finish, count)
 
 
 def _order(owner: int, size: int) -> list[int]:

@@ -61,16 +61,16 @@ class Pointwise:
         """The value for elements a..b-1, whose sums are `total`, perhaps in its place."""
         line, first = divmod(a - self._base, self._length)
         shape = rows, columns = max(1, (b - a) // self._length), min(b - a, self._length)
-        given = self._numbers.copy()
+        operands = self._numbers.copy()
         # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
         for name, flat in self._arrays.items():
-            given[name] = flat.get(a, b).astype(total.dtype, copy=False).reshape(shape)
+            operands[name] = flat.get(a, b).astype(total.dtype, copy=False).reshape(shape)
         for name, vector in self._vectors.items():
-            given[name] = vector[line : line + rows, None] if self._by_columns else vector[first : first + columns]
-        value = self._value(total.reshape(shape), given)
+            operands[name] = vector[line : line + rows, None] if self._by_columns else vector[first : first + columns]
+        value = self._value(total.reshape(shape), operands)
         return ((value if value.shape == shape else np.broadcast_to(value, shape)).reshape(-1),)
 
-    def spares(self, out: Array) -> bool:
+    def may_overwrite(self, out: Array) -> bool:
         """Whether sums may be formed in `out`: no operand lies there (local)."""
         operands = (*self._vectors.values(), *(flat.x for flat in self._arrays.values()))
         return not any(np.may_share_memory(operand, out) for operand in operands)
@@ -99,7 +99,7 @@ class Normalised:
         self._weight = None if weight is None else np.ascontiguousarray(weight)
         self._residual = None if residual is None else Flat(residual, base)
 
-    def spares(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
         """No: the sums may be the second result."""
         return False
 
@@ -124,7 +124,7 @@ class ByFunction:
         self.error: errors.ArgumentError | None = None
         """What it raised first (local)."""
 
-    def spares(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
         """Yes: the function gets a copy."""
         return True
 
@@ -174,7 +174,7 @@ def fold(
     total = accumulator_dtype(dtype)
     most = max(1, (PIECE_NBYTES if finish else _ADDED_NBYTES) // total.itemsize // unit) * unit
     out = sinks[0][0]
-    in_place = total == dtype and out.line is not None and (finish is None or finish.spares(out.x))
+    in_place = total == dtype and out.line is not None and (finish is None or finish.may_overwrite(out.x))
     memory = None if in_place else np.empty(min(most, span[1] - span[0]), total)
     for a, b in _cuts(span, most, unit, finish):
         pieces = [part.get(a, b) for part in parts]

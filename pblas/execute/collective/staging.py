@@ -72,9 +72,9 @@ class Staging:
         """
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
-        found = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
-        assert found.line is not None, "what is laid out would go into a copy"
-        return found
+        elements = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
+        assert elements.line is not None, "what is laid out would go into a copy"
+        return elements
 
     def publish(self, table: int, x: Flat) -> bool:
         """Say where an array lies; false if near ranks cannot reach it there (local)."""

@@ -118,7 +118,7 @@ class Gather:
 def _placement(plan: AllGatherGemm) -> Placement:
     """Where the gathered operand lies, in the plan's orientation."""
     product, shards = plan.oriented, plan.shards
-    other = product.n if plan.along_k else product.k
-    whole = Split(other, max(1, other), 1)
+    across = product.n if plan.along_k else product.k
+    whole = Split(across, max(1, across), 1)
     rows, columns = (shards, whole) if plan.along_k else (whole, shards)
     return Placement(rows, columns, (1, 1, 1))

@@ -59,7 +59,7 @@ class RunGemmReduce:
     def run(self, x: Operands) -> None:
         """D[:, j] = alpha op(A) op(B)[:, j] + beta C[:, j] for this rank's columns j, and a share of the others'."""
         scratch = self._in_scratch or self._total != x.result.dtype or x.beta != 0
-        self._reduction.begin(lambda *at: self._columns(x.result, *at), scratch=scratch)
+        self._reduction.begin(lambda *columns: self._columns(x.result, *columns), scratch=scratch)
         for step, n in self._steps:
             if step.owner != self._rank:
                 part = self._reduction.outgoing(step)
@@ -80,13 +80,13 @@ class RunGemmReduce:
 
     def _finish(self, x: Operands, step: ReduceStep, n: IndexRuns) -> None:
         """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], and what follows."""
-        at, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
-        own = self._columns(x.result, *at)
+        columns, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
+        own = self._columns(x.result, *columns)
         others = self._reduction.collect(step)
         total = own if own.dtype == self._total else np.empty(own.shape, self._total)
         beta = x.beta
         if x.old is not None and (x.old is not x.result or total is not own):
-            arrays.assign(self._columns(x.old, *at), total)
+            arrays.assign(self._columns(x.old, *columns), total)
         if others:
             parts = self._reduction.accumulator(step)
             if x.old is not None:
@@ -98,7 +98,7 @@ class RunGemmReduce:
             self._multiply(x, beta, total, n)
         else:
             arrays.scale(beta, total)
-        finish = x.finish_of(lambda z: self._columns(z, *at))
+        finish = x.finish_of(lambda z: self._columns(z, *columns))
         if finish is not None:
             evaluate_into(finish.tree, total, finish.operands, own)
         elif total is not own:

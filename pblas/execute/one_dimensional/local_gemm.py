@@ -63,7 +63,7 @@ class RunLocalGemm(RunScaling):
 
 def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
     """Where the product is added: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
-    found = x.result if total == x.result.dtype else arrays.like(x.result, total)
-    if x.old is not None and x.old is not found:
-        arrays.assign(x.old, found)
-    return found
+    sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
+    if x.old is not None and x.old is not sums:
+        arrays.assign(x.old, sums)
+    return sums

@@ -49,7 +49,7 @@ class RunPushGather(RunPush):
         super()._take()
         self._slots: Any = None  # what the kernel sends to that gathers
         if any(isinstance(op, AllGather) for op in self._ops):
-            self._shares = [self._gathered.at(line) // self._dtype.itemsize for line in self._gathered.first]
+            self._shares = [self._gathered.offset(line) // self._dtype.itemsize for line in self._gathered.first]
             largest = max(stop - start for start, stop in pairwise(self._shares))
             self._slots = self._engine.slots(len(self._shares) - 1, padded(largest * self._dtype.itemsize))
 
@@ -75,8 +75,8 @@ class RunPushGather(RunPush):
             case Multiply(lane, operand, None) if operand is not None:
                 self._multiply(lane, operand, x)
             case AllGather(lane, source, target):
-                shard, at = self._source(source, x), self._gathered.at(target.start)
-                self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, at)
+                shard, offset = self._source(source, x), self._gathered.offset(target.start)
+                self._engine.all_gather(lane, shard, self._gathered.order, self._slots, self._shares, offset)
             case GemmAsArriving():
                 self._multiply_arrivals(op, x)
             case _:
@@ -89,7 +89,7 @@ class RunPushGather(RunPush):
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
         """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
         del peer, x
-        return self._gathered.at(block.start), self._gathered.order
+        return self._gathered.offset(block.start), self._gathered.order
 
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
         """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
@@ -106,7 +106,7 @@ class RunPushGather(RunPush):
                 # D[:, j] of all blocks at once: in each of them the lines are fast
                 (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
                 tall = self._engine.array(
-                    stack.at(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
+                    stack.offset(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
                 )
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
@@ -123,7 +123,7 @@ class RunPushGather(RunPush):
                     n, k = IndexRuns.whole(self._product.n), lines
                 right = x.right
                 if operand.buffer != "shard":
-                    right = self._engine.array(stack.at(begin), stack.shape(width), self._dtype, stack.order)
+                    right = self._engine.array(stack.offset(begin), stack.shape(width), self._dtype, stack.order)
                 finish = None if self._along_k else x.finish
                 gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
                 if self._along_k:
@@ -136,18 +136,18 @@ class RunPushGather(RunPush):
         for arrival in arrivals:
             flag = (arrival.source, arrival.phase) if arrival.source >= 0 else None
             if flag is not None:
-                ready += COPY_US + self._gathered.at(len(arrival.operand)) / COPY_RATE
+                ready += COPY_US + self._gathered.offset(len(arrival.operand)) / COPY_RATE
             parts.append((arrival, list(self._portions(arrival.operand, x, flag, ready))))
-        portions = [portion for _, some in parts for portion in some]
+        portions = [portion for _, group in parts for portion in group]
         if self._engine.multiply_portions(lane, x.alpha, portions, self._beta, finish=x.finish):
             return
         gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
-        for arrival, some in parts:
+        for arrival, group in parts:
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
-            for portion in some:
-                follows = x.finish_of(itemgetter(portion.lies))
-                gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=follows)
+            for portion in group:
+                finish = x.finish_of(itemgetter(portion.lies))
+                gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=finish)
 
     def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float) -> Iterator[Portion]:
         """The portions of D that some gathered lines, each a column of op(B), take part in."""
@@ -155,7 +155,7 @@ class RunPushGather(RunPush):
         if operand.buffer == "shard":
             start, stop = (line + stack.first[self._rank] for line in (start, stop))
         else:
-            right = self._engine.array(stack.at(start), stack.shape(stop - start), self._dtype, stack.order)
+            right = self._engine.array(stack.offset(start), stack.shape(stop - start), self._dtype, stack.order)
         for n_d, n_right, columns in self._lines(start, stop).runs:
             for m_x, m_d, rows in self._m.runs:
                 yield Portion(

@@ -162,8 +162,8 @@ class RunPush(ABC):
     def _burst(
         self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
     ) -> None:
-        moved = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
-        self._engine.burst(lane, moved, phase, peers, awaits, self._step(phase))
+        copies = [(put.peer, self._source(put.source, x), *self._target_at(put.peer, put.target, x)) for put in puts]
+        self._engine.burst(lane, copies, phase, peers, awaits, self._step(phase))
 
     def _lines(self, start: int, stop: int) -> IndexRuns:
         """Which global lines those of a stack are; known from the first time on, which is at planning."""

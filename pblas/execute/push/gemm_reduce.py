@@ -64,8 +64,8 @@ class RunPushReduce(RunPush):
         own = self._partial.nbytes
         if isinstance(plan, GemmAllReduce):
             self._pulled, end = plan.pulled_lines
-            own, results = padded(self._partial.at(self._pulled)), self._results.nbytes
-            self._slots_at = padded(self._partial.at(end - self._pulled))
+            own, results = padded(self._partial.offset(self._pulled)), self._results.nbytes
+            self._slots_at = padded(self._partial.offset(end - self._pulled))
             count = product.m * (end - self._pulled)
             self._first = [flat_share(count, r, nprocs)[0] for r in range(nprocs)] + [count]
         self._results_at = self._slots_at + nprocs * self._slot_nbytes
@@ -106,18 +106,18 @@ class RunPushReduce(RunPush):
                 self._multiply(lane, target, x)
             case GemmReduce():
                 self._multiply_reduce(index, op, x)
-            case Sum(lane, parts, mine, target):
+            case Sum(lane, parts, own_block, target):
                 arrays = [self._slot(part) for part in parts]
-                if mine is not None:
-                    arrays.append(self._partial_block(mine))
+                if own_block is not None:
+                    arrays.append(self._partial_block(own_block))
                 engine.sum(lane, arrays, self._lines_of(target, x))
             case AllReduce(lane, shots, source, target, phase):
                 output, ranks = self._lines_of(target, x), self._contributing
                 if shots == 1:
                     engine.one_shot(lane, self._partial_block(source), self._slots, ranks, output)
                 else:
-                    lies = self._first, self._slots, self._result_at(target), self._homes(x, target)
-                    engine.two_shot(lane, self._wire, *lies, phase, ranks, output)
+                    memory = self._first, self._slots, self._result_at(target), self._homes(x, target)
+                    engine.two_shot(lane, self._wire, *memory, phase, ranks, output)
             case ReduceScatter(lane):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                 own = [self._partial_block(block) for block in blocks]
@@ -149,7 +149,7 @@ class RunPushReduce(RunPush):
         """Where a block of D lies on every rank, if it is the one that was bound."""
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
-        return [home + self._results.at(block.start) for home in self._bound[1]]
+        return [home + self._results.offset(block.start) for home in self._bound[1]]
 
     @staticmethod
     def _lines_of(block: Block, x: Operands) -> Output:
@@ -186,7 +186,7 @@ class RunPushReduce(RunPush):
         return self._engine.array(self._slot_at(block), shape, self._wire, self._order)
 
     def _result_at(self, block: Block) -> int:
-        return self._results_at + self._results.at(block.start)
+        return self._results_at + self._results.offset(block.start)
 
     def _result_block(self, block: Block) -> Array:
         return self._engine.array(self._result_at(block), self._results.shape(len(block)), self._dtype, "F")
@@ -195,8 +195,8 @@ class RunPushReduce(RunPush):
         """Partial products of this rank, in its workspace where they are pulled."""
         stack, shape = self._partial, self._partial.shape(len(block))
         if block.buffer == "pulled":
-            return self._engine.array(stack.at(block.start - self._pulled), shape, self._wire, stack.order)
-        return self._engine.part(self._own, stack.at(block.start), shape, self._wire, stack.order)
+            return self._engine.array(stack.offset(block.start - self._pulled), shape, self._wire, stack.order)
+        return self._engine.part(self._own, stack.offset(block.start), shape, self._wire, stack.order)
 
     # Products
 
@@ -209,7 +209,7 @@ class RunPushReduce(RunPush):
             if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._engine.part(self._own, stack.at(start), shape, self._wire, "C")
+                tall = self._engine.part(self._own, stack.offset(start), shape, self._wire, "C")
                 right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1))
@@ -218,8 +218,8 @@ class RunPushReduce(RunPush):
             for begin in range(start, stop, width):
                 block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
                 if self._wide is not None:
-                    at = self._wide + stack.at(begin) // self._wire.itemsize * self._total.itemsize
-                    sums = self._engine.part(self._own, at, block.shape, self._total, stack.order)
+                    offset = self._wide + stack.offset(begin) // self._wire.itemsize * self._total.itemsize
+                    sums = self._engine.part(self._own, offset, block.shape, self._total, stack.order)
                 n = self._lines(begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, IndexRuns.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
@@ -268,12 +268,12 @@ class RunPushReduce(RunPush):
 
     def _multiply_at_once(self, op: GemmReduce, x: Operands) -> bool:
         """One kernel for all strips; if there is none, nothing is done."""
-        made = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
-        if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *made):
+        lines = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
+        if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *lines):
             return False
-        portions, marked = list[Portion](), {each.number for each in op.beside if isinstance(each, WaitTile)}
+        portions, awaited = list[Portion](), {wait.number for wait in op.beside if isinstance(wait, WaitTile)}
         for number, strip in enumerate(op.strips):
-            mark, factors = number if number in marked else -1, self._factors(strip.lines, x)
+            mark, factors = number if number in awaited else -1, self._factors(strip.lines, x)
             if strip.target is None:
                 portions.append(self._partial_portion(strip, mark, x))
                 continue
@@ -285,7 +285,7 @@ class RunPushReduce(RunPush):
                 places = (*places, (self._result_block(strip.offered), None))
             late = algorithm_of(self._plan).kind == "fused_stores"
             # Own lines whose parts were stored two pieces before come among those of the last one.
-            among = sum(other.phase > strip.phase + 2 for other in op.strips[:number]) if strip.puts else 0
+            among = sum(earlier.phase > strip.phase + 2 for earlier in op.strips[:number]) if strip.puts else 0
             own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
             portions.append(replace(own, at=(0, strip.target.start)))
         beta = 0.0 if x.old is None else x.beta
@@ -296,8 +296,8 @@ class RunPushReduce(RunPush):
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
         if not strip.puts:
             return Portion(*factors, block, mark=mark, partial=True)
-        ((place, tells),) = self._places(strip, block.shape, x)
-        return Portion(*factors, place, tells=tells, partial=True)
+        ((place, flag),) = self._places(strip, block.shape, x)
+        return Portion(*factors, place, tells=flag, partial=True)
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """Where a strip is stored at peers, and the flags behind that."""

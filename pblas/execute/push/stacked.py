@@ -31,7 +31,7 @@ class Stack:
         self._line_nbytes = across * itemsize
         self.nbytes = padded(self.first[-1] * self._line_nbytes)
 
-    def at(self, start: int) -> int:
+    def offset(self, start: int) -> int:
         """Bytes before a line; where lines are fast, the first line of a block."""
         return start * self._line_nbytes
 
@@ -44,13 +44,13 @@ class Stack:
         if self.slow:
             yield start, stop, 1
             return
-        found: list[tuple[int, int, int]] = []
+        groups: list[tuple[int, int, int]] = []
         for a, b in pairwise(self.first):
             if max(a, start) < min(b, stop):
                 assert start <= a, "a block whose lines are fast is used as a whole"
                 assert b <= stop, "a block whose lines are fast is used as a whole"
-                if found and (found[-1][1] - found[-1][0]) // found[-1][2] == b - a:
-                    found[-1] = (found[-1][0], b, found[-1][2] + 1)
+                if groups and (groups[-1][1] - groups[-1][0]) // groups[-1][2] == b - a:
+                    groups[-1] = (groups[-1][0], b, groups[-1][2] + 1)
                 else:
-                    found.append((a, b, 1))
-        yield from found
+                    groups.append((a, b, 1))
+        yield from groups

@@ -18,7 +18,7 @@ from pblas.layouts.strided import SOURCE, TARGET
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.execute.redistribution.packing import KnownCombs
+    from pblas.execute.redistribution.packing import KnownRuns
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.messages import Move
     from pblas.layouts.strided import Places, StridedRun
@@ -41,9 +41,9 @@ class Assembly:
         known: combs of the runs of other moves, which share them; these ones' are added.
     """
 
-    def __init__(self, moves: Iterable[Move], known: KnownCombs) -> None:
+    def __init__(self, moves: Iterable[Move], known: KnownRuns) -> None:
         self._moves, self._known = list(moves), known
-        self._bands: dict[bool, list[_ColumnPanel]] = {}
+        self._panels: dict[bool, list[_ColumnPanel]] = {}
 
     def bring(self, array: Callable[[int], Array], out: Array, put: Put) -> bool:
         """Put all elements to `out`; false, and nothing is done, if not all arrays are stored in one order.
@@ -59,19 +59,19 @@ class Assembly:
             out, arrays = out.T, {peer: x.T for peer, x in arrays.items()}
         if not all(map(_is_by_columns, (out, *arrays.values()))):
             return False
-        if straight not in self._bands:
-            self._bands[straight] = self._grouped(straight)
-        for band in self._bands[straight]:
-            band.bring([arrays[peer] for peer in band.peers], out, put)
+        if straight not in self._panels:
+            self._panels[straight] = self._grouped(straight)
+        for panel in self._panels[straight]:
+            panel.bring([arrays[peer] for peer in panel.peers], out, put)
         return True
 
     def _grouped(self, straight: bool) -> list[_ColumnPanel]:
         """The moves by their columns, or by their rows for an array that is stored by rows."""
-        found: dict[Any, list[tuple[int, Sequence[StridedRun]]]] = {}
+        groups: dict[Any, list[tuple[int, Sequence[StridedRun]]]] = {}
         for move in self._moves:
             rows, columns = (move.rows, move.columns) if straight else (move.columns, move.rows)
-            found.setdefault(columns, []).append((move.peer, known_strided_runs(rows, self._known)))
-        return [_ColumnPanel(each, known_strided_runs(columns, self._known)) for columns, each in found.items()]
+            groups.setdefault(columns, []).append((move.peer, known_strided_runs(rows, self._known)))
+        return [_ColumnPanel(shares, known_strided_runs(columns, self._known)) for columns, shares in groups.items()]
 
 
 class _ColumnPanel:
@@ -86,13 +86,16 @@ class _ColumnPanel:
 
     def __init__(self, shares: Sequence[tuple[int, Sequence[StridedRun]]], columns: Sequence[StridedRun]) -> None:
         self.peers, self._rows, self._columns = [peer for peer, _ in shares], [rows for _, rows in shares], columns
-        found = [strided_run for rows in self._rows for strided_run in rows]
-        self._height = m = sum(strided_run.length * strided_run.count for strided_run in found)
+        strided_runs = [strided_run for rows in self._rows for strided_run in rows]
+        self._height = m = sum(strided_run.length * strided_run.count for strided_run in strided_runs)
         self._is_blocks = all(
-            strided_run.count == 1 and strided_run.is_touching and strided_run.length >= _LONG for strided_run in found
+            strided_run.count == 1 and strided_run.is_touching and strided_run.length >= _LONG
+            for strided_run in strided_runs
         )
         width = max(count for *_, count in self._lines(_COPIED))
-        by_views = _PER_RUN * sum(strided_run.count for strided_run in found) + _PER_VIEW * len(found) / width
+        by_views = (
+            _PER_RUN * sum(strided_run.count for strided_run in strided_runs) + _PER_VIEW * len(strided_runs) / width
+        )
         self._gathers = by_views > _PER_GATHERED * m
         self._indices: dict[tuple[int, int], Array] = {}
 
@@ -109,44 +112,44 @@ class _ColumnPanel:
         memory = np.empty((1 + self._gathers, 0 if in_place else width * self._height), dtype)
         for starts, steps, count in lines:
             places = [_columns(x, starts[SOURCE], steps[SOURCE], count) for x in sources]
-            band = goal = _columns(out, starts[TARGET], steps[TARGET], count)
+            panel = assembled = _columns(out, starts[TARGET], steps[TARGET], count)
             if self._is_blocks:
-                self._put_blocks(places, band, put)
+                self._put_blocks(places, panel, put)
                 continue
-            if not copies or (self._gathers and not band.flags.f_contiguous):
-                goal = memory[0, : band.size].reshape(band.shape, order="F")
+            if not copies or (self._gathers and not panel.flags.f_contiguous):
+                assembled = memory[0, : panel.size].reshape(panel.shape, order="F")
             if self._gathers:
-                self._gather(places, goal, memory[1], width)
+                self._gather(places, assembled, memory[1], width)
             else:
-                self._copy(places, goal)
-            if goal is not band:
-                put(goal, band)
+                self._copy(places, assembled)
+            if assembled is not panel:
+                put(assembled, panel)
 
-    def _put_blocks(self, sources: Sequence[Array], band: Array, put: Put) -> None:
+    def _put_blocks(self, sources: Sequence[Array], panel: Array, put: Put) -> None:
         """Block by block, to where they belong at once."""
         for x, rows in zip(sources, self._rows, strict=True):
             for strided_run in rows:
                 (source, _, target), length = strided_run.starts, strided_run.length
-                put(x[source : source + length], band[target : target + length])
+                put(x[source : source + length], panel[target : target + length])
 
-    def _copy(self, sources: Sequence[Array], goal: Array) -> None:
+    def _copy(self, sources: Sequence[Array], panel: Array) -> None:
         """Run by run."""
-        target = flat(goal).view(np.uint8)
+        target = flat(panel).view(np.uint8)
         for x, rows in zip(sources, self._rows, strict=True):
             source = flat(x).view(np.uint8)
             for strided_run in rows:
-                _runs(target, goal, strided_run, TARGET)[...] = _runs(source, x, strided_run, SOURCE)
+                _runs(target, panel, strided_run, TARGET)[...] = _runs(source, x, strided_run, SOURCE)
 
-    def _gather(self, sources: Sequence[Array], goal: Array, memory: Array, width: int) -> None:
+    def _gather(self, sources: Sequence[Array], panel: Array, memory: Array, width: int) -> None:
         """Element by element: those of each rank one after the other, then all to their places."""
         start = 0
         for p, x in enumerate(sources):
             index = self._source_index(p, x.strides[1] // x.itemsize, width)
-            chosen = index[: goal.shape[1]]
+            chosen = index[: panel.shape[1]]
             # In its default mode, `take` would write to a copy of `out` first.
             np.take(flat(x), chosen, out=memory[start : start + chosen.size].reshape(chosen.shape), mode="wrap")
             start += index.size
-        np.take(memory, self._order(width)[: goal.shape[1]], out=goal.T, mode="wrap")
+        np.take(memory, self._order(width)[: panel.shape[1]], out=panel.T, mode="wrap")
 
     def _source_index(self, p: int, across: int, width: int) -> Array:
         """Where the elements of each column are that the p-th rank has."""
@@ -159,8 +162,8 @@ class _ColumnPanel:
         """Where the elements of each column are when those of each rank lie together."""
         if (-1, 0) not in self._indices:
             index, start = np.empty((width, self._height), np.intp), 0
-            for found in self._rows:
-                rows = np.concatenate([elements(strided_run, TARGET) for strided_run in found])
+            for share in self._rows:
+                rows = np.concatenate([elements(strided_run, TARGET) for strided_run in share])
                 index[:, rows] = start + np.arange(width * rows.size).reshape(width, rows.size)
                 start += width * rows.size
             self._indices[-1, 0] = index
@@ -183,7 +186,7 @@ def _runs(memory: Array, x: Array, strided_run: StridedRun, place: int) -> Array
     NumPy copies a short item several times as fast as a short row.
     """
     down, across = x.strides
-    start, step, stride = (down * each[place] for each in (strided_run.starts, strided_run.steps, strided_run.strides))
+    start, step, stride = (down * side[place] for side in (strided_run.starts, strided_run.steps, strided_run.strides))
     if strided_run.is_touching and strided_run.length < _LONG:
         item = f"V{strided_run.length * down}"
         return np.ndarray((x.shape[1], strided_run.count), item, memory, start, (across, step))

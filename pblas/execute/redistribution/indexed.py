@@ -42,7 +42,7 @@ class Indexed:
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         """Put the elements from x to out, each of them a SOURCE, PACKED or TARGET; see `packing.Message`."""
-        source, target = (flat(each) for each in (x, out))
+        source, target = (flat(array) for array in (x, out))
         for starts, steps, count in self._lines:
             if origin == PACKED:
                 values = _columns(x, starts[origin], steps[origin], count).reshape(-1)
@@ -89,5 +89,5 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
 def elements(strided_run: StridedRun, side: int) -> Array:
     """Positions of the elements of a comb."""
     starts = strided_run.starts[side] + strided_run.steps[side] * np.arange(strided_run.count)
-    found: Any = starts[:, None] + strided_run.strides[side] * np.arange(strided_run.length)
-    return found.reshape(-1)
+    positions: Any = starts[:, None] + strided_run.strides[side] * np.arange(strided_run.length)
+    return positions.reshape(-1)

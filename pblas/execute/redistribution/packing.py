@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pblas.layouts.strided import StridedRun
     from pblas.layouts.trapezoid import Trapezoid
 
-    KnownCombs = dict[tuple[Run, ...], list[StridedRun]]
+    KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
     _Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
@@ -44,12 +44,12 @@ _TOGETHER = 32768
 class BlockCopy:
     """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
 
-    __slots__ = ("_columns", "_mask", "_rows", "_shape", "_ways", "nelements")
+    __slots__ = ("_columns", "_mask", "_methods", "_rows", "_shape", "nelements")
 
-    def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownCombs) -> None:
+    def __init__(self, move: Move, trapezoid: Trapezoid | None, known: KnownRuns) -> None:
         self._rows, self._columns = known_strided_runs(move.rows, known), known_strided_runs(move.columns, known)
         self._shape = m, n = move.shape
-        self._ways: dict[tuple[bool, bool], _Views | Indexed] = {}
+        self._methods: dict[tuple[bool, bool], _Views | Indexed] = {}
         self._mask: Array | None = None
         if trapezoid is not None:
             upper, k = trapezoid.uplo == "U", trapezoid.diagonal
@@ -60,7 +60,7 @@ class BlockCopy:
     def is_block(self) -> bool:
         """Whether it is one whole block of consecutive rows and columns at both ends."""
         sides = (self._rows, self._columns)
-        single = all(len(found) == 1 and found[0].count == 1 and found[0].is_touching for found in sides)
+        single = all(len(runs) == 1 and runs[0].count == 1 and runs[0].is_touching for runs in sides)
         return single and self._mask is None
 
     def block(self, x: Array, place: int) -> Array:
@@ -81,15 +81,15 @@ class BlockCopy:
         else:
             x, out, rows, columns = x.T, out.T, self._columns, self._rows
         key = rows is self._rows, _is_by_columns(x)
-        if key not in self._ways:
-            self._ways[key] = _way(rows, columns, transposed=not key[1])
-        way = self._ways[key]
-        if isinstance(way, Indexed):
-            way.copy(x, origin, out, goal, put)
+        if key not in self._methods:
+            self._methods[key] = _fastest_method(rows, columns, transposed=not key[1])
+        method = self._methods[key]
+        if isinstance(method, Indexed):
+            method.copy(x, origin, out, goal, put)
         elif key[1]:
-            _copy_by_views(way, x, origin, out, goal, put)
+            _copy_by_views(method, x, origin, out, goal, put)
         else:
-            _copy_by_tiles(way, x, origin, out, goal, put)
+            _copy_by_tiles(method, x, origin, out, goal, put)
 
     def _copy_masked(self, mask: Array, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
         elements = x if origin == PACKED else self.block(x, origin)[mask]
@@ -102,7 +102,7 @@ class BlockCopy:
         block[mask] = combined
 
 
-def _way(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transposed: bool) -> _Views | Indexed:
+def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transposed: bool) -> _Views | Indexed:
     """The fastest way to copy: by views of single runs, by strided views of combs, or by indices.
 
     Args:
@@ -110,13 +110,11 @@ def _way(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transpose
         columns: the other dimension (local).
         transposed: whether it does not lie together in the source (local).
     """
-    many_rows, many_columns = (
-        [run for strided_run in found for run in strided_run.runs()] for found in (rows, columns)
-    )
+    many_rows, many_columns = ([run for strided_run in side for run in strided_run.runs()] for side in (rows, columns))
     plain = sum(strided_run.count == 1 for strided_run in rows) * sum(strided_run.count == 1 for strided_run in columns)
     by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
     by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
-    m, n = (sum(strided_run.length * strided_run.count for strided_run in found) for found in (rows, columns))
+    m, n = (sum(strided_run.length * strided_run.count for strided_run in side) for side in (rows, columns))
     lines = sum(min(strided_run.length, strided_run.count) for strided_run in columns)
     by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
     if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
@@ -127,11 +125,11 @@ def _way(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transpose
 def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
     """Some columns of all combs of rows, then the next ones: memory is walked through in its order."""
     rows, columns = views
-    together = max(1, _TOGETHER // sum(strided_run.length * strided_run.count for strided_run in rows))
-    for other in columns:
-        strided = other.count > 1
-        pairs = [(_view(x, strided_run, other, origin), _view(out, strided_run, other, goal)) for strided_run in rows]
-        for part in _parts(other, together, strided=strided):
+    together = max(1, _TOGETHER // sum(row_run.length * row_run.count for row_run in rows))
+    for column_run in columns:
+        strided = column_run.count > 1
+        pairs = [(_view(x, row_run, column_run, origin), _view(out, row_run, column_run, goal)) for row_run in rows]
+        for part in _parts(column_run, together, strided=strided):
             chosen: Any = (..., *part)
             for piece, place in pairs:
                 put(piece[chosen], place[chosen])
@@ -141,10 +139,10 @@ def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, 
     """A transposing copy, each tile of which is first copied as it lies."""
     high, wide = _TILE
     memory = np.empty((high, wide + _APART), x.dtype)
-    for other, strided_run in itertools.product(*reversed(views)):
-        piece, place = _view(x, strided_run, other, origin), _view(out, strided_run, other, goal)
+    for column_run, row_run in itertools.product(*reversed(views)):
+        piece, place = _view(x, row_run, column_run, origin), _view(out, row_run, column_run, goal)
         strided, half = piece.ndim == 4, piece.ndim // 2
-        tiles = _parts(other, wide, strided=strided), _parts(strided_run, high, strided=strided)
+        tiles = _parts(column_run, wide, strided=strided), _parts(row_run, high, strided=strided)
         for j, i in itertools.product(*tiles):
             part = piece[(*i, *j)]
             tile = memory[: math.prod(part.shape[:half]), : math.prod(part.shape[half:])].reshape(part.shape)
@@ -171,52 +169,52 @@ class Message:
         parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
         order: "F" or "C", of the elements of a part in the message.
         known: combs of the runs of other messages, which share them; this one's are added.
-        patch: what copies each part; None for `BlockCopy`.
+        block_type: class that copies each part; None for `BlockCopy`.
     """
 
-    __slots__ = ("_order", "_patches", "nelements", "peer")
+    __slots__ = ("_blocks", "_order", "nelements", "peer")
 
     def __init__(
         self,
         peer: int,
         parts: Iterable[tuple[Move, Trapezoid | None]],
         order: Literal["F", "C"],
-        known: KnownCombs,
-        patch: type[BlockCopy] | None = None,
+        known: KnownRuns,
+        block_type: type[BlockCopy] | None = None,
     ) -> None:
         self.peer, self._order = peer, order
-        self._patches = [(patch or BlockCopy)(move, trapezoid, known) for move, trapezoid in parts]
-        self.nelements = sum(patch.nelements for patch in self._patches)
+        self._blocks = [(block_type or BlockCopy)(move, trapezoid, known) for move, trapezoid in parts]
+        self.nelements = sum(block.nelements for block in self._blocks)
 
     def block(self, x: Array, place: int) -> Array | None:
         """What travels as one block of consecutive rows and columns of x, which is the SOURCE or TARGET, if it is."""
-        if len(self._patches) != 1 or not self._patches[0].is_block:
+        if len(self._blocks) != 1 or not self._blocks[0].is_block:
             return None
-        return self._patches[0].block(x, place)
+        return self._blocks[0].block(x, place)
 
     def pack(self, x: Array, flat: Array) -> None:
         """Copy from the sender's array to the message, a 1-D array of `nelements`."""
-        for patch, part in self._parts(flat):
-            patch.copy(x, SOURCE, patch.packed(part, self._order), PACKED, COPY)
+        for block, part in self._parts(flat):
+            block.copy(x, SOURCE, block.packed(part, self._order), PACKED, COPY)
 
     def unpack(self, flat: Array, out: Array, put: Put) -> None:
         """Put the elements of the message to the receiver's array."""
-        for patch, part in self._parts(flat):
-            patch.copy(patch.packed(part, self._order), PACKED, out, TARGET, put)
+        for block, part in self._parts(flat):
+            block.copy(block.packed(part, self._order), PACKED, out, TARGET, put)
 
     def bring(self, x: Array, out: Array, put: Put) -> None:
         """Put elements of the sender's array to the receiver's, without a message."""
-        for patch in self._patches:
-            patch.copy(x, SOURCE, out, TARGET, put)
+        for block in self._blocks:
+            block.copy(x, SOURCE, out, TARGET, put)
 
     def _parts(self, flat: Array) -> Iterator[tuple[BlockCopy, Array]]:
         start = 0
-        for patch in self._patches:
-            yield patch, flat[start : start + patch.nelements]
-            start += patch.nelements
+        for block in self._blocks:
+            yield block, flat[start : start + block.nelements]
+            start += block.nelements
 
 
-def known_strided_runs(runs: tuple[Run, ...], known: KnownCombs) -> list[StridedRun]:
+def known_strided_runs(runs: tuple[Run, ...], known: KnownRuns) -> list[StridedRun]:
     """The combs of runs, found once."""
     if runs not in known:
         known[runs] = strided_runs(runs)

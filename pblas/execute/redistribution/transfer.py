@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
-    from pblas.execute.redistribution.packing import KnownCombs
+    from pblas.execute.redistribution.packing import KnownRuns
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
@@ -38,8 +38,8 @@ TAG = 1020
 
 def own_memory(backend: HostRanks, nbytes: int) -> Array:
     """Bytes of one plan, where its rank multiplies; on CPUs of a turn, if the plan has one (local)."""
-    found: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
-    return found
+    memory: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
+    return memory
 
 
 class Buffers:
@@ -183,20 +183,20 @@ class Movement:
         self._corner = i0, j0
         self._offsets: dict[int, tuple[int, int]] = {}
         source = self._place.part(i0, i1, j0, j1)
-        self._known: KnownCombs = {}
+        self._known: KnownRuns = {}
         moves = list(receives(source, target, rank))
         incoming = [self._message(move, target, 1, trapezoid) for move in moves]
-        incoming = [each for each in incoming if each.nelements]
-        self._here = [each for each in incoming if each.peer == rank or backend.is_near(each.peer)]
-        self._far = [each for each in incoming if each not in self._here]
+        incoming = [message for message in incoming if message.nelements]
+        self._readable = [message for message in incoming if message.peer == rank or backend.is_near(message.peer)]
+        self._far = [message for message in incoming if message not in self._readable]
         host = backend.arrays.patch is None
-        self._bands = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
+        self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
             for move in (sends(source, target, rank) if home.has_far else ())
             if not backend.is_near(move.peer)
         )
-        self._outgoing = [each for each in outgoing if each.nelements]
+        self._outgoing = [message for message in outgoing if message.nelements]
         self._sending: list[tuple[Transfer, Array | None]] = []
         self._arriving: list[tuple[Transfer, Message, Array, Array]] = []
 
@@ -208,7 +208,7 @@ class Movement:
     @property
     def near(self) -> list[int]:
         """Near ranks in whose arrays this rank reads (local)."""
-        return [each.peer for each in self._here if each.peer != self._backend.rank]
+        return [message.peer for message in self._readable if message.peer != self._backend.rank]
 
     @property
     def has_messages(self) -> bool:
@@ -246,17 +246,17 @@ class Movement:
 
     def in_place(self) -> Array | None:
         """The whole part where it lies, if that is one block of this rank's array or a near one's; else None."""
-        if self._far or len(self._here) != 1:
+        if self._far or len(self._readable) != 1:
             return None
-        block = self._here[0].block(self._array(self._here[0].peer), SOURCE)
+        block = self._readable[0].block(self._array(self._readable[0].peer), SOURCE)
         if block is not None:
-            self._count(self._here[0])
+            self._count(self._readable[0])
         return block
 
     @property
     def is_own(self) -> bool:
         """Whether this rank has all of its part (local)."""
-        return not self._far and all(each.peer == self._backend.rank for each in self._here)
+        return not self._far and all(message.peer == self._backend.rank for message in self._readable)
 
     def finish(self, out: Array, put: Put = COPY) -> None:
         """`receive`, and return when this rank's messages have left."""
@@ -274,10 +274,10 @@ class Movement:
             self._receive(out, put)
 
     def _receive(self, out: Array, put: Put) -> None:
-        for message in self._here:
+        for message in self._readable:
             self._count(message)
-        if self._bands is None or not self._bands.bring(self._array, out, put):
-            for message in self._here:
+        if self._assembly is None or not self._assembly.bring(self._array, out, put):
+            for message in self._readable:
                 message.bring(self._array(message.peer), out, put)
                 self.progress()
         while self._arriving:

@@ -32,13 +32,13 @@ class Panels:
         self,
         home: SourceMatrix,
         steps: Sequence[Sequence[Movement]],
-        mine: Sequence[tuple[Placement, Movement] | None],
+        own_panels: Sequence[tuple[Placement, Movement] | None],
         offered: Sequence[Movement] = (),
     ) -> None:
         self._home, rank = home, home.backend.rank
         self._steps = [[movement for movement in step if movement.has_messages] for step in steps]
         self._offered = [movement for movement in offered if movement.has_messages]
-        self._mine = [None if own is None else (own[0].local_shape(rank), own[1]) for own in mine]
+        self._own_panels = [None if own is None else (own[0].local_shape(rank), own[1]) for own in own_panels]
         self._buffers: list[Array | None] = [None, None]
         self._multiplied: Any = None
 
@@ -54,12 +54,12 @@ class Panels:
 
     def places(self) -> list[tuple[int, ...]]:
         """Where the arrays lie in which panels are read (local)."""
-        near = {peer for own in self._mine if own is not None for peer in own[1].near}
+        near = {peer for own in self._own_panels if own is not None for peer in own[1].near}
         return [self._home.place(peer) for peer in sorted(near)]
 
     def is_own(self, step: int) -> bool:
         """Whether this rank has its panel of a step, or needs none (local)."""
-        own = self._mine[step]
+        own = self._own_panels[step]
         return own is None or own[1].is_own
 
     def begin(self, step: int) -> None:
@@ -83,7 +83,7 @@ class Panels:
 
         A block of a near rank is copied part after part, each when its mark is asked for.
         """
-        own, arrays = self._mine[step], self._home.backend.arrays
+        own, arrays = self._own_panels[step], self._home.backend.arrays
         before, self._multiplied = self._multiplied, arrays.mark()
         panel: Array | None = None
         arrived: Iterator[Any] = repeat(None)
@@ -136,7 +136,7 @@ class Panels:
         nbytes = shape[0] * shape[1] * home.dtype.itemsize
         buffer = self._buffers[i]
         if buffer is None or buffer.nbytes < nbytes:
-            widest = max(m * n for m, n in (own[0] for own in self._mine if own is not None))
+            widest = max(m * n for m, n in (own[0] for own in self._own_panels if own is not None))
             buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
         panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
         return panel

@@ -115,8 +115,8 @@ class Partials:
         """Memory for sums, of this rank alone."""
         arrays = self._backend.arrays
         memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
-        found: Array = arrays.array(memory, shape, self._total, self._order)
-        return found
+        sums: Array = arrays.array(memory, shape, self._total, self._order)
+        return sums
 
     @property
     def workspace_nbytes(self) -> int:

@@ -40,9 +40,9 @@ class RunSummaA:
         if not plan.stays:
             home = SourceMatrix(backend, a, dtype, orders.left)
             whole = Movement(home, cuboids.a, buffers=buffers, tag=TAG_A)
-            mine = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
+            own_panel = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._homes.append(home)
-            self._left = Panels(home, [[whole]], [mine])
+            self._left = Panels(home, [[whole]], [own_panel])
         panels = list(plan.panels())
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
@@ -55,8 +55,8 @@ class RunSummaA:
             steps.append([movement])
             own.append((target, movement) if target.coordinates(rank) is not None else None)
         self._right = Panels(self._homes[0], steps, own)
-        at = cuboids.a.coordinates(rank)
-        self._multiplies = at is not None and k.count(at[1]) > 0
+        coordinates = cuboids.a.coordinates(rank)
+        self._multiplies = coordinates is not None and k.count(coordinates[1]) > 0
         self._count = len(panels)
         cuts = [(panel.start, panel.stop) for panel in panels]
         self._partials = Partials(backend, plan, cuts, dtype, wire, orders.result)
@@ -64,9 +64,9 @@ class RunSummaA:
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        found = self._partials.workspace_nbytes + sum(home.workspace_nbytes for home in self._homes)
-        found += self._buffers.nbytes
-        return found + self._right.nbytes + (self._left.nbytes if self._left else 0)
+        total = self._partials.workspace_nbytes + sum(home.workspace_nbytes for home in self._homes)
+        total += self._buffers.nbytes
+        return total + self._right.nbytes + (self._left.nbytes if self._left else 0)
 
     def publish(self, operands: Operands) -> bool:
         """Say where the operands lie that move; true if one has to be staged first."""

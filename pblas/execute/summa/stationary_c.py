@@ -48,8 +48,8 @@ class RunSummaC:
         self._homes = SourceMatrix(backend, a, dtype, orders.left), SourceMatrix(backend, b, dtype, orders.right)
         panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
-        at = cuboids.a.coordinates(backend.rank)
-        layer = None if at is None else at[1]
+        coordinates = cuboids.a.coordinates(backend.rank)
+        layer = None if coordinates is None else coordinates[1]
         self._buffers = Buffers(backend), Buffers(backend)
         self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
         self._partials: Partials | None = None
@@ -62,21 +62,21 @@ class RunSummaC:
     def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
         """The panels of op(A) or op(B), 0 or 1, and what this rank, of a layer or none, sends of them."""
         home, panel_of = self._homes[x], (self._panel_of_a, self._panel_of_b)[x]
-        at = home.placement.coordinates(self._backend.rank)
-        have = None if at is None else at[1 - x]
+        coordinates = home.placement.coordinates(self._backend.rank)
+        own_part = None if coordinates is None else coordinates[1 - x]
         steps: list[list[Movement]] = [[] for _ in range(self._count)]
-        mine: list[tuple[Placement, Movement] | None] = [None] * self._count
+        own_panels: list[tuple[Placement, Movement] | None] = [None] * self._count
         offered = []
         for l, of_layer in panels.items():
             for s, panel in enumerate(of_layer):
                 target, movement = panel_of(panel, l, self._buffers[x])
                 if l == layer:
-                    mine[s] = target, movement
-                if self._plan.in_turn and panel.owner == have:
+                    own_panels[s] = target, movement
+                if self._plan.in_turn and panel.owner == own_part:
                     offered.append(movement)
                 else:
                     steps[s].append(movement)
-        return Panels(home, steps, mine, offered)
+        return Panels(home, steps, own_panels, offered)
 
     def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
         """Where a panel of op(A) goes: rows m(i) to all ranks (i, j, layer)."""
@@ -99,9 +99,9 @@ class RunSummaC:
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        found = self._a.nbytes + self._b.nbytes + sum(x.nbytes for x in self._buffers)
-        found += sum(home.workspace_nbytes for home in self._homes)
-        return found + (self._partials.workspace_nbytes if self._partials else 0)
+        total = self._a.nbytes + self._b.nbytes + sum(x.nbytes for x in self._buffers)
+        total += sum(home.workspace_nbytes for home in self._homes)
+        return total + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, operands: Operands) -> bool:
         """Say where the operands lie; true if one has to be staged first."""
@@ -119,14 +119,14 @@ class RunSummaC:
     def run(self, x: Operands) -> None:
         """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
         panels, read = (self._a, self._b), self._backend.read_nbytes
-        if self._partials is not None or any(each.has_messages for each in panels):
+        if self._partials is not None or any(operand_panels.has_messages for operand_panels in panels):
             self._run(x)
         elif self._arrays.replayed(self._programs, lambda: self._key(x), lambda: self._run(x)):
             self._read_nbytes = self._backend.read_nbytes - read
         else:
             self._backend.read_nbytes += self._read_nbytes
-        for each in panels:
-            each.end()
+        for operand_panels in panels:
+            operand_panels.end()
         for home in self._homes:
             home.release()
 

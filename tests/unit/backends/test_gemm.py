@@ -98,8 +98,8 @@ def test_conjugation_marks(name: str, m: int, n: int, k: int) -> None:
             results[conj_x, conj_y] = z_.copy()
         assert np.array_equal(memory_x, before[0])
         assert np.array_equal(memory_y, before[1])
-    for one, other in itertools.combinations(results.values(), 2):
-        assert not np.allclose(one, other)  # the marks make a difference at all
+    for first, second in itertools.combinations(results.values(), 2):
+        assert not np.allclose(first, second)  # the marks make a difference at all
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16"])
@@ -155,10 +155,10 @@ def test_16_bit_products_are_added_in_32_bits(name: str, k: int) -> None:
     for order_x, order_y in itertools.product("FC", repeat=2):
         x, y = stored(entries((3, k), dtype, 1), order_x, 2)[1], stored(entries((k, 2), dtype, 2), order_y, 2)[1]
         z = entries((3, 2), np.dtype(np.float32), 3)
-        found = z.copy()
-        gemm(0.75, x, y, -0.5, found)
+        result = z.copy()
+        gemm(0.75, x, y, -0.5, result)
         # In units of float32's eps: products of 16-bit numbers are exact there, k additions are not.
-        assert gauge(found, x, y, z, alpha=0.75, beta=-0.5) <= THRESHOLD
+        assert gauge(result, x, y, z, alpha=0.75, beta=-0.5) <= THRESHOLD
         ones = np.zeros((1, 1), np.float32)
         gemm(1.0, np.ones((1, k), dtype), np.ones((k, 1), dtype), 0.0, ones)
         assert ones[0, 0] == k  # beyond 256 bfloat16 cannot count
@@ -169,15 +169,15 @@ def test_scaled_sum_follows_the_rules_of_nan(name: str) -> None:
     dtype = dtype_of(name)
     x, z = entries((7, 8), dtype, 1), entries((7, 8), dtype, 2)
     nan = np.full((7, 8), np.nan, dtype)
-    one = np.eye(7, dtype=np.float32).astype(dtype)
+    identity = np.eye(7, dtype=np.float32).astype(dtype)
     for alpha, beta in itertools.product((0.0, 1.0, 0.75), repeat=2):
-        found = (z if beta else nan).copy()
-        add_scaled(alpha, x if alpha else nan, beta, found)
-        assert gauge(found, one, x, z, alpha=alpha, beta=beta) <= THRESHOLD
+        result = (z if beta else nan).copy()
+        add_scaled(alpha, x if alpha else nan, beta, result)
+        assert gauge(result, identity, x, z, alpha=alpha, beta=beta) <= THRESHOLD
     for beta in (0.0, 1.0, -0.5):
-        found = z.copy() if beta else nan.copy()
-        scale(beta, found)
-        assert gauge(found, one, x, z, alpha=0.0, beta=beta) <= THRESHOLD
+        result = z.copy() if beta else nan.copy()
+        scale(beta, result)
+        assert gauge(result, identity, x, z, alpha=0.0, beta=beta) <= THRESHOLD
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
@@ -189,8 +189,8 @@ def test_factors_are_not_rounded_to_16_bits(name: str, factor: float, element: f
     scaled, copied = x.copy(), np.full_like(x, np.nan)
     scale(factor, scaled)
     add_scaled(factor, x, 0.0, copied)
-    for found in (scaled, copied):
-        assert np.array_equal(found, expected)
+    for result in (scaled, copied):
+        assert np.array_equal(result, expected)
 
 
 def test_every_dtype_is_listed_once() -> None:

@@ -31,18 +31,20 @@ def run_lists(draw: st.DrawFn) -> list[Run]:
     """Ascending runs with gaps: a pattern repeated, and something before and after it."""
     lengths = st.tuples(st.integers(1, 3), st.integers(0, 2), st.integers(0, 2))
     pattern = draw(st.lists(lengths, min_size=1, max_size=4)) * draw(st.integers(1, 4))
-    found, source, target = [], 0, 0
-    for length, gap, other in draw(st.lists(lengths, max_size=2)) + pattern + draw(st.lists(lengths, max_size=2)):
-        found.append((source, target, length))
-        source, target = source + length + gap, target + length + other
-    return found
+    runs, source, target = [], 0, 0
+    for length, source_gap, target_gap in (
+        draw(st.lists(lengths, max_size=2)) + pattern + draw(st.lists(lengths, max_size=2))
+    ):
+        runs.append((source, target, length))
+        source, target = source + length + source_gap, target + length + target_gap
+    return runs
 
 
-def places(found: list[StridedRun]) -> list[tuple[int, int, int]]:
+def places(strided: list[StridedRun]) -> list[tuple[int, int, int]]:
     """(source, packed, target) of every element."""
     elements = (
         tuple(s + i * step + l * stride for s, step, stride in zip(c.starts, c.steps, c.strides, strict=True))
-        for c in found
+        for c in strided
         for i in range(c.count)
         for l in range(c.length)
     )
@@ -50,22 +52,22 @@ def places(found: list[StridedRun]) -> list[tuple[int, int, int]]:
 
 
 @given(run_lists())
-def test_combs_are_the_runs(runs: list[Run]) -> None:
+def test_strided_runs_are_the_runs(runs: list[Run]) -> None:
     elements = [(s + l, t + l) for s, t, length in runs for l in range(length)]
-    found = strided_runs(runs)
-    assert places(found) == [(s, k, t) for k, (s, t) in enumerate(elements)]
-    assert places([run for strided_run in found for run in strided_run.runs()]) == places(found)
+    strided = strided_runs(runs)
+    assert places(strided) == [(s, k, t) for k, (s, t) in enumerate(elements)]
+    assert places([run for strided_run in strided for run in strided_run.runs()]) == places(strided)
     for limit in (1, 2, 5, 100):
         lines = [
             tuple(start + i * step for start, step in zip(starts, steps, strict=True))
-            for strided_run in found
+            for strided_run in strided
             for starts, steps, count in strided_run.lines(limit)
             for i in range(count)
         ]
-        assert sorted(lines) == places(found)
+        assert sorted(lines) == places(strided)
 
 
-def test_cyclic_layouts_need_few_combs() -> None:
+def test_cyclic_layouts_need_few_strided_runs() -> None:
     """Their number depends on the blocks and the ranks, not on the size of the matrix."""
     for n in (10_000, 20_000):
         for runs in overlaps(Split(n, 5, 2), 0, Split(n, 7, 3)).values():
@@ -89,7 +91,7 @@ def test_packing_and_unpacking_is_bringing(
     message = Message(0, parts, order, {})
     shapes = [tuple(runs[-1][side] + runs[-1][2] for runs in (rows, columns)) for side in (0, 1)]
     x = np.asarray(np.arange(1.0, 1 + np.prod(shapes[0])).reshape(shapes[0]), order=order_x)
-    packed, expected, found, brought = (
+    packed, expected, unpacked, brought = (
         np.empty(message.nelements),
         *(np.zeros(shapes[1], order=order_out) for _ in "123"),
     )
@@ -101,9 +103,9 @@ def test_packing_and_unpacking_is_bringing(
                 inside = side(inside, trapezoid.diagonal - j + i)
             expected[k : k + high, l : l + wide] = x[i : i + high, j : j + wide] * inside
     message.pack(x, packed)
-    message.unpack(packed, found, COPY)
+    message.unpack(packed, unpacked, COPY)
     message.bring(x, brought, COPY)
-    assert np.array_equal(found, expected)
+    assert np.array_equal(unpacked, expected)
     assert np.array_equal(brought, expected)
     assert message.nelements == np.count_nonzero(expected)
 
@@ -134,17 +136,17 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
     rows, columns = (overlaps(Split(n, blocks[0], 2), 0, Split(n, blocks[1], 2, src))[1] for src in (0, 1))
     message = Message(0, [(Move(0, tuple(rows), tuple(columns)), None)], "F", {})
     x = np.asfortranarray(np.arange(720.0 * 720).reshape(720, 720))
-    expected, found = np.zeros((2, 720, 720)), np.zeros((720, 720), order=order_out)
+    expected, result = np.zeros((2, 720, 720)), np.zeros((720, 720), order=order_out)
     for i, k, high in rows:
         for j, l, wide in columns:
             expected[0, k : k + high, l : l + wide] = x[i : i + high, j : j + wide]
     expected[1] = 2 * expected[0]
-    message.bring(x, found, COPY)
-    assert np.array_equal(found, expected[0])
+    message.bring(x, result, COPY)
+    assert np.array_equal(result, expected[0])
     packed = np.empty(message.nelements)
     message.pack(x, packed)
-    message.unpack(packed, found, Scaling(1.0, 1.0))
-    assert np.array_equal(found, expected[1])
+    message.unpack(packed, result, Scaling(1.0, 1.0))
+    assert np.array_equal(result, expected[1])
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -152,7 +154,7 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
 @pytest.mark.parametrize(
     ("before", "after"), [(64, 100), (7, 5), (5, 1), (1, 6), (64, 1), (700, 3), (40, 40), (300, 150)]
 )
-def test_bands_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str, before: int, after: int) -> None:
+def test_panels_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str, before: int, after: int) -> None:
     """Copied and added, to a tight array and to one with gaps between its columns; what is beside them stays."""
     shape, dtype = (431, 397), dtype_of(name)
     source = Placement(Split(431, before, 2, 1), Split(397, before, 3, 1), (3, 1, 6))
@@ -172,11 +174,11 @@ def test_bands_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str,
         m, n = expected.shape
         memory = np.full((m + 3, n + 3), -99, dtype, order=order)
         for out in (np.zeros_like(expected), memory[:m, :n]):
-            bands = Assembly(moves, {})
-            assert bands.bring(parts.__getitem__, out, COPY)
+            assembly = Assembly(moves, {})
+            assert assembly.bring(parts.__getitem__, out, COPY)
             assert np.array_equal(out, expected)
-            assert bands.bring(parts.__getitem__, out, Scaling(1.0, 1.0))
+            assert assembly.bring(parts.__getitem__, out, Scaling(1.0, 1.0))
             assert np.array_equal(out, expected + expected)
         assert (memory[m:] == -99).all()
         assert (memory[:, n:] == -99).all()
-        assert not bands.bring(lambda peer: np.asarray(parts[peer], order="C" if order == "F" else "F"), out, COPY)
+        assert not assembly.bring(lambda peer: np.asarray(parts[peer], order="C" if order == "F" else "F"), out, COPY)
