@@ -70,8 +70,8 @@ def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
     >>> shares(10, 3, 1), shares(10, 3, 4)
     ((0, 4, 7, 10), (0, 4, 8, 10))
     """
-    quotient, rest = divmod(-(-n // unit), nparts)
-    return tuple(min(n, unit * (i * quotient + min(i, rest))) for i in range(nparts + 1))
+    quotient, remainder = divmod(-(-n // unit), nparts)
+    return tuple(min(n, unit * (i * quotient + min(i, remainder))) for i in range(nparts + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class AllGatherGemm(ProductPlan):
         p = self.oriented
         assert p.d.split is not None, "AllGatherGemm splits D"
         if self.along_k:
-            return "takes whole products, these are sums over the shards of k"
+            return "cannot add over shards of k"
         rows, lines = _counts(p.d.split), _counts(self.shards)
         return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
 
@@ -311,10 +311,10 @@ class GemmReduceScatter(ProductPlan):
         """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
         p, shards = self.oriented, self.oriented.d.split
         if self.wire:
-            return f"adds partial products in the dtype of D, these travel as {self.wire}"
+            return f"adds partial products in the dtype of D, not in {self.wire}"
         alone = [p.a.axis == "all", p.b.axis == "all"]  # operands of which a rank takes its part of K
         if (any(alone) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
-            return "takes lines that lie together, here are ranks with several blocks of them"
+            return "needs one block of lines per rank, some ranks have several"
         lines, inner = {p.n} if shards is None else _counts(shards) | {p.n}, _counts(self.inner)
         left, right = (inner | {p.k} if whole else inner for whole in alone)
         return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
@@ -480,11 +480,11 @@ def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> s
     """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:
-        return f"takes 16-bit matrices, these are {p.dtype}"
+        return f"needs 16-bit matrices, not {p.dtype}"
     if p.nprocs > _MOST_TILED:
-        return f"takes the parts of {_MOST_TILED} ranks at most"
+        return f"serves {_MOST_TILED} ranks at most"
     lengths = [extents for shape in shapes for extents in shape]
     if orders:
         lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]
     odd = next((length for length in sorted(set().union(*lengths)) if length * p.itemsize % _TMA_NBYTES), None)
-    return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"
+    return "" if odd is None else f"needs lines of a multiple of {_TMA_NBYTES} bytes, some have {odd} elements"

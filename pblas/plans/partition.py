@@ -54,13 +54,13 @@ def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> 
     >>> [share(0, 40, r, 4) for r in range(4)], [share(40, 90, r, 4) for r in range(4)]
     ([(0, 16), (16, 24), (24, 32), (32, 40)], [(40, 48), (48, 64), (64, 80), (80, 90)])
     """
-    each, more = divmod(-(-(stop - start) // unit), nprocs)
+    quotient, more = divmod(-(-(stop - start) // unit), nprocs)
     first = start // unit % nprocs  # of those who have more: `more` of them, round the ranks
     over = max(first + more - nprocs, 0)
 
     def border(rank: int) -> int:
-        found = each * rank + min(rank, over) + min(max(rank - first, 0), more - over)
-        return min(start + unit * found, stop)
+        units = quotient * rank + min(rank, over) + min(max(rank - first, 0), more - over)
+        return min(start + unit * units, stop)
 
     return border(owner), border(owner + 1)
 

@@ -200,7 +200,7 @@ class Algorithm:
             ValueError: it was not made by `short`.
         """
         name, _, groups = text.partition(":")
-        kinds: dict[str, AlgorithmKind] = {each: each for each in get_args(AlgorithmKind)}
+        kinds: dict[str, AlgorithmKind] = {kind: kind for kind in get_args(AlgorithmKind)}
         if name not in kinds:
             raise ValueError(f"{text!r}: an algorithm is {', '.join(kinds)}, with integers as in copy_engine:1,1,2")
         return Algorithm(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
@@ -354,14 +354,14 @@ class ProductPlan(Plan):
 
     def extreme_ranks(self) -> set[int]:
         """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
-        found = {0, self.product.nprocs - 1}
+        ranks = {0, self.product.nprocs - 1}
         for spread in (self.product.a, self.product.b, self.product.d):
             split = spread.split
             if split is not None:
                 last = split.src + max(split.nblocks - 1, 0)
                 around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
-                found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
-        return found
+                ranks |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
+        return ranks
 
     def title(self) -> str:
         """The product and its sizes."""
@@ -376,33 +376,33 @@ class ProductPlan(Plan):
         yield "D", f"{p.m} x {p.n}, {p.d}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """When data moves, by which algorithm and why that one, with whose kernels, and beside what."""
+        """How and when data moves, by which algorithm and why, which GEMM multiplies, and the queue."""
         if self.algorithm is not None:
-            yield "when", f"through the workspaces of the peers, {self.algorithm}"
+            yield "transfer", f"through the workspaces of the peers, {self.algorithm}"
         elif self.max_received_nbytes:
             mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
             if self.transport == "shared":
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
-            yield "when", f"{mode}, {self._how()}"
+            yield "transfer", f"{mode}, {self._how()}"
         yield from self._reasons()
 
     def _how(self) -> str:
-        """In what parts data moves, and in what order."""
+        """Into how many chunks shards are cut, and the order of the peers."""
         return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
-        """A line that says whether the algorithm was measured or estimated to be the fastest, if there is one."""
+        """The lines algorithm, gemm and queue, where they apply."""
         if self.algorithm is not None:
             times = ", ".join(f"{algorithm.short} {1e6 * seconds:.1f} us" for algorithm, seconds in self.measured)
             was_measured = any(algorithm == self.algorithm for algorithm, _ in self.measured)
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
             if self.queue is not None:
-                why += " of those on which waiting leaves room for other kernels"
+                why += ", among those that leave multiprocessors to other queues"
             yield "algorithm", f"{self.algorithm.short}, {why}"
         if self.algorithm is not None and self.gpus and not self.tiles:
-            yield "kernels", "of libraries: that of pblas is for Hopper, which not all of these GPUs are"
+            yield "gemm", "cuBLASLt (the pblas kernel needs Hopper on every GPU)"
         elif self.algorithm is not None and self.tiles and self.unfit_for_tiles:
-            yield "kernels", f"of libraries: that of pblas {self.unfit_for_tiles}"
+            yield "gemm", f"cuBLASLt (the pblas kernel {self.unfit_for_tiles})"
         if self.queue is not None:
             beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
             yield "queue", f"{self.queue}: executions run {beside}"

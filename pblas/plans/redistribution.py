@@ -40,7 +40,7 @@ class RedistributionPlan(Plan):
     0
     """
 
-    name: ClassVar[str] = "Relayout"
+    name: ClassVar[str] = "RedistributionPlan"
     why: ClassVar[str] = "each rank receives what it needs and does not have, from a rank that has it"
 
     a: MatrixDescriptor
@@ -106,12 +106,12 @@ class RedistributionPlan(Plan):
         target = self.target
         if target.span <= _ASK_ALL:
             return set(range(target.span))
-        found = []
+        coordinates = []
         for split in (target.rows, target.columns):
             last = split.src + max(split.nblocks - 1, 0)
             around = (0, split.src, split.src + 1, last - 1, last, last + 1, split.nprocs - 1)
-            found.append({p % split.nprocs for p in around})
-        return {target.rank(r, c, z) for r in found[0] for c in found[1] for z in {0, target.copies - 1}}
+            coordinates.append({p % split.nprocs for p in around})
+        return {target.rank(r, c, z) for r in coordinates[0] for c in coordinates[1] for z in {0, target.copies - 1}}
 
     def moves(self) -> str:
         """How elements reach the ranks that need them."""
@@ -137,8 +137,8 @@ class RedistributionPlan(Plan):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """How A and B are spread, and which elements of B are written."""
         yield "A", f"{_described(self.a)}, trans={self.trans!r}"
-        which = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
-        yield "B", f"{_described(self.b)}, {which}"
+        elements = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
+        yield "B", f"{_described(self.b)}, {elements}"
 
 
 def _described(desc: MatrixDescriptor) -> str:

@@ -243,9 +243,9 @@ class Summa(ProductPlan):
             return 0
         formed, d = self.cuboids.d, placed(self.oriented.d)
         m_loc, n_loc = self.sums.local_shape(rank)
-        count, at = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
-        if at is not None and self.cuboids.k.count(at[2]):  # what it formed itself does not travel
-            count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
+        count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
+        if position is not None and self.cuboids.k.count(position[2]):  # what it formed itself does not travel
+            count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
@@ -289,13 +289,13 @@ class Summa(ProductPlan):
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:
             return set(range(nprocs))
-        found = {0, nprocs - 1}
+        ranks = {0, nprocs - 1}
         places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
         for place in (*places, *(placed(x) for x in (self.oriented.a, self.oriented.b, self.oriented.d))):
             corners = [_around(split) for split in (place.rows, place.columns)]
             for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
-                found.add(place.rank(r, c, z))
-        return {rank for rank in found if rank < nprocs}
+                ranks.add(place.rank(r, c, z))
+        return {rank for rank in ranks if rank < nprocs}
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """How op(A), op(B) and D are spread, how the ranks are arranged, and what does not conform."""

@@ -74,8 +74,10 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
             program.send("copy", [(peer, lines, place)], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(receive_order(rank, nprocs)):
-        at = first[source]
-        arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
+        begin = first[source]
+        arrivals += [
+            Arrival(Block("gathered", begin + a, begin + b), source, phase) for phase, a, b in pieces(step, source)
+        ]
     full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
     if full:
         program.add(GemmAsArriving("main", full))

@@ -143,8 +143,8 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     begin = 0
     for number, piece in enumerate(pieces, 1):
         end = number * len(peers) + soon
-        for lines, each in groupby(sent[begin:end], itemgetter(0)):
-            made.send(lines, tuple(peer for _, peer in each))
+        for lines, entries in groupby(sent[begin:end], itemgetter(0)):
+            made.send(lines, tuple(peer for _, peer in entries))
         made.add(piece)
         begin = end
     for piece in pieces:
@@ -164,7 +164,7 @@ class _Strips:
     """What a GemmReduce makes, in order, and what goes on beside it."""
 
     def __init__(self, program: Program, rank: int, peers: tuple[int, ...], algorithm: Algorithm) -> None:
-        self._program, self._rank, self._peers, self._road = program, rank, peers, algorithm
+        self._program, self._rank, self._peers, self._algorithm = program, rank, peers, algorithm
         self.strips: list[Strip] = []
         self.beside: list[Op] = []
 
@@ -175,7 +175,7 @@ class _Strips:
         if silent:
             self._program.add(Signal("main", silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
-            if self._road.kind == "fused_stores":
+            if self._algorithm.kind == "fused_stores":
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 put = Put("copy", peer, source, slot)
@@ -267,12 +267,12 @@ class _Pieces:
         return (self._program.add(Multiply("main", target=Block(buffer, start, stop))),)
 
     def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
-        found = []
+        puts = []
         for peer in peers:
             start, stop = self._shares[piece][peer]
             source = Block("partial", start, stop if self._contributes else start)
-            found.append((peer, source, self._seat(piece, peer, self._rank)))
-        return found
+            puts.append((peer, source, self._seat(piece, peer, self._rank)))
+        return puts
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
         block = self._shares[piece][self._rank]
@@ -319,7 +319,7 @@ class _Pieces:
 
     def reduce_by_stores(self, count: int) -> None:
         """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
-        pieces, behind = list[_Piece](), list[int]()
+        pieces, collected_last = list[_Piece](), list[int]()
         for number in range(count):
             piece = self._piece(number)
             if len(piece.target):
@@ -329,10 +329,10 @@ class _Pieces:
             if piece.puts and number < count - 1:
                 piece = replace(piece, collects=tuple(self._collects(number, "copy")))
             else:
-                behind.append(number)
+                collected_last.append(number)
             pieces.append(piece)
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        for number in behind:
+        for number in collected_last:
             self.collect(number)
 
     def _offering(self, number: int, *, last: bool) -> _Piece:

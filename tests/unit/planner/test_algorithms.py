@@ -204,12 +204,19 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
     for layout, dtype, m, topology, expected, why in (
         ("AR", "bfloat16", 16384, waits, True, ""),
         ("AR", "float16", 16384, waits, True, ""),
-        ("AR", "float32", 16384, waits, False, "that of pblas takes 16-bit matrices, these are float32"),
+        (
+            "AR",
+            "float32",
+            16384,
+            waits,
+            False,
+            "gemm       cuBLASLt (the pblas kernel needs 16-bit matrices, not float32)",
+        ),
         ("AR", "bfloat16", 16389, waits, True, ""),
-        ("AR", "bfloat16", 16384, does_not, False, "that of pblas is for Hopper"),
+        ("AR", "bfloat16", 16384, does_not, False, "gemm       cuBLASLt (the pblas kernel needs Hopper on every GPU)"),
         ("AR", "bfloat16", 64, waits, False, ""),
-        ("AG along k", "bfloat16", 16384, waits, False, "takes whole products"),
-        ("AG of A along k", "bfloat16", 16384, waits, False, "takes whole products"),
+        ("AG along k", "bfloat16", 16384, waits, False, "cannot add over shards of k"),
+        ("AG of A along k", "bfloat16", 16384, waits, False, "cannot add over shards of k"),
     ):
         plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", topology=topology)
         assert plan.algorithm is not None
@@ -217,9 +224,9 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         text = plan.explain()
         assert ("one GEMM of one kernel, which stores" in text) == expected
         assert why in text
-        assert ("of libraries" in text) == bool(why)
+        assert ("cuBLASLt" in text) == bool(why)
     on_cpus = planned("AR", 64, 64, 64, nprocs, topology=Topology(nprocs, shared=True, push=True))
-    assert "of libraries" not in on_cpus.explain()
+    assert "cuBLASLt" not in on_cpus.explain()
 
 
 @pytest.mark.parametrize("nprocs", [3, 8])
