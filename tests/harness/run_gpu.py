@@ -148,7 +148,7 @@ def sanitizer() -> bool:
     alone = (
         "(test_kernels and not streams and not replayed) or test_pointwise or what_follows or (sent_and_added and 8-72)"
     )
-    files = [f"tests/gpu/test_{name}.py" for name in ("kernels", "pointwise", "hopper")]
+    files = [f"tests/gpu/kernels/test_{name}.py" for name in ("kernels", "pointwise", "hopper")]
     test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-k", alone, *files]
     # Calls that fail are the libraries' business: they ask the driver for functions that it may not have.
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]

@@ -48,6 +48,6 @@ def test_parts_are_all_that_there_is_and_in_order(n: int, nprocs: int) -> None:
 @pytest.mark.parametrize(
     "given", [(5, 0, 0), (5, 2, 2), (5, -1, 2), (-1, 0, 2), (5.0, 0, 2), (5, 0, True), ("5", 0, 2)]
 )
-def test_a_part_of_what_is_no_number_of_ranks_is_refused(given: Any) -> None:
-    with pytest.raises(errors.LayoutError, match="part: "):
+def test_shards_of_invalid_sizes_or_ranks_are_refused(given: Any) -> None:
+    with pytest.raises(errors.LayoutError, match="local_shard: "):
         tp.local_shard(*given)

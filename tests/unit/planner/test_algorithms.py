@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -14,7 +17,7 @@ import pytest
 from pblas.execute import pushed
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.planner.algorithms import candidates, choose_algorithm, doubling, shortlist
+from pblas.planner.algorithms import candidates, doubling, shortlist
 from pblas.planner.choose import choose
 from pblas.planner.cost_model import estimate
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
@@ -77,7 +80,7 @@ def planned(
         KINDS[kind](*shape, nprocs, order=order)
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
-    topology = options.pop("machine", Topology(nprocs, shared=True, push=True))
+    topology = options.pop("topology", Topology(nprocs, shared=True, push=True))
     return choose(dtype, a, b, d, nprocs=nprocs, topology=topology, **options)
 
 
@@ -98,7 +101,7 @@ def test_groups_take_every_shard_once_and_grow(nprocs: int) -> None:
         assert len(groups) == min(max(count, min(2, nprocs)), nprocs)
 
 
-def test_every_pushed_plan_has_a_road_and_no_other() -> None:
+def test_every_pushed_plan_has_an_algorithm_and_other_plans_have_none() -> None:
     for plan in every_plan():
         assert plan.transport == "push"
         assert plan.algorithm is not None
@@ -122,7 +125,7 @@ def test_pieces_of_an_all_reduce_are_contiguous_in_d(order: str) -> None:
     assert plan.transposed == (order == "C")
 
 
-def test_roads_do_not_depend_on_who_asks() -> None:
+def test_the_same_integers_give_the_same_algorithm() -> None:
     """Nothing but the plan goes in: the same integers give the same algorithm, and a plan keeps it as a value."""
     for first, second in zip(every_plan(), every_plan(), strict=True):
         assert first == second
@@ -144,7 +147,7 @@ def test_estimates_are_times_and_grow_with_the_product() -> None:
         assert times == sorted(times)
 
 
-def test_the_road_is_the_one_that_is_estimated_to_end_first() -> None:
+def test_the_algorithm_has_the_shortest_estimate() -> None:
     for plan in every_plan():
         assert plan.algorithm is not None
         if isinstance(plan, GemmAllReduce):
@@ -160,7 +163,7 @@ def test_the_road_is_the_one_that_is_estimated_to_end_first() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
-def test_a_number_of_gemms_that_was_asked_for_is_made(count: int) -> None:
+def test_chunks_is_the_number_of_gemms(count: int) -> None:
     for layout, nprocs in itertools.product(LAYOUTS, RANKS):
         plan = planned(layout, 1024, 1024, 512, nprocs, chunks=count)
         assert plan.algorithm is not None
@@ -182,7 +185,7 @@ def test_without_overlap_there_is_one_gemm() -> None:
 
 
 @pytest.mark.parametrize("model", LLAMA)
-def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) -> None:
+def test_large_products_take_copy_engines_and_small_ones_kernels(model: str) -> None:
     """At the sizes of the benchmark; which algorithm is best between them is for measurements to say."""
     (n_up, k_up), (n_down, k_down) = LLAMA[model]
     for nprocs in (4, 8):
@@ -198,7 +201,7 @@ def test_copies_pay_for_large_products_and_kernels_for_small_ones(model: str) ->
 
 
 @pytest.mark.parametrize("nprocs", [4, 8])
-def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrices(nprocs: int) -> None:
+def test_the_hopper_kernel_is_taken_where_it_can_address_all_matrices(nprocs: int) -> None:
     """It multiplies 16-bit lines of whole 16 bytes, and does not add up products over parts of K that are gathered."""
     waits, does_not = (Topology(nprocs, shared=True, push=True, gpus=True, tiles=tiles) for tiles in (True, False))
     for layout, dtype, m, topology, expected, why in (
@@ -240,7 +243,7 @@ def test_tiles_wait_where_gpus_have_such_a_kernel_and_it_can_address_all_matrice
         ("CFF", 16387, 8192, 16387),
     ],
 )
-def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: str, m: int, n: int, odd: int) -> None:
+def test_contiguous_lines_are_multiples_of_16_bytes(nprocs: int, orders: str, m: int, n: int, odd: int) -> None:
     topology, k = Topology(nprocs, shared=True, push=True, gpus=True, tiles=True), 1024 * nprocs
     for layout, columns in (("AG of A along m", n * nprocs), ("RS to rows", n), ("AR", n)):
         descs = [
@@ -249,10 +252,10 @@ def test_lines_along_what_is_contiguous_have_whole_packs(nprocs: int, orders: st
         ]
         text = choose("bfloat16", *descs, nprocs=nprocs, topology=topology).unfit_for_tiles
         assert bool(text) == bool(odd), text
-        assert not odd or text.startswith("takes lines of whole 16 bytes, here are some of ")
+        assert not odd or text.startswith("needs lines of a multiple of 16 bytes, some have ")
 
 
-def test_what_one_kernel_cannot_make_goes_by_others() -> None:
+def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> None:
     """Partial products that travel in another dtype, lines in several blocks, a shard that cannot be addressed."""
     m, n, k = 4096, 4096, 7168
     row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
@@ -262,10 +265,10 @@ def test_what_one_kernel_cannot_make_goes_by_others() -> None:
     odd = row(k, 4084, 4, order="C"), column(m, 4084, 4, nb=1024, order="C")
     for operands, wire, why in (
         ((a, b, d), "", ""),
-        ((a, b, d), "float32", "these travel as float32"),
-        ((a, b, whole(m, n, 4, order="C")), "float32", "these travel as float32"),
-        ((a, b, blocks), "", "ranks with several blocks"),
-        ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "ranks with several blocks"),
+        ((a, b, d), "float32", "dtype of D, not in float32"),
+        ((a, b, whole(m, n, 4, order="C")), "float32", "dtype of D, not in float32"),
+        ((a, b, blocks), "", "one block of lines per rank"),
+        ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "one block of lines per rank"),
         ((a, *odd), "", "some of 1012 elements"),
     ):
         plan = choose("bfloat16", *operands, nprocs=4, topology=replace(TILED, gpus=True), wire=wire)
@@ -274,177 +277,67 @@ def test_what_one_kernel_cannot_make_goes_by_others() -> None:
         assert why in plan.explain()
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k", "scattered", "reduced"),
-    [
-        (4096, 4096, 7168, "fused_stores", "fused_stores"),
-        (8192, 4096, 7168, "fused_stores", "fused_stores"),
-        (16384, 4096, 7168, "fused_stores", "fused_stores"),
-        (2048, 8192, 14336, "fused_stores", "fused_stores"),
-        (4096, 8192, 14336, "tile_signals", "fused_stores"),
-        (8192, 8192, 14336, "tile_signals", "fused_stores"),
-        (4096, 16384, 26624, "tile_signals", "tile_signals"),
-        (16384, 16384, 26624, "tile_signals", "tile_signals"),
-    ],
-)
-def test_large_reductions_go_by_our_kernel_unmeasured(m: int, n: int, k: int, scattered: str, reduced: str) -> None:
-    """As was the fastest on 4 H200, or of 4 ranks that 2 played, or within 6 % of it; to a deep K nobody stores."""
-    for layout, expected in (("RS to rows", scattered), ("AR", reduced)):
-        plan = planned(layout, m, n, k, 4, order="C", topology=TILED)
+MEASURED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("measured_reductions.json").read_text("utf-8"))
+"""Microseconds of reductions by several algorithms, medians: H200 of one host, bfloat16, D by rows.
+
+Those of 8 ranks, and some of 4, were emulated by 2 GPUs: docs/performance/gpu_emulated.json.
+"""
+
+
+def measured_plan(row: dict[str, Any]) -> tuple[ProductPlan, Topology]:
+    topology = replace(TILED, ranks_per_node=row["ranks"])
+    sizes = row["m"], row["n"], row["k"], row["ranks"]
+    return planned(row["layout"], *sizes, order="C", topology=topology), topology
+
+
+def test_estimates_are_within_12_percent_of_measured_times() -> None:
+    errors = []
+    for row in MEASURED:
+        plan, _ = measured_plan(row)
+        errors += [abs(estimate(plan, Algorithm.read(name)) / us - 1) for name, us in row["us"].items()]
+    assert max(errors) < 0.12
+    assert median(errors) < 0.04
+
+
+def test_the_shortest_estimate_is_within_6_percent_of_the_shortest_time() -> None:
+    for row in MEASURED:
+        plan, _ = measured_plan(row)
+        first = min(row["us"], key=lambda name: estimate(plan, Algorithm.read(name)))
+        assert row["us"][first] < 1.06 * min(row["us"].values()), row
+
+
+def test_reductions_that_were_never_measured_take_a_short_algorithm() -> None:
+    """Untuned, the planner takes an algorithm whose measured time is within 6 % of the best, if it was measured."""
+    seen = 0
+    for row in MEASURED:
+        plan, _ = measured_plan(row)
         assert plan.algorithm is not None
-        assert plan.algorithm.kind == expected
+        taken = row["us"].get(plan.algorithm.short)
+        if taken is not None:
+            seen += 1
+            assert taken < 1.06 * min(row["us"].values()), (row, plan.algorithm)
+    assert seen > len(MEASURED) // 4
 
 
-# Ranks, m, n and k, and us by tiles in pieces of these sizes on as many H200
-@pytest.mark.parametrize(
-    ("layout", "nprocs", "m", "n", "k", "measured"),
-    [
-        ("RS to rows", 4, 4096, 4096, 7168, {(1,): 138}),
-        ("RS to rows", 4, 8192, 4096, 7168, {(4, 4): 228, (7, 1): 251}),
-        ("RS to rows", 4, 16384, 4096, 7168, {(8, 7, 1): 408, (8, 8): 412}),
-        ("RS to rows", 4, 4096, 8192, 14336, {(3, 1): 337, (2, 2): 343}),
-        ("RS to rows", 4, 8192, 8192, 14336, {(4, 4): 658, (4, 3, 1): 667, (3, 3, 2): 675}),
-        ("RS to rows", 4, 16384, 8192, 14336, {(8, 8): 1301, (8, 7, 1): 1311, (6, 5, 5): 1313}),
-        ("AR", 4, 4096, 4096, 7168, {(1,): 232, (3, 1): 260}),
-        ("AR", 4, 8192, 4096, 7168, {(4, 4): 397, (1,): 420, (3, 3, 2): 440, (2, 2, 2, 2): 495}),
-        ("AR", 4, 16384, 4096, 7168, {(8, 8): 692, (8, 7, 1): 730, (6, 5, 5): 736}),
-        ("AR", 4, 2048, 8192, 14336, {(1,): 283, (1, 1): 285}),
-        ("AR", 4, 4096, 8192, 14336, {(2, 2): 486, (3, 1): 506}),
-        ("AR", 4, 8192, 8192, 14336, {(2, 2, 2, 2): 859, (3, 3, 2): 936, (2, 2, 2, 1, 1): 944}),
-        ("AR", 4, 16384, 8192, 14336, {(4, 4, 4, 4): 1598, (3, 3, 3, 3, 3, 1): 1641}),
-        ("AR", 4, 2048, 16384, 26624, {(1, 1): 751, (1,): 783}),
-        ("AR", 4, 4096, 16384, 26624, {(2, 1, 1): 1385, (1, 1, 1, 1): 1418}),
-        ("AR", 4, 8192, 16384, 26624, {(2, 2, 2, 1, 1): 2667, (2, 2, 1, 1, 1, 1): 2705}),
-        ("AR", 4, 16384, 16384, 26624, {(3, 3, 3, 3, 2, 2): 5155, (3, 3, 2, 2, 2, 2, 2): 5189}),
-    ],
-)
-def test_reductions_by_tiles_are_estimated(
-    layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
-) -> None:
-    topology = Topology(nprocs, shared=True, push=True, tiles=True)
-    plan = planned(layout, m, n, k, nprocs, order="C", topology=topology)
-    for pieces, us in measured.items():
-        assert estimate(plan, Algorithm("tile_signals", pieces)) == pytest.approx(us, rel=0.06)
-    cut = [algorithm for algorithm in candidates(plan, topology=topology) if algorithm.kind == "tile_signals"]
-    height = 256 if m // nprocs >= 1024 else 128
-    assert all(
-        m // nprocs * weight // sum(algorithm.groups) % height == 0 for algorithm in cut for weight in algorithm.groups
-    )
-    if layout == "AR":
-        best = min(cut, key=lambda algorithm: estimate(plan, algorithm))
-        assert measured.get(best.groups, 0) < 1.03 * min(measured.values())
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "us"),
-    [(4096, 4096, 3584, 162.6), (16384, 4096, 3584, 500.8), (4096, 8192, 7168, 374.0), (16384, 8192, 7168, 1386)],
-)
-def test_the_best_all_reduces_of_two_ranks_by_tiles_are_estimated(m: int, n: int, k: int, us: float) -> None:
-    """Measured on 2 H200."""
-    plan = planned("AR", m, n, k, 2, order="C", topology=TILED)
-    by_tiles = [
-        estimate(plan, algorithm) for algorithm in candidates(plan, topology=TILED) if algorithm.kind == "tile_signals"
-    ]
-    assert min(by_tiles) == pytest.approx(us, rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("layout", "nprocs", "m", "n", "k", "measured"),
-    [
-        ("RS to rows", 8, 4096, 4096, 14336, {(1,): 122, (1, 1): 127}),
-        ("RS to rows", 8, 8192, 4096, 14336, {(1,): 215, (1, 1): 217}),
-        ("RS to rows", 8, 16384, 4096, 14336, {(1,): 428, (1, 1): 417}),
-        ("RS to rows", 8, 4096, 8192, 28672, {(1,): 351, (1, 1): 353}),
-        ("RS to rows", 8, 16384, 8192, 28672, {(1,): 1451, (1, 1): 1409}),
-        ("RS to rows", 4, 4096, 4096, 7168, {(1,): 115}),
-        ("RS to rows", 4, 8192, 8192, 14336, {(1,): 726}),
-        ("AR", 8, 4096, 4096, 14336, {(1, 1): 222, (2, 1, 1): 233, (1, 1, 1, 1): 240}),
-        ("AR", 8, 16384, 4096, 14336, {(2, 1, 1): 757, (1, 1, 1, 1): 785}),
-        ("AR", 8, 4096, 8192, 28672, {(1, 1): 521, (2, 1, 1): 514, (1, 1, 1, 1): 500}),
-        ("AR", 8, 16384, 8192, 28672, {(1, 1): 1921, (2, 1, 1): 1819, (1, 1, 1, 1): 1807}),
-        ("AR", 8, 8192, 16384, 53248, {(1, 1): 3102, (2, 1, 1): 2972, (1, 1, 1, 1): 2987}),
-        ("AR", 4, 4096, 4096, 7168, {(1,): 201, (1, 1, 1, 1): 203}),
-        ("AR", 4, 4096, 8192, 14336, {(1, 1): 446, (1, 1, 1, 1): 442}),
-        ("AR", 4, 8192, 8192, 14336, {(1, 1): 843, (1, 1, 1, 1): 830, (1,) * 8: 838}),
-        ("AR", 2, 4096, 4096, 3584, {(1,): 149, (1, 1): 136, (1, 1, 1, 1): 144, (1,) * 8: 169}),
-        ("AR", 2, 16384, 4096, 3584, {(1,): 472, (1, 1): 444, (1, 1, 1, 1): 442}),
-        ("AR", 2, 4096, 8192, 7168, {(1,): 370, (1, 1): 354, (1, 1, 1, 1): 354}),
-        ("AR", 2, 16384, 8192, 7168, {(1,): 1492, (1, 1): 1412, (1, 1, 1, 1): 1415}),
-    ],
-)
-def test_reductions_by_stores_are_estimated(
-    layout: str, nprocs: int, m: int, n: int, k: int, measured: dict[tuple[int, ...], float]
-) -> None:
-    """8 and 4 ranks played by 2 H200, and 2: docs/performance/gpu_played.json, gpu_roads.json."""
-    topology = Topology(nprocs, shared=True, push=True, tiles=True)
-    plan = planned(layout, m, n, k, nprocs, order="C", topology=topology)
-    for pieces, us in measured.items():
-        assert estimate(plan, Algorithm("fused_stores", pieces)) == pytest.approx(us, rel=0.15)
-    assert {(1,), (1, 1, 1, 1)} <= {
-        tuple(weight // algorithm.groups[-1] for weight in algorithm.groups)
-        for algorithm in candidates(plan, topology=topology)
-        if algorithm.kind == "fused_stores"
-    }
-    assert plan.algorithm is not None
-    if layout == "AR" and k <= 4096 * nprocs:
-        assert plan.algorithm.kind == "fused_stores"
-        weights = tuple(weight // math.gcd(*plan.algorithm.groups) for weight in plan.algorithm.groups)
-        assert measured.get(weights, 0) < 1.06 * min(measured.values())
-    assert "fused_stores" in {algorithm.kind for algorithm in shortlist(plan, topology=topology)}
-
-
-@pytest.mark.parametrize("nprocs", [2, 8])
-def test_flat_products_are_reduced_by_stores(nprocs: int) -> None:
-    """8B: 66 us on 2 H200, where copies took 87, and 85 of 8 ranks that were played, where one kernel took 101."""
-    topology = replace(TILED, ranks_per_node=nprocs)
-    assert planned(
-        "RS to rows", 2048, 4096, 1792 * nprocs, nprocs, order="C", topology=topology
-    ).algorithm == Algorithm("fused_stores")
-    for m in (8192, 16384):  # 2 H200: 194 and 365 us, by tiles 202 and 384
-        many = planned("RS to rows", m, 4096, 1792 * nprocs, nprocs, order="C", topology=topology)
-        assert many.algorithm is not None
-        assert many.algorithm.kind == "fused_stores"
-    deep = planned("RS to rows", 1024, 8192, 3584 * nprocs, nprocs, order="C", topology=topology)
-    assert deep.algorithm is not None
-    assert deep.algorithm.kind != "fused_stores"
-
-
-# m, n and k, and us on 2 H200 of n/8 or k/8 for each rank: docs/decisions/0016-few-tiles.md
-@pytest.mark.parametrize(
-    ("layout", "m", "n", "k", "us"),
-    [
-        ("RS to rows", 256, 4096, 3584, 21.7),
-        ("RS to rows", 256, 8192, 7168, 43.0),
-        ("RS to rows", 512, 4096, 3584, 29.0),
-        ("RS to rows", 512, 8192, 7168, 68.0),
-        ("RS to rows", 512, 16384, 13312, 197),
-        ("RS to rows", 1024, 4096, 3584, 47.0),
-        ("RS to rows", 1024, 8192, 7168, 116),
-    ],
-)
-def test_reduce_scatters_by_stores_are_estimated_and_taken_if_measured(
-    layout: str, m: int, n: int, k: int, us: float
-) -> None:
-    plan = planned(layout, m, n, k, 2, order="C", topology=TILED)
-    assert estimate(plan, Algorithm("fused_stores")) == pytest.approx(us, rel=0.12)
-    assert Algorithm("fused_stores") in candidates(plan, topology=TILED)
-    assert plan.algorithm != Algorithm("fused_stores")
-    measured = replace(plan, measured=((Algorithm("fused_stores"), 1e-6 * us),))
-    assert choose_algorithm(measured, None, TILED) == Algorithm("fused_stores")
-    assert Algorithm("fused_stores") in candidates(
-        planned(layout, m, n, k, 8, order="C", topology=TILED), topology=TILED
-    )
+def test_pieces_are_whole_tiles() -> None:
+    for row in MEASURED:
+        plan, topology = measured_plan(row)
+        rows = row["m"] // row["ranks"]
+        height = 256 if rows >= 1024 else 128
+        for algorithm in candidates(plan, topology=topology):
+            if algorithm.kind == "tile_signals":
+                assert all(rows * weight // sum(algorithm.groups) % height == 0 for weight in algorithm.groups)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_road_of_an_empty_product_is_estimated(layout: str) -> None:
+def test_every_algorithm_of_an_empty_product_has_an_estimate(layout: str) -> None:
     for m, n, k in itertools.product((0, 2048), repeat=3):
         plan = planned(layout, m, n, k, 4, "bfloat16", order="C", topology=TILED)
         if plan.algorithm is not None:
             assert all(estimate(plan, algorithm) >= 0 for algorithm in candidates(plan, topology=TILED))
 
 
-def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
+def test_reductions_of_few_rows_are_not_offered_tile_signals() -> None:
     """Two of a cluster side by side were slower than copies and kernels in all products that were measured."""
     for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 768, 1024, 2048)):
         plan = planned(layout, m, 8192, 14336, 4, order="C", topology=TILED)
@@ -452,24 +345,6 @@ def test_tiles_of_few_rows_are_not_offered_to_reductions() -> None:
             layout,
             m,
         )
-
-
-# m, n and k, and us by pieces, copied and the last in two shots: docs/performance/gpu_roads.json
-MEASURED = {
-    (4096, 4096, 7168): {(1,): 252, (1, 1): 288, (1, 1, 1, 1): 321},
-    (4096, 8192, 14336): {(1,): 632, (1, 1, 1, 1): 618, (2, 2, 2, 1): 632, (4, 4, 3, 2, 1): 646},
-    (4096, 16384, 26624): {(1,): 1795, (1, 1): 1811, (2, 2, 2, 1): 1635, (4, 4, 3, 2, 1): 1535},
-    (16384, 4096, 7168): {(1,): 935, (1, 1): 913, (1, 1, 1): 904, (4, 4, 3, 2, 1): 959},
-    (16384, 8192, 14336): {(1,): 2452, (1, 1): 2443, (2, 2, 2, 1): 2235, (4, 4, 3, 2, 1): 2253},
-}
-
-
-@pytest.mark.parametrize("shape", MEASURED)
-def test_all_reduces_take_a_road_that_was_measured_to_be_short(shape: tuple[int, int, int]) -> None:
-    plan, measured = planned("AR", *shape, 4), MEASURED[shape]
-    assert all(abs(estimate(plan, Algorithm("two-shot", groups)) / us - 1) < 0.1 for groups, us in measured.items())
-    assert plan.algorithm is not None
-    assert plan.algorithm.groups not in measured or measured[plan.algorithm.groups] < 1.05 * min(measured.values())
 
 
 # What plans announce
@@ -516,7 +391,7 @@ def algorithms(plan: ProductPlan) -> list[Algorithm]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_workspace_is_what_was_announced(layout: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workspace_has_the_announced_size(layout: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the busiest rank, but for what 16-bit partial products in 32 bits would take, and the padding of blocks."""
     dtype = dtype_of(name)
     widths = (dtype, np.dtype(np.float32)) if dtype.itemsize == 2 else (dtype,)
@@ -565,7 +440,7 @@ def only(kind: type[Kind], ops: tuple[Op, ...]) -> list[Kind]:
     return [op for op in beside(ops) if isinstance(op, kind)]
 
 
-def test_what_is_received_is_what_the_schedules_put(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_received_elements_are_those_that_the_schedules_put(monkeypatch: pytest.MonkeyPatch) -> None:
     """In lines and elements; kernels that reduce put what the equations say, one share or all to each."""
     for layout, shape, nprocs in itertools.product(LAYOUTS, SHAPES[:4], (2, 3, 4, 8)):
         plan = planned(layout, *shape, nprocs)

@@ -353,10 +353,10 @@ def test_integers_of_numpy_are_integers() -> None:
 def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the leading dimensions are; with a limit of memory anew, as the algorithm that is known then counts."""
     a, d = MatrixDescriptor(23, 23, 2, 3, Grid(2, 2)), MatrixDescriptor.row_wise(23, 23, 4)
-    facts: dict[str, Any] = {"nprocs": 4, "machine": Topology()}
+    facts: dict[str, Any] = {"nprocs": 4, "topology": Topology()}
     first = choose("float64", a, a, d, **facts)
     monkeypatch.setattr("pblas.planner.choose.one_dimensional", None)
     assert choose("float64", a, replace(a, lld=99), d, **facts) == first
-    for other in ({"machine": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
+    for other in ({"topology": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
         with pytest.raises(TypeError):
             choose("float64", a, a, d, **facts | other)
