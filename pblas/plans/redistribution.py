@@ -1,4 +1,4 @@
-"""The plan of a redistribution: what will move, as a value; integers only, the same on every rank."""
+"""The plan of a redistribution, as a value; integers only, the same on every rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, Transport
 
 _ASK_ALL = 1024
-"""Up to so many ranks the busiest is found by asking all."""
+"""With up to so many ranks, all of them are examined for the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedistributionPlan(Plan):
     """B = alpha op(A) + beta B, for any two distributions of one matrix.
 
-    Every rank receives what it needs and does not have, once, straight from a rank that has it.
+    Every rank receives each element that it needs and does not have once, directly from a rank that has it.
 
     Args:
         a: distribution of A (global).
@@ -41,7 +41,7 @@ class RedistributionPlan(Plan):
     """
 
     name: ClassVar[str] = "RedistributionPlan"
-    why: ClassVar[str] = "each rank receives what it needs and does not have, from a rank that has it"
+    why: ClassVar[str] = "each rank receives only elements that it lacks, directly from a rank that has them"
 
     a: MatrixDescriptor
     b: MatrixDescriptor
@@ -60,7 +60,7 @@ class RedistributionPlan(Plan):
 
     @property
     def target(self) -> Placement:
-        """Where they go."""
+        """Where the elements of B are."""
         return Placement.of(self.b)
 
     def received_elements(self, rank: int) -> int:
@@ -81,7 +81,7 @@ class RedistributionPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """What the busiest rank needs and does not have: no plan moves less between these layouts."""
+        """Elements that the busiest rank needs and does not have: no plan moves less between these layouts."""
         return max(map(self.received_elements, self.extreme_ranks()))
 
     @property
@@ -116,12 +116,12 @@ class RedistributionPlan(Plan):
     def moves(self) -> str:
         """How elements reach the ranks that need them."""
         if not self.lower_bound:
-            return "nothing: no rank needs what another has"
+            return "nothing: every rank has the elements that it needs"
         return {
             "shared": "read in place in the node's shared memory",
             "push": "read in place in the node's shared memory",
             "mixed": "read in place within a node, messages between nodes",
-            "message": "messages between those ranks that share elements",
+            "message": "messages between the ranks that share elements",
         }[self.transport]
 
     @property
