@@ -51,13 +51,13 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     >>> list(sends(Placement.of(rows), Placement.of(columns), 1))
     [Move(peer=0, rows=((0, 2, 2),), columns=((0, 0, 2),))]
     """
-    at = source.coordinates(rank)
-    if at is None:
+    position = source.coordinates(rank)
+    if position is None:
         return
-    r, c, z = at
+    r, c, z = position
     rows = _frozen(overlaps(source.rows, r, target.rows))
     columns = _frozen(overlaps(source.columns, c, target.columns))
-    found = [
+    messages = [
         (peer, p, q)
         for p, q in product(rows, columns)
         for peer in (
@@ -66,7 +66,7 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
         if not _holds(source, peer, r, c)
     ]
     span = max(source.span, target.span)
-    for peer, p, q in sorted(found, key=lambda each: (each[0] - rank) % span):
+    for peer, p, q in sorted(messages, key=lambda message: (message[0] - rank) % span):
         yield Move(peer, rows[p], columns[q])
 
 
@@ -83,18 +83,18 @@ def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     >>> [(move.peer, move.shape) for move in receives(Placement.of(rows), Placement.of(columns), 0)]
     [(0, (2, 2)), (1, (2, 2))]
     """
-    at = target.coordinates(rank)
-    if at is None:
+    position = target.coordinates(rank)
+    if position is None:
         return
-    p, q, copy = at
+    p, q, copy = position
     rows = _frozen(overlaps(target.rows, p, source.rows), flip=True)
     columns = _frozen(overlaps(target.columns, q, source.columns), flip=True)
-    found = [
+    messages = [
         (rank if _holds(source, rank, r, c) else source.rank(r, c, (p + q + copy) % source.copies), r, c)
         for r, c in product(rows, columns)
     ]
     span = max(source.span, target.span)
-    for peer, r, c in sorted(found, key=lambda each: (rank - each[0]) % span):
+    for peer, r, c in sorted(messages, key=lambda message: (rank - message[0]) % span):
         yield Move(peer, rows[r], columns[c])
 
 
@@ -123,11 +123,11 @@ def received_count(source: Placement, target: Placement, rank: int) -> int:
 
 def _holds(place: Placement, rank: int, r: int, c: int) -> bool:
     """Whether a rank has the blocks of (r, c)."""
-    at = place.coordinates(rank)
-    return at is not None and at[:2] == (r, c)
+    position = place.coordinates(rank)
+    return position is not None and position[:2] == (r, c)
 
 
-def _frozen(found: dict[int, list[Run]], *, flip: bool = False) -> dict[int, tuple[Run, ...]]:
+def _frozen(runs_of: dict[int, list[Run]], *, flip: bool = False) -> dict[int, tuple[Run, ...]]:
     if flip:
-        return {q: tuple((there, here, length) for here, there, length in runs) for q, runs in found.items()}
-    return {q: tuple(runs) for q, runs in found.items()}
+        return {q: tuple((second, first, length) for first, second, length in runs) for q, runs in runs_of.items()}
+    return {q: tuple(runs) for q, runs in runs_of.items()}

@@ -10,15 +10,15 @@ Run = tuple[int, int, int]
 """(start in the first's local order, start in the second's, length): elements that are consecutive in both."""
 
 
-def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
+def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
     """What coordinate p owns, by the coordinates of another split that own it too.
 
     Only p's own blocks and the blocks of `other` inside them are walked, so coordinates that share nothing cost
     nothing.
 
     Args:
-        mine: a split, not replicated (global).
-        p: process coordinate in `mine` (local).
+        own: a split, not replicated (global).
+        p: process coordinate in `own` (local).
         other: a split of the same dimension, not replicated (global).
 
     Returns:
@@ -28,13 +28,13 @@ def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
     >>> overlaps(Split(9, 2, 2), 0, Split(9, 3, 2))
     {0: [(0, 0, 2), (4, 5, 1)], 1: [(2, 1, 2)]}
     """
-    assert mine.n == other.n, "two splits of one dimension"
-    assert not mine.is_replicated, "copies are no matter of a split"
+    assert own.n == other.n, "two splits of one dimension"
+    assert not own.is_replicated, "copies are no matter of a split"
     assert not other.is_replicated, "copies are no matter of a split"
-    found: dict[int, list[Run]] = {}
-    n, nprocs, nb, first = mine.n, other.nprocs, other.nb, _first(other)
-    own_nb, own_first, local = mine.nb, _first(mine), 0
-    for block in range((p - mine.src) % mine.nprocs, mine.nblocks if mine.nprocs > 1 else min(n, 1), mine.nprocs):
+    runs: dict[int, list[Run]] = {}
+    n, nprocs, nb, first = own.n, other.nprocs, other.nb, _first(other)
+    own_nb, own_first, local = own.nb, _first(own), 0
+    for block in range((p - own.src) % own.nprocs, own.nblocks if own.nprocs > 1 else min(n, 1), own.nprocs):
         g = 0 if block == 0 else own_first + (block - 1) * own_nb
         stop = min(n, own_first + block * own_nb)
         while g < stop:
@@ -42,10 +42,10 @@ def overlaps(mine: Split, p: int, other: Split) -> dict[int, list[Run]]:
             start, end = (0, first) if b == 0 else (first + (b - 1) * nb, first + b * nb)
             length = min(end, stop) - g
             # As indxg2l: whole blocks before b on its owner, the first of which has a size of its own.
-            there = b // nprocs * nb + (first - nb if b and b % nprocs == 0 else 0) + g - start
-            found.setdefault((other.src + b) % nprocs, []).append((local, there, length))
+            position = b // nprocs * nb + (first - nb if b and b % nprocs == 0 else 0) + g - start
+            runs.setdefault((other.src + b) % nprocs, []).append((local, position, length))
             g, local = g + length, local + length
-    return found
+    return runs
 
 
 def _first(split: Split) -> int:

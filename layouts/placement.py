@@ -138,8 +138,8 @@ class Placement:
 
     def local_shape(self, rank: int) -> tuple[int, int]:
         """Rows and columns that a rank holds; (0, 0) for one without coordinates."""
-        at = self.coordinates(rank)
-        return (0, 0) if at is None else (self.rows.count(at[0]), self.columns.count(at[1]))
+        position = self.coordinates(rank)
+        return (0, 0) if position is None else (self.rows.count(position[0]), self.columns.count(position[1]))
 
     def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
         """Rows and columns that a rank holds before (i0, j0): where its part of a submatrix starts in its array.
@@ -149,8 +149,12 @@ class Placement:
             j0: first column of the submatrix (global), 0 <= j0 <= n.
             rank: rank (local).
         """
-        at = self.coordinates(rank)
-        return (0, 0) if at is None else (self.rows.local_start(i0, at[0]), self.columns.local_start(j0, at[1]))
+        position = self.coordinates(rank)
+        return (
+            (0, 0)
+            if position is None
+            else (self.rows.local_start(i0, position[0]), self.columns.local_start(j0, position[1]))
+        )
 
     def part(self, i0: int, i1: int, j0: int, j1: int) -> Placement:
         """Rows i0..i1-1 and columns j0..j1-1, renumbered from 0: each element stays where it is.

@@ -86,54 +86,54 @@ def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
     >>> strided_runs([(0, 0, 1), (2, 1, 1), (4, 2, 1), (6, 6, 1), (8, 7, 1), (10, 8, 1)])
     [StridedRun(starts=(0, 0, 0), steps=(6, 3, 6), length=3, count=2, strides=(2, 1, 1))]
     """
-    found = _spaced(_merged(runs))
-    n = len(found)
+    spaced = _spaced(_merged(runs))
+    n = len(spaced)
     period, a, b = n, 0, n
     # The first and the last run may be short; what lies between them repeats.
     for first, last in ((0, n), (1, n), (0, n - 1), (1, n - 1)):
         if last - first > 1:
-            period, a, b = _period(found[first:last]), first, last
+            period, a, b = _period(spaced[first:last]), first, last
         if 2 * period <= b - a:
             break
     result = []
-    for i, (starts, length, strides) in enumerate(found):
+    for i, (starts, length, strides) in enumerate(spaced):
         count = len(range(i, b, period)) if a <= i < b else 1
         if a <= i < b and i >= a + period:
             continue
-        after = found[i + period][0] if count > 1 else starts
+        after = spaced[i + period][0] if count > 1 else starts
         result.append(StridedRun(starts, _distance(starts, after), length, count, strides))
     return result
 
 
 def _merged(runs: Sequence[Run]) -> Sequence[Run]:
     """Blocks that are neighbours on both ranks, though they are not in the matrix, as one run."""
-    found: list[Run] = []
+    merged: list[Run] = []
     for source, target, length in runs:
-        if found and (found[-1][0] + found[-1][2], found[-1][1] + found[-1][2]) == (source, target):
-            found[-1] = (*found[-1][:2], found[-1][2] + length)
+        if merged and (merged[-1][0] + merged[-1][2], merged[-1][1] + merged[-1][2]) == (source, target):
+            merged[-1] = (*merged[-1][:2], merged[-1][2] + length)
         else:
-            found.append((source, target, length))
-    return found
+            merged.append((source, target, length))
+    return merged
 
 
 def _spaced(runs: Sequence[Run]) -> list[_Spaced]:
     """Each run with its place in the message; single elements at equal distances as one run."""
-    found: list[_Spaced] = []
+    spaced: list[_Spaced] = []
     packed = 0
     for source, target, length in runs:
         starts = source, packed, target
-        if found and length == 1:
-            first, so_far, strides = found[-1]
+        if spaced and length == 1:
+            first, so_far, strides = spaced[-1]
             if so_far == 1:
-                found[-1] = first, 2, _distance(first, starts)
+                spaced[-1] = first, 2, _distance(first, starts)
             elif strides != _TOUCHING and starts == _moved(first, strides, so_far):
-                found[-1] = first, so_far + 1, strides
+                spaced[-1] = first, so_far + 1, strides
             else:
-                found.append((starts, 1, _TOUCHING))
+                spaced.append((starts, 1, _TOUCHING))
         else:
-            found.append((starts, length, _TOUCHING))
+            spaced.append((starts, length, _TOUCHING))
         packed += length
-    return found
+    return spaced
 
 
 def _moved(start: Places, step: Places, times: int) -> Places:

@@ -83,11 +83,11 @@ class Trapezoid:
         [(Move(peer=1, rows=((2, 2, 2),), columns=((0, 0, 2),)), None),
          (Move(peer=1, rows=((0, 0, 2),), columns=((0, 0, 2),)), Trapezoid(uplo='L', diagonal=0))]
         """
-        at = place.coordinates(rank)
-        assert at is not None, "both ends hold part of the matrix"
+        position = place.coordinates(rank)
+        assert position is not None, "both ends hold part of the matrix"
         whole, across = [], []
-        short_rows, upper = _short(move.rows, side, place.rows, at[0]), self.uplo == "U"
-        for column, j0 in _short(move.columns, side, place.columns, at[1]):
+        short_rows, upper = _short(move.rows, side, place.rows, position[0]), self.uplo == "U"
+        for column, j0 in _short(move.columns, side, place.columns, position[1]):
             inside = []
             for row, i0 in short_rows:
                 least, most = j0 - i0 - row[2] + 1, j0 + column[2] - 1 - i0  # of j - i in the block
@@ -97,8 +97,8 @@ class Trapezoid:
                     across.append((Move(move.peer, (row,), (column,)), self.shifted(i0, j0)))
             if inside:
                 whole.append((_joined(inside), column))
-        for inside_rows, found in groupby(whole, key=lambda each: each[0]):
-            yield Move(move.peer, inside_rows, _joined([column for _, column in found])), None
+        for inside_rows, group in groupby(whole, key=lambda block: block[0]):
+            yield Move(move.peer, inside_rows, _joined([column for _, column in group])), None
         yield from across
 
     def received_count(self, source: Placement, target: Placement, rank: int) -> int:
@@ -109,20 +109,20 @@ class Trapezoid:
             target: where it goes (global).
             rank: the receiver (local).
         """
-        at, total = target.coordinates(rank), 0
-        if at is None:
+        position, total = target.coordinates(rank), 0
+        if position is None:
             return 0
         for move in receives(source, target, rank):
             if move.peer != rank:
-                rows = _short(move.rows, 1, target.rows, at[0])
-                columns = _short(move.columns, 1, target.columns, at[1])
+                rows = _short(move.rows, 1, target.rows, position[0])
+                columns = _short(move.columns, 1, target.columns, position[1])
                 total += sum(self.count(i, i + row[2], j, j + column[2]) for row, i in rows for column, j in columns)
         return total
 
 
 def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[Run, int]]:
     """The runs in parts of consecutive elements, each with where it starts in the matrix, cut at multiples of 64."""
-    found = []
+    parts = []
     for source, target, length in runs:
         done = 0
         while done < length:
@@ -132,19 +132,19 @@ def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[R
                 first = split.nb if split.inb is None else split.inb
                 stop = first if g < first else first + ((g - first) // split.nb + 1) * split.nb
             part = min(length - done, stop - g, _SHORT - g % _SHORT)
-            found.append(((source + done, target + done, part), g))
+            parts.append(((source + done, target + done, part), g))
             done += part
-    return found
+    return parts
 
 
 def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
     """The runs, those that are adjacent in both orders taken together."""
-    found: list[Run] = []
+    joined: list[Run] = []
     for source, target, length in runs:
-        if found:
-            before, at, so_far = found[-1]
-            if (before + so_far, at + so_far) == (source, target):
-                found[-1] = (before, at, so_far + length)
+        if joined:
+            first, start, so_far = joined[-1]
+            if (first + so_far, start + so_far) == (source, target):
+                joined[-1] = (first, start, so_far + length)
                 continue
-        found.append((source, target, length))
-    return tuple(found)
+        joined.append((source, target, length))
+    return tuple(joined)

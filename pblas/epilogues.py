@@ -172,70 +172,74 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def node(self, found: ast.expr, depth: int) -> Node:
+    def node(self, expression: ast.expr, depth: int) -> Node:
         if depth > _MAX_DEPTH:
-            raise self._error(found, f"nested more than {_MAX_DEPTH} deep")
-        match found:
+            raise self._error(expression, f"nested more than {_MAX_DEPTH} deep")
+        match expression:
             case ast.Constant(value=bool() | str() | bytes() | complex() | None):
-                raise self._error(found, "expected a real number")
+                raise self._error(expression, "expected a real number")
             case ast.Constant(value=int() | float() as value):
-                return Number(self._finite(found, value))
+                return Number(self._finite(expression, value))
             case ast.Name(id=name):
                 if name in FUNCTIONS:
-                    raise self._error(found, f"{name} is a function; write {name}(...)")
+                    raise self._error(expression, f"{name} is a function; write {name}(...)")
                 return Name(name)
             case ast.UnaryOp(op=ast.UAdd()):
-                return self.node(found.operand, depth + 1)
+                return self.node(expression.operand, depth + 1)
             case ast.UnaryOp(op=ast.USub()):
-                return Apply("negative", (self.node(found.operand, depth + 1),))
-            case ast.BinOp() if type(found.op) in _OPERATORS:
-                arguments = tuple(self.node(side, depth + 1) for side in (found.left, found.right))
-                return Apply(_OPERATORS[type(found.op)], arguments)
+                return Apply("negative", (self.node(expression.operand, depth + 1),))
+            case ast.BinOp() if type(expression.op) in _OPERATORS:
+                arguments = tuple(self.node(side, depth + 1) for side in (expression.left, expression.right))
+                return Apply(_OPERATORS[type(expression.op)], arguments)
             case ast.BinOp():
-                raise self._no_operator(found)
+                raise self._no_operator(expression)
             case ast.Compare():
-                raise self._error(found, "a comparison is the first argument of where(...) only")
+                raise self._error(expression, "a comparison is the first argument of where(...) only")
             case ast.Call():
-                return self._call(found, depth)
-        raise self._error(found, "expected numbers, names, + - * / ** and calls of functions")
+                return self._call(expression, depth)
+        raise self._error(expression, "expected numbers, names, + - * / ** and calls of functions")
 
-    def _call(self, found: ast.Call, depth: int) -> Node:
-        name = found.func.id if isinstance(found.func, ast.Name) else ""
+    def _call(self, call: ast.Call, depth: int) -> Node:
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
         if name not in FUNCTIONS:
-            unknown = f"there is no function {ast.unparse(found.func)}"
-            raise self._error(found, f"{unknown}; there are {', '.join(sorted(FUNCTIONS))}")
+            unknown = f"there is no function {ast.unparse(call.func)}"
+            raise self._error(call, f"{unknown}; there are {', '.join(sorted(FUNCTIONS))}")
         number = FUNCTIONS[name]
-        if len(found.args) != number or found.keywords:
+        if len(call.args) != number or call.keywords:
             takes = f"{name} takes {number} argument{'s' if number > 1 else ''} without names"
-            raise self._error(found, f"{takes}, got {len(found.args) + len(found.keywords)}")
-        first, *rest = found.args
+            raise self._error(call, f"{takes}, got {len(call.args) + len(call.keywords)}")
+        first, *others = call.args
         start = self._comparison(first, depth + 1) if name == "where" else self.node(first, depth + 1)
-        return Apply(name, (start, *(self.node(each, depth + 1) for each in rest)))
+        return Apply(name, (start, *(self.node(argument, depth + 1) for argument in others)))
 
-    def _comparison(self, found: ast.expr, depth: int) -> Node:
-        if not isinstance(found, ast.Compare) or len(found.ops) != 1 or type(found.ops[0]) not in _OPERATORS:
-            raise self._error(found, "the first argument of where must be one comparison, as x > 0")
-        arguments = tuple(self.node(side, depth + 1) for side in (found.left, found.comparators[0]))
-        return Apply(_OPERATORS[type(found.ops[0])], arguments)
+    def _comparison(self, comparison: ast.expr, depth: int) -> Node:
+        if (
+            not isinstance(comparison, ast.Compare)
+            or len(comparison.ops) != 1
+            or type(comparison.ops[0]) not in _OPERATORS
+        ):
+            raise self._error(comparison, "the first argument of where must be one comparison, as x > 0")
+        arguments = tuple(self.node(side, depth + 1) for side in (comparison.left, comparison.comparators[0]))
+        return Apply(_OPERATORS[type(comparison.ops[0])], arguments)
 
-    def _finite(self, found: ast.expr, value: float) -> float:
+    def _finite(self, literal: ast.expr, value: float) -> float:
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
-            raise self._error(found, "the number is too large")
+            raise self._error(literal, "the number is too large")
         return number
 
-    def _no_operator(self, found: ast.BinOp) -> errors.ArgumentError:
-        between = self._column(found.left.end_col_offset or 0) - 1, self._column(found.right.col_offset) - 1
+    def _no_operator(self, operation: ast.BinOp) -> errors.ArgumentError:
+        between = self._column(operation.left.end_col_offset or 0) - 1, self._column(operation.right.col_offset) - 1
         written = self._text[slice(*between)]
         operator = written.strip(" ()")
         column = between[0] + written.index(operator) + 1
         return _error(self._text, column, f"there is no operator {operator}; there are + - * / **")
 
-    def _error(self, found: ast.expr, text: str) -> errors.ArgumentError:
-        return _error(self._text, self._column(found.col_offset), text)
+    def _error(self, expression: ast.expr, text: str) -> errors.ArgumentError:
+        return _error(self._text, self._column(expression.col_offset), text)
 
     def _column(self, nbytes: int) -> int:
         """The column, from 1, of what Python counts in bytes from 0."""

@@ -181,8 +181,8 @@ def details(drawing: Drawing) -> str:
     elements = "1 element" if m_loc * n_loc == 1 else f"{m_loc * n_loc} elements"
     words = f"Local arrays are {local}, at most {m_loc} x {n_loc} = {elements} on a rank."
     if drawing.grid.nprow > 1 and drawing.grid.npcol > 1:
-        way = "down the columns (order C)" if drawing.grid.order == "C" else "along the rows (order R)"
-        words = f"Ranks are numbered {way} of the grid. {words}"
+        numbering = "down the columns (order C)" if drawing.grid.order == "C" else "along the rows (order R)"
+        words = f"Ranks are numbered {numbering} of the grid. {words}"
     return words
 
 
@@ -250,16 +250,16 @@ def rank_lines(drawing: Drawing) -> list[str]:
     return [f"rank {k} at {drawing.grid.coordinates(k)}: {m_loc} x {n_loc}" for k, (m_loc, n_loc) in enumerate(shapes)]
 
 
-def _fit(drawing: Drawing, rows: list[Band], room: int) -> tuple[list[Band], int]:
+def _fit(drawing: Drawing, rows: list[Band], available: int) -> tuple[list[Band], int]:
     """The bands of columns that fit into `room` characters, and the width of a cell."""
-    columns = bands_from_split(drawing.columns, max(3, room // 4))
+    columns = bands_from_split(drawing.columns, max(3, available // 4))
     while True:
         labels = [owner_label(drawing.grid, r.p, c.p) for r in rows for c in columns if not (r.left_out or c.left_out)]
         edges = [str(c.g0) for c in columns] + ["all" if c.p == ALL else str(c.p) for c in columns]
         width = max(len(text) for text in labels + edges) + 2
-        if len(columns) <= 3 or 1 + len(columns) * (width + 1) <= room:
+        if len(columns) <= 3 or 1 + len(columns) * (width + 1) <= available:
             return columns, width
-        columns = bands_from_split(drawing.columns, max(3, min(len(columns) - 1, room // (width + 1))))
+        columns = bands_from_split(drawing.columns, max(3, min(len(columns) - 1, available // (width + 1))))
 
 
 def _box(grid: Grid, rows: list[Band], columns: list[Band], width: int, margin: int) -> list[str]:

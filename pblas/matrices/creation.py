@@ -52,29 +52,29 @@ class Creation:
             DTypeError: a dtype that pblas does not multiply.
         """
         verb, by_function, backend = "from_global", callable(array), self.runtime.backend
-        here = not by_function and (root is None or root == self.runtime.rank)
-        source, found = None, -1
+        has_array = not by_function and (root is None or root == self.runtime.rank)
+        source, dtype_index = None, -1
         self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
             if by_function or dtype is not None:
-                found = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
-            if here:
+                dtype_index = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
+            if has_array:
                 source = self._checked_matrix(verb, array)
                 if dtype is None:
-                    found = DTYPES.index(checked_dtype(verb, source.dtype))
+                    dtype_index = DTYPES.index(checked_dtype(verb, source.dtype))
                 else:
-                    _check_conversion(verb, source.dtype, DTYPES[found])
+                    _check_conversion(verb, source.dtype, DTYPES[dtype_index])
                 if source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
                         f"{verb}: the array is {shape}, the descriptor says {desc.m} x {desc.n}; make them agree"
                     )
-        known = found >= 0 and (root is None or by_function or dtype is not None)
+        known = dtype_index >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
-        arguments["dtype"] = DTYPES[found].name if known else "the array's"
-        largest = self.runtime.agree(verb, arguments, maxima=(found, self.runtime.nelements(desc)))
+        arguments["dtype"] = DTYPES[dtype_index].name if known else "the array's"
+        largest = self.runtime.agree(verb, arguments, maxima=(dtype_index, self.runtime.nelements(desc)))
         local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
         if source is not None:
             source = backend.reading(source)
@@ -210,11 +210,11 @@ class Creation:
         verb = "from_global: evaluate the function"
 
         def checked(i: Array, j: Array) -> Array:
-            given = entries(i, j)
-            found = np.asarray(given)
-            what = f"from_global: the function of the indices returned {type(given).__name__}"
-            _check_conversion(what, found.dtype, local.dtype)
-            return found
+            value = entries(i, j)
+            block = np.asarray(value)
+            what = f"from_global: the function of the indices returned {type(value).__name__}"
+            _check_conversion(what, block.dtype, local.dtype)
+            return block
 
         with self.runtime.local_step(verb):
             try:
@@ -231,15 +231,15 @@ class Creation:
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
         try:
-            found = self.runtime.backend.as_array(array)
+            matrix = self.runtime.backend.as_array(array)
         except errors.ArgumentError as caught:
             raise errors.ArgumentError(f"{verb}: {caught}") from None
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
-        if array is None or found.ndim != 2:
-            got = "None" if array is None else f"an array of {found.ndim} dimension{'s' if found.ndim != 1 else ''}"
+        if array is None or matrix.ndim != 2:
+            got = "None" if array is None else f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
             raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
-        return found
+        return matrix
 
     def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
         """Raise LayoutError or ArgumentError unless an array can be this rank's part under a descriptor."""

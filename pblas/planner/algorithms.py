@@ -101,11 +101,11 @@ def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = 
 
 def candidates(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
     """The algorithms that are compared; arguments as of `choose_algorithm`."""
-    found = _all_candidates(plan, count, topology)
+    algorithms = _all_candidates(plan, count, topology)
     return (
-        found
+        algorithms
         if plan.queue is None
-        else [algorithm for algorithm in found if algorithm.kind in _LEAVING_ROOM[plan.name]]
+        else [algorithm for algorithm in algorithms if algorithm.kind in _LEAVING_ROOM[plan.name]]
     )
 
 
@@ -191,14 +191,14 @@ def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
     ([(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)], [(1,), (1, 1)])
     """
     few = lines < _FEW_TILES * TILE
-    found: set[tuple[int, ...]] = {(1,)}
+    cuts: set[tuple[int, ...]] = {(1,)}
     for height in (TILE, TILE // 2)[: 1 + few]:
         tiles = lines // height
         for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
-            found |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
+            cuts |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
     if few:  # pieces of half tiles may be those of whole ones
-        found = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in found}
-    return sorted(found, key=lambda weights: (len(weights), weights))
+        cuts = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in cuts}
+    return sorted(cuts, key=lambda weights: (len(weights), weights))
 
 
 def _alike(pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

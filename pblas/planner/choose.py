@@ -116,28 +116,30 @@ def choose(
     'SummaC'
     """
     orders = a.order + b.order + d.order
-    here = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
+    context = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
     if memory_nbytes is None and hardware is None:  # else the algorithm, of which times are known, counts for what fits
-        return here.complete(_remembered(dtype, a, b, d, replace(here, known=None), strict=strict))
-    return here.complete(_best(dtype, a, b, d, here, strict=strict))
+        return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
+    return context.complete(_best(dtype, a, b, d, context, strict=strict))
 
 
 def _best(
-    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, here: PlanningContext, *, strict: bool
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
 ) -> ProductPlan:
     """What `choose` returns, before it is completed."""
-    nprocs, topology = here.nprocs, here.topology
+    nprocs, topology = context.nprocs, context.topology
     conforming = list(one_dimensional(dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
-    fitting = [plan for plan in running if here.fits(plan)]
+    fitting = [plan for plan in running if context.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
-    if best is None or (best.max_received_nbytes and not strict and here.transport != "push" and _cost(best) > _LITTLE):
-        found = misfits(a, b, d)
-        if strict and found and not conforming:
-            raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(found)}")
+    if best is None or (
+        best.max_received_nbytes and not strict and context.transport != "push" and _cost(best) > _LITTLE
+    ):
+        nonconforming = misfits(a, b, d)
+        if strict and nonconforming and not conforming:
+            raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
         spreads = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
         product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
-        best = _general(here, product, found, best, [] if fitting else list(running), strict=strict)
+        best = _general(context, product, nonconforming, best, [] if fitting else list(running), strict=strict)
     return best
 
 
@@ -145,7 +147,7 @@ _remembered = lru_cache(_LAYOUTS)(_best)
 
 
 def _general(
-    here: PlanningContext,
+    context: PlanningContext,
     product: Product,
     misfits_: tuple[str, ...],
     best: ProductPlan | None,
@@ -156,7 +158,7 @@ def _general(
     """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks.
 
     Args:
-        here: what all plans have in common (global).
+        context: the settings that all compared plans share (global).
         product: with placements (global).
         misfits_: what does not conform (global).
         best: what has been found among one-dimensional plans (global).
@@ -165,13 +167,13 @@ def _general(
     """
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
-    if best is not None and here.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
-        best = _quicker(here, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _MARGIN * cost])
+    if best is not None and context.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
+        best = _quicker(context, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _MARGIN * cost])
     for plan in on_grids(product, misfits_):
         if cost <= good:
             break
         if (other := _cost(plan, most)) < most:
-            if here.fits(plan):
+            if context.fits(plan):
                 best, cost, most = plan, other, other
             else:
                 large.append(plan)
@@ -181,30 +183,30 @@ def _general(
     if not strict and cost > good:
         for plan in over_all_ranks(product, misfits_, most / product.itemsize):
             if (other := _cost(plan, most)) < most:
-                if not here.fits(plan):
+                if not context.fits(plan):
                     large.append(plan)
                     continue
                 best, most = plan, other
                 if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
                     break
-    return _with_memory(here, best, large)
+    return _with_memory(context, best, large)
 
 
-def _with_memory(here: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
+def _with_memory(context: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
     """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
     if best is None:
-        return min(large, key=lambda plan: needed_nbytes(here.complete(plan)))
-    if large and here.memory_nbytes is None:
+        return min(large, key=lambda plan: needed_nbytes(context.complete(plan)))
+    if large and context.memory_nbytes is None:
         cheapest = min(large, key=_cost)
         return cheapest if _TOO_DEAR * _cost(cheapest) < _cost(best) else best
     return best
 
 
-def _quicker(here: PlanningContext, plan: ProductPlan, shortlist: list[Summa]) -> ProductPlan:
+def _quicker(context: PlanningContext, plan: ProductPlan, shortlist: list[Summa]) -> ProductPlan:
     """The plan, or the one of its shortlist that takes much less time."""
-    fitting = list(filter(here.fits, shortlist))
-    quickest = min(fitting, key=here.seconds, default=plan)
-    return quickest if here.seconds(quickest) < _QUICKER * here.seconds(plan) else plan
+    fitting = list(filter(context.fits, shortlist))
+    quickest = min(fitting, key=context.seconds, default=plan)
+    return quickest if context.seconds(quickest) < _QUICKER * context.seconds(plan) else plan
 
 
 def _is_thin(plan: ProductPlan) -> bool:
@@ -292,12 +294,12 @@ def _distributions(desc: MatrixDescriptor, nprocs: int) -> list[Distribution]:
     """Every way to read a descriptor as a one-dimensional layout over all ranks; none for a truly 2D one."""
     if desc.is_replicated and desc.nprocs == nprocs:
         return [Distribution("all")]
-    found = []
+    distributions = []
     if desc.is_row_wise:
-        found.append(Distribution("rows", _owned(desc.rows)))
+        distributions.append(Distribution("rows", _owned(desc.rows)))
     if desc.is_column_wise:
-        found.append(Distribution("columns", _owned(desc.columns)))
-    return found
+        distributions.append(Distribution("columns", _owned(desc.columns)))
+    return distributions
 
 
 def _owned(split: Split) -> Split:
@@ -322,16 +324,18 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
     """The rows of the decision table that serve a product, cheapest kind first."""
     for transposed, p in ((False, product), (True, product.T)):
         rows = p.d.along("rows")
-        moved, other = ("A", "B") if transposed else ("B", "A")
+        gathered, other = ("A", "B") if transposed else ("B", "A")
         line = "column" if transposed else "row"
         if rows is not None and (p.a.axis == "all" or _alike(p.a.along("rows"), rows)):
             have = "is replicated" if p.a.axis == "all" else f"has the {line}s that D has"
             if p.b.axis == "all":
-                yield LocalGemm(product, f"op({other}) {have} on each rank, op({moved}) is replicated", transposed)
+                yield LocalGemm(product, f"op({other}) {have} on each rank, op({gathered}) is replicated", transposed)
             elif p.nprocs == 1:
                 yield LocalGemm(product, "there is one rank", transposed)
             else:
-                why = f"op({other}) {have} on each rank, op({moved}) is {p.b if not transposed else p.b.T}: gather it"
+                why = (
+                    f"op({other}) {have} on each rank, op({gathered}) is {p.b if not transposed else p.b.T}: gather it"
+                )
                 yield AllGatherGemm(product, why, transposed)
     if product.d.axis == "all" and product.a.axis == product.b.axis == "all":
         yield LocalGemm(product, "everything is replicated")

@@ -102,10 +102,10 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, al
         for _ in range(parts):
             arrived += COPY_US + shard / parts / COPY_RATE
             arrivals.append((arrived, lines // parts))
-    end = behind = 0.0
+    end = remaining = 0.0
     for when, count in reversed(arrivals):
-        behind += _rounds(rows, count)
-        end = max(end, when + max(behind + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
+        remaining += _rounds(rows, count)
+        end = max(end, when + max(remaining + _LAST_ROUND, _LEAST_TILE) * _tile_us(k))
     return _TILES_US + end
 
 
@@ -148,7 +148,7 @@ def _in_storing_order(
         round_us: of a round, a whole one at least, behind some of which is told of what it stores.
         gathers: whether sums are stored at all ranks.
     """
-    end, told, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
+    end, signalled, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
     for sent, own in _storing_order(len(parts), gathers=gathers):
         made = stored = 0.0
         if sent is not None:
@@ -156,10 +156,10 @@ def _in_storing_order(
         if own is not None:
             made += made_us * parts[own].rounds
             stored += gathers * stored_us * parts[own].lines
-            end = max(end, told[own])
+            end = max(end, signalled[own])
         end += max(made, stored) + _BESIDE_STORES * min(made, stored)
         if sent is not None:
-            told.append(end + signal_latency_us)
+            signalled.append(end + signal_latency_us)
         if own is not None and gathers:
             rate = _COLLECTED_RATE if own < len(parts) - 1 else _SUM_RATE / 2
             copied = stored_us * _STORED_RATE * parts[own].lines / rate
@@ -254,7 +254,7 @@ class _Part(NamedTuple):
     @staticmethod
     def of(lines: list[int], rows: int) -> _Part:
         """Of a piece of which the ranks have so many lines."""
-        return _Part(sum(lines) / len(lines), sum(_rounds(rows, each) for each in lines) / len(lines))
+        return _Part(sum(lines) / len(lines), sum(_rounds(rows, count) for count in lines) / len(lines))
 
 
 def _rounds(rows: int, columns: int) -> float:

@@ -117,8 +117,10 @@ def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int
     def fits(sizes: tuple[int, int, int]) -> bool:
         return memory_nbytes is None or _memory_nbytes(product, sizes) <= memory_nbytes
 
-    found = list(triples(product.nprocs))
-    fitting = [sizes for sizes in found if fits(sizes)] or [min(found, key=lambda s: _memory_nbytes(product, s))]
+    candidates = list(triples(product.nprocs))
+    fitting = [sizes for sizes in candidates if fits(sizes)] or [
+        min(candidates, key=lambda s: _memory_nbytes(product, s))
+    ]
     return min(fitting, key=lambda sizes: (least_received(product, sizes), sizes[2], sum(sizes), sizes))
 
 
@@ -135,16 +137,16 @@ def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tu
     They conform as ScaLAPACK's would without redistribution: one grid, rows of op(A) as rows of D, columns of op(B) as
     columns of D, and blocks of K alike.
     """
-    found = []
+    sentences = []
     for name, x in (("op(A)", a), ("op(B)", b)):
         if x.grid != d.grid:
-            found.append(f"{name} lies on {_grid(x)}, D on {_grid(d)}")
-    for line, name, mine, other in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
-        if mine.nprocs == other.nprocs and not mine.alike(other):
-            found.append(f"{line}: {name} has {_blocks(mine)}, D has {_blocks(other)}")
+            sentences.append(f"{name} is on {_grid(x)}, D on {_grid(d)}")
+    for line, name, operand, result in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
+        if operand.nprocs == result.nprocs and not operand.alike(result):
+            sentences.append(f"{line}: {name} has {_blocks(operand)}, D has {_blocks(result)}")
     if not _cut_alike(a.columns, b.rows):
-        found.append(f"k: op(A) has {_blocks(a.columns)}, op(B) has {_blocks(b.rows)}")
-    return tuple(found)
+        sentences.append(f"k: op(A) has {_blocks(a.columns)}, op(B) has {_blocks(b.rows)}")
+    return tuple(sentences)
 
 
 def _cut_alike(first: Split, second: Split) -> bool:
@@ -168,13 +170,13 @@ def _whole(n: int) -> Split:
     return Split(n, max(1, n), 1)
 
 
-def _options(parts: int, natural: Split, *given: Split) -> list[Split]:
+def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
     """Ways to split a dimension over `parts` coordinates: as given matrices do, else evenly."""
-    found: list[Split] = []
-    for split in (*given, natural):
-        if split.nprocs == parts and not any(split.alike(other) for other in found):
-            found.append(split)
-    return found
+    options: list[Split] = []
+    for split in (*splits, natural):
+        if split.nprocs == parts and not any(split.alike(other) for other in options):
+            options.append(split)
+    return options
 
 
 def _homes(product: Product, layers: int) -> Iterator[Placement | None]:

@@ -1,1 +1,1 @@
-"""Plans: what a collective operation will move and compute, as values; integers only, the same on every rank."""
+"""Plans: values that describe the data movement and the GEMMs of an operation; integers only, equal on every rank."""

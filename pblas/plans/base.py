@@ -1,4 +1,4 @@
-"""What every plan has: how many bytes move, what they need of memory, a text that explains it, a simulation.
+"""The base class of plans: bytes that move, memory that is needed, `explain` and `simulate`.
 
 A plan is one global value, made of integers: the same on every rank, comparable and printable. The plan of an operation
 is a frozen dataclass that derives from `Plan`. It has the fields, or properties, `why`, `dtype`, `nprocs` and
@@ -23,7 +23,7 @@ Transport = Literal["shared", "message", "mixed", "push"]
 
 
 class Plan(ABC):
-    """What a collective operation will move and compute, as a value. `print(plan)` explains it."""
+    """The data movement and computation of a collective operation, as a value. `print(plan)` explains it."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Plan(ABC):
         def transport(self) -> Transport:
             """How the ranks reach each other (global)."""
 
-    # What each plan says of itself
+    # Each plan defines these
 
     @property
     @abstractmethod
@@ -70,11 +70,11 @@ class Plan(ABC):
 
     @abstractmethod
     def moves(self) -> str:
-        """One sentence: what travels where."""
+        """One sentence: which data moves to which ranks."""
 
     @abstractmethod
     def extreme_ranks(self) -> set[int]:
-        """Ranks among which those are that receive, send and hold most."""
+        """A few ranks that include those that receive, send and hold most."""
 
     @abstractmethod
     def title(self) -> str:
@@ -82,10 +82,10 @@ class Plan(ABC):
 
     @abstractmethod
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """Lines of `explain`: what each matrix is, and what else is given."""
+        """Lines of `explain`: the distribution of each matrix, and other arguments."""
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """Lines of `explain`: how data moves, if it does."""
+        """Lines of `explain`: how data moves; none if nothing moves."""
         return iter(())
 
     @property
@@ -95,13 +95,13 @@ class Plan(ABC):
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of operands and results on a rank."""
-        raise AssertionError(f"a plan that is simulated counts its own, of rank {rank} too")
+        raise AssertionError(f"a plan that is simulated defines this, rank {rank} asked")
 
     def sent_elements(self, rank: int) -> int:
         """Elements that `rank` sends, or that others read in its memory (each counted once for each reader)."""
-        raise AssertionError(f"a plan that is simulated counts its own, of rank {rank} too")
+        raise AssertionError(f"a plan that is simulated defines this, rank {rank} asked")
 
-    # What all plans have
+    # All plans share these
 
     @property
     def itemsize(self) -> int:
@@ -114,7 +114,7 @@ class Plan(ABC):
 
     @property
     def max_received_nbytes(self) -> int:
-        """Bytes that the busiest rank receives; of many ranks a few are looked at."""
+        """Bytes that the busiest rank receives: the maximum over `extreme_ranks`."""
         return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
 
     @property
@@ -125,7 +125,7 @@ class Plan(ABC):
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
 
-        A plan for windows uses them where the machine has them, and messages elsewhere.
+        A plan with shared-memory transport uses shared memory where the hardware has it, and messages elsewhere.
 
         Args:
             hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
@@ -151,7 +151,7 @@ class Plan(ABC):
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:
-        """What will move, why this plan, and how it compares with the lower bound; about ten lines."""
+        """Data movement, the reason for this plan, and received bytes against the lower bound; about ten lines."""
         received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
         ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
         lines = [

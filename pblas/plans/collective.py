@@ -1,4 +1,4 @@
-"""How a collective cuts its elements into parts and rounds, and which algorithm an all-reduce takes: integers only."""
+"""How a collective cuts its elements into shards and rounds, and the algorithm of an all-reduce; integers only."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Literal
 CollectiveAlgorithm = Literal["naive", "one_shot", "two_shot"]
 ALGORITHMS: tuple[CollectiveAlgorithm, ...] = ("naive", "one_shot", "two_shot")
 SLOT_NBYTES = 1 << 20
-"""What a rank lays out for others at a time: it shall still be in the caches when they read it."""
+"""Bytes that a rank lays out for its peers in one round: few enough to be in the caches when they read them."""
 MESSAGE_NBYTES = 8 << 20
-"""What a rank sends to others at a time, where nothing is laid out."""
+"""Bytes that a rank sends in one round of messages."""
 LARGE_NBYTES = 4 << 20
-"""From this size on, arrays in no window go from rank to rank of a node in messages too: MPI copies them once, straight
-from array to array, in place of copies into a window and out of it."""
+"""From this size on, arrays outside shared memory travel in messages within a node too. MPI then copies them once, from
+array to array. Shared memory would take two copies, in and out."""
 _LINE_NBYTES = 64
 
 _ONE_SHOT_NBYTES = {"shared": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
-"""Up to so many bytes of all ranks together each of them adds everything, which saves a round of waiting; measured with
-2 and 4 ranks on 2 cores of an Intel Xeon, float32, in processes that do nothing else. Arrays in the ranks' own memory
-go up to 2 MiB in one shot as fast as in two; those that lie in windows, and are read there in two shots, only up to
-this. On GPUs it is the limit where rows stay whole, which two shots normalise by a kernel more."""
+"""One shot up to so many bytes of all ranks together: each rank adds everything, which saves a round of waiting.
+Measured with 2 and 4 ranks on 2 cores of an Intel Xeon, float32. Arrays in private memory are as fast in one shot up to
+2 MiB, arrays in shared memory only up to this limit. On GPUs this is the limit where rows stay whole: there two shots
+take one more kernel, which normalises the rows."""
 
 APART_NBYTES = 512 << 10
-"""Up to so many bytes of a matrix whose tokens or sums travel, layers on CPUs are a collective and one product of each
-rank's own. By plans and so 2 ranks took, in us, float32, to gather 512 KiB 414 and 284, to scatter the sums of 512 KiB
-423 and 438, of 1 MiB 595 and 714, and for those that all get 618 and 543, 809 and 835; 4 ranks, on as many cores, 1335
-and 717, 831 and 758, 977 and 1136, 1146 and 1053, 1400 and 1447 (2 cores of an Intel Xeon)."""
+"""Layers on CPUs whose tokens or sums have up to so many bytes run a collective and one local GEMM, without a plan. By
+plans and so 2 ranks took, in us, float32, to gather 512 KiB 414 and 284, to scatter the sums of 512 KiB 423 and 438, of
+1 MiB 595 and 714, and for those that all get 618 and 543, 809 and 835; 4 ranks, on as many cores, 1335 and 717, 831 and
+758, 977 and 1136, 1146 and 1053, 1400 and 1447 (2 cores of an Intel Xeon)."""
 
 _FINISHED_NBYTES = 128 << 10
-"""The same on CPUs where an epilogue follows, which every rank then applies to everything. On 2 ranks 64 KiB with relu
-took 232 us in one shot and 286 in two, with gelu 492 and 413; of 256 KiB 269 and 264, 1008 and 639."""
+"""The limit of one shot on CPUs with an epilogue, which every rank then applies to all elements. On 2 ranks 64 KiB with
+relu took 232 us in one shot and 286 in two, with gelu 492 and 413; of 256 KiB 269 and 264, 1008 and 639."""
 
 _RECEIVED_NBYTES = 1 << 20
-"""On GPUs otherwise: so many bytes that each rank receives. One shot and two took, in us, bfloat16, on 2 H200 of 1 MiB
-6.3 and 7.1, of 2 MiB 11.0 and 10.6; on 4 H200 of 128 KiB 5.7 and 6.5, of 256 KiB 6.9 and 6.7, of 512 KiB 9.3 and 8.2
-(`benchmarks/gpu/allreduce.py`)."""
+"""The limit of one shot on GPUs where rows need not stay whole: bytes that each rank receives. One shot and two took,
+in us, bfloat16, on 2 H200 of 1 MiB 6.3 and 7.1, of 2 MiB 11.0 and 10.6; on 4 H200 of 128 KiB 5.7 and 6.5, of 256 KiB
+6.9 and 6.7, of 512 KiB 9.3 and 8.2 (`benchmarks/gpu/allreduce.py`)."""
 
 
 def choose(
     nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False, finished: bool = False
 ) -> CollectiveAlgorithm:
-    """The algorithm of an all-reduce that leaves it open.
+    """The algorithm of an all-reduce with algorithm="auto".
 
     Args:
         nbytes: of one rank's array (global).
         nprocs: ranks (global).
         transport: "shared" or "message", of the plans of this context; "gpus" that reach each other (global).
-        nunits: parts in which the array can be cut: rows, if they must stay whole (global).
-        whole: whether they must (global).
-        finished: whether an epilogue follows (global).
+        nunits: units that the array can be cut into: rows, if rows must stay whole (global).
+        whole: whether rows must stay whole (global).
+        finished: whether there is an epilogue (global).
 
     >>> choose(4096, 4, "shared", 1024), choose(1 << 20, 4, "shared", 1 << 18), choose(1 << 20, 4, "shared", 3)
     ('one_shot', 'two_shot', 'one_shot')
@@ -65,23 +65,23 @@ def choose(
 
 @lru_cache(1024)
 def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
-    """Where the shares of n elements begin, as even as whole units allow, and n.
+    """The first element of each share of n elements, as even as whole units allow, followed by n.
 
     >>> shares(10, 3, 1), shares(10, 3, 4)
     ((0, 4, 7, 10), (0, 4, 8, 10))
     """
-    quotient, rest = divmod(-(-n // unit), nparts)
-    return tuple(min(n, unit * (i * quotient + min(i, rest))) for i in range(nparts + 1))
+    quotient, remainder = divmod(-(-n // unit), nparts)
+    return tuple(min(n, unit * (i * quotient + min(i, remainder))) for i in range(nparts + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Parts of a flat array, one for each rank, of which at most `width` elements each are moved in one round.
+    """A flat array cut into one shard for each rank; a round moves at most `width` elements of each shard.
 
     Args:
-        bounds: where the parts begin, and where the last one ends (global).
+        bounds: the first element of each shard, and the end of the last one (global).
         width: elements (global).
-        whole: every rank has all elements as its part; `bounds` are then 0 and their number (global).
+        whole: every rank's shard is the whole array; `bounds` are then 0 and the number of elements (global).
 
     >>> rounds = Rounds((0, 4, 7), 3)
     >>> len(rounds), [rounds.piece(0, i) for i in range(2)], rounds.piece(1, 1)
@@ -99,18 +99,18 @@ class Rounds:
         return max(1, -(-largest // self.width))
 
     def part(self, rank: int) -> tuple[int, int]:
-        """First element of a rank's part, and the one after its last."""
+        """First element of a rank's shard, and one past its last."""
         place = 0 if self.whole else rank
         return self.bounds[place], self.bounds[place + 1]
 
     def piece(self, rank: int, number: int) -> tuple[int, int]:
-        """The same of what is moved of it in one round."""
+        """First element of the piece of a rank's shard that one round moves, and one past its last."""
         start, stop = self.part(rank)
         first = min(start + number * self.width, stop)
         return first, min(first + self.width, stop)
 
     def place(self, rank: int) -> int:
-        """Where that lies in a slot, in elements."""
+        """Offset of that piece in a slot, in elements."""
         return 0 if self.whole else rank * self.width
 
     @property
@@ -120,16 +120,16 @@ class Rounds:
 
 
 def aligned(itemsize: int) -> int:
-    """Elements of a cache line: ranks that write side by side should not share one."""
+    """Elements of a cache line: neighbouring ranks should not write to the same one."""
     return max(1, _LINE_NBYTES // itemsize)
 
 
 def width_of(nparts: int, itemsize: int, unit: int, *, by_messages: bool = False) -> int:
-    """Elements of each of `nparts` parts that are moved together: whole units, at least one."""
+    """Elements of each of `nparts` shards that one round moves: whole units, at least one."""
     nbytes = MESSAGE_NBYTES if by_messages else SLOT_NBYTES
     return max(1, nbytes // itemsize // nparts // unit) * unit
 
 
 def goes_by_messages(nbytes: int, *, shared: bool) -> bool:
-    """Whether arrays of so many bytes that lie in no window are sent, also within a node, or laid out there."""
+    """Whether arrays of so many bytes outside shared memory travel in messages, also within a node."""
     return not shared or nbytes >= LARGE_NBYTES

@@ -1,7 +1,6 @@
 """Plans of layouts that are split along one dimension, or along none: gather, reduce-scatter, all-reduce, multiply.
 
-Each is written for one orientation (`pblas.plans.plan`): what is said of columns of D holds for its rows where
-`transposed`.
+Each plan is written for one orientation (`pblas.plans.plan`): with `transposed`, "columns of D" means its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pblas.plans.partition import HALF_TILE, LINES, backwards, cuts, flat_share,
 from pblas.plans.plan import Finishes, ProductPlan
 
 _TMA_NBYTES = 16
-_MOST_TILED = 16  # ranks whose parts of a GEMM one kernel takes
+_MOST_TILED = 16  # ranks whose lines one GEMM kernel takes
 _MOST_BY_PACKETS = 1 << 20  # bytes of all shards: docs/decisions/0019-ll-packets.md
 
 
@@ -32,7 +31,7 @@ class GatherStep:
 
 @dataclass(frozen=True, slots=True)
 class ReduceStep:
-    """Contribute to columns c0..c1 of the part of D that rank `owner` owns; if that is this rank, finish them."""
+    """Contribute to columns c0..c1 of the shard of D that rank `owner` owns; the owner itself completes them."""
 
     owner: int
     piece: int
@@ -42,7 +41,7 @@ class ReduceStep:
 
 @dataclass(frozen=True, slots=True)
 class LocalGemm(ProductPlan):
-    """Every rank multiplies what it has: one rank, or what would be gathered is replicated."""
+    """Every rank multiplies local operands: there is one rank, or the operand to gather is replicated."""
 
     name: ClassVar[str] = "LocalGemm"
     travels: ClassVar[bool] = False
@@ -115,9 +114,9 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def goes_by_packets(self) -> bool:
-        """Whether a kernel that moves all shards sends them as packs, and waits for those of all ranks itself.
+        """Whether one kernel sends all shards as LL packets, and waits for the packets of all ranks.
 
-        It has many CTAs, which leave no room for what waits in other queues, and every rank gets everything.
+        The kernel has many CTAs, which would block kernels that wait in other queues, and it sends to every rank.
         """
         ranks, p = range(self.product.nprocs), self.oriented
         few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS
@@ -149,14 +148,14 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def finishes(self) -> Finishes:
-        """Several GEMMs add to D where the shards are along K, or come one by one."""
+        """Several GEMMs add to D if the shards are along K, or arrive one by one."""
         return "sum" if self.along_k or self.transport != "push" else ""
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces in flight, all of them without overlap; in a window at most a copy of the own shard."""
+        """Two pieces in flight, or all of them without overlap; with shared memory at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
-        if self.transport == "push":  # all shards, in two parities; 16-bit sums over shards of K in 32 bits
+        if self.transport == "push":  # all shards, double-buffered; 16-bit sums over shards of K in 32 bits
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.itemsize == 2 else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
@@ -172,23 +171,23 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def unfit_for_tiles(self) -> str:
-        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
         p = self.oriented
         assert p.d.split is not None, "AllGatherGemm splits D"
         if self.along_k:
-            return "takes whole products, these are sums over the shards of k"
+            return "cannot add over shards of k"
         rows, lines = _counts(p.d.split), _counts(self.shards)
         return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
 
     def moves(self) -> str:
-        """The gathered operand, and along what it is split."""
+        """The gathered operand, and the dimension that it is split along."""
         what = "k" if self.along_k else "m" if self.transposed else "n"
         return f"op({self.gathered}) to all ranks, by shards along {what}; each is multiplied as it arrives"
 
 
 @dataclass(frozen=True, slots=True)
 class GemmReduceScatter(ProductPlan):
-    """K is split: every rank forms partial products of all columns of D, which their owners add in a fixed order.
+    """K is split: every rank forms partial products of all columns of D, which the owners of D add in a fixed order.
 
     The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
 
@@ -271,13 +270,13 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def borders(self) -> list[list[int]]:
-        """For each owner, where the pieces of its lines begin that the push transport moves, and their number."""
+        """For each owner, the borders of the pieces of its lines that the push transport moves."""
         weights = self.algorithm.groups if self.algorithm is not None and self.algorithm.is_one_kernel else (1,)
         return [cuts(self.shards.count(r), weights, self.unit) for r in range(self.product.nprocs)]
 
     @property
     def unit(self) -> int:
-        """Lines on multiples of which pieces are cut: half tiles, if one kernel makes them and ranks have that many."""
+        """Pieces start on multiples of so many lines: half tiles if one kernel forms them and ranks have enough."""
         algorithm = self.algorithm
         if algorithm is None or not algorithm.is_one_kernel:
             return LINES
@@ -291,13 +290,13 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces going out, two coming in, and the own part if beta is not 0; in a window one partial product.
+        """Two pieces out, two in, and the own shard if beta is not 0; with shared memory one partial product.
 
-        16-bit matrices are added in 32 bits, which takes the own part in that width.
+        16-bit matrices are added in 32 bits, so that the own shard takes that width.
         """
         product, largest = self.oriented, self.shards.max_count
         widened, width = product.itemsize == 2, max(product.itemsize, 4)
-        if self.transport == "push":  # slots in two parities, and the own partial product
+        if self.transport == "push":  # slots, double-buffered, and the own partial product
             return 2 * product.nprocs * padded(width * self.slot_elements) + width * product.m * product.n
         columns = largest
         if self.transport != "message":
@@ -308,13 +307,13 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def unfit_for_tiles(self) -> str:
-        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
         p, shards = self.oriented, self.oriented.d.split
         if self.wire:
-            return f"adds partial products in the dtype of D, these travel as {self.wire}"
-        alone = [p.a.axis == "all", p.b.axis == "all"]  # operands of which a rank takes its part of K
+            return f"adds partial products in the dtype of D, not in {self.wire}"
+        alone = [p.a.axis == "all", p.b.axis == "all"]  # replicated operands: a rank takes its shard along K
         if (any(alone) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
-            return "takes lines that lie together, here are ranks with several blocks of them"
+            return "needs one block of lines per rank, some ranks have several"
         lines, inner = {p.n} if shards is None else _counts(shards) | {p.n}, _counts(self.inner)
         left, right = (inner | {p.k} if whole else inner for whole in alone)
         return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
@@ -349,7 +348,7 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns of what a rank adds, in any number of chunks."""
+        """Rows and columns that a rank adds, in any number of chunks."""
         return self.oriented.m, -(-self.oriented.n // self.product.nprocs)
 
     @property
@@ -403,7 +402,7 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def workspace_nbytes(self) -> int:
-        """As a reduce-scatter; pushed, also the results of the others in two parities, and what they pull."""
+        """As a reduce-scatter; pushed, also the peers' results, double-buffered, and the lines that peers pull."""
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.algorithm is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
@@ -467,24 +466,24 @@ class GemmAllReduce(GemmReduceScatter):
 
 
 def _counts(split: Split) -> set[int]:
-    """How many lines ranks have that have any."""
+    """The numbers of lines of ranks, without 0."""
     return {split.count(rank) for rank in range(min(split.nprocs, _MOST_TILED))} - {0}
 
 
 def _is_scattered(split: Split) -> bool:
-    """Whether some rank has blocks with others' between them."""
+    """Whether some rank has several blocks, with blocks of other ranks between them."""
     return split.nblocks > split.nprocs > 1
 
 
 def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> str:
-    """The same for operands and a result of such parts, as far as sizes say: TMA moves 16 bytes of a line at a time."""
+    """The same for operands and a result of such extents: TMA moves 16 bytes of a line at a time."""
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:
-        return f"takes 16-bit matrices, these are {p.dtype}"
+        return f"needs 16-bit matrices, not {p.dtype}"
     if p.nprocs > _MOST_TILED:
-        return f"takes the parts of {_MOST_TILED} ranks at most"
+        return f"serves {_MOST_TILED} ranks at most"
     lengths = [extents for shape in shapes for extents in shape]
     if orders:
         lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]
     odd = next((length for length in sorted(set().union(*lengths)) if length * p.itemsize % _TMA_NBYTES), None)
-    return "" if odd is None else f"takes lines of whole {_TMA_NBYTES} bytes, here are some of {odd} elements"
+    return "" if odd is None else f"needs lines of a multiple of {_TMA_NBYTES} bytes, some have {odd} elements"

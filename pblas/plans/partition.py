@@ -1,4 +1,4 @@
-"""How lines are cut into pieces, who sums which of them, and in which order ranks are visited."""
+"""The partition of lines into pieces, each rank's share of a piece, and the order in which ranks visit their peers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from itertools import accumulate, pairwise
 MAX_PIECES = 8
 """Pieces of a GemmAllReduce at most, with the push transport."""
 LINES, HALF_TILE = 8, 128
-"""Pieces are cut on multiples of so many lines: 16 bytes of a 16-bit row, or the rows of a multiprocessor's tile."""
+"""Pieces start on multiples of LINES (16 bytes of a 16-bit row) or HALF_TILE (rows of a multiprocessor's tile)
+lines."""
 _BALANCED_K = 2560
-"""Of shorter products an all-reduce's copies take 1.5 times as long as they do (16 bits, H200, NVLink)."""
+"""Below this K the copies of an all-reduce take 1.5 times as long as its GEMM (16 bits, H200, NVLink)."""
 
 
 def padded(nbytes: int) -> int:
@@ -47,27 +48,27 @@ def cuts(lines: int, weights: tuple[int, ...], unit: int = LINES) -> list[int]:
 
 
 def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> tuple[int, int]:
-    """The lines of a piece that `owner` sums: nearly as many as others do, on multiples of `unit` lines.
+    """The lines of a piece that `owner` sums: an even share, on multiples of `unit` lines.
 
-    Who has more of one piece has no more of the next, until all have had more.
+    Ranks take turns with the larger shares: a rank gets a second one after all ranks have had one.
 
     >>> [share(0, 40, r, 4) for r in range(4)], [share(40, 90, r, 4) for r in range(4)]
     ([(0, 16), (16, 24), (24, 32), (32, 40)], [(40, 48), (48, 64), (64, 80), (80, 90)])
     """
-    each, more = divmod(-(-(stop - start) // unit), nprocs)
-    first = start // unit % nprocs  # of those who have more: `more` of them, round the ranks
+    quotient, more = divmod(-(-(stop - start) // unit), nprocs)
+    first = start // unit % nprocs  # the first of the `more` ranks with larger shares, modulo nprocs
     over = max(first + more - nprocs, 0)
 
     def border(rank: int) -> int:
-        found = each * rank + min(rank, over) + min(max(rank - first, 0), more - over)
-        return min(start + unit * found, stop)
+        units = quotient * rank + min(rank, over) + min(max(rank - first, 0), more - over)
+        return min(start + unit * units, stop)
 
     return border(owner), border(owner + 1)
 
 
 @lru_cache(256)
 def shares(lines: int, weights: tuple[int, ...], nprocs: int, unit: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each piece, the lines that each rank sums; the planner asks for the same ones again and again.
+    """For each piece, the lines that each rank sums; cached, as the planner asks for the same ones often.
 
     >>> shares(40, (1, 1), 2, 8)
     (((0, 8), (8, 16)), ((16, 32), (32, 40)))
@@ -88,15 +89,15 @@ def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
 
 
 def ahead(nprocs: int, count: int, k: int) -> int:
-    """Peers whose parts of the next piece come before the own lines of a piece, if its sums are copied to all.
+    """Peers whose lines of the next piece are formed before the own lines of a piece, if all ranks get its sums.
 
-    Behind all of them the sums leave later than they could, by which 8 ranks lose 1 to 6 % where the product takes as
-    long as the copies. Where it takes less, sums that leave early keep parts from leaving, and 8 ranks lose 1 to 9 % by
-    that (docs/decisions/0011-tile-signals.md).
+    With all peers first, the sums leave late: 8 ranks lose 1 to 6 % where the GEMM takes as long as the copies. Where
+    the GEMM takes less, early sums delay the partial products, and 8 ranks lose 1 to 9 %
+    (docs/decisions/0011-tile-signals.md).
 
     Args:
         nprocs: ranks.
-        count: pieces; the more there are, the less time each part takes.
+        count: pieces; the more pieces, the less time each share takes.
         k: inner length of this rank's product.
 
     >>> [ahead(nprocs, 2, 4096) for nprocs in (2, 4, 8, 16)], ahead(8, 4, 4096), ahead(8, 4, 2048)
@@ -106,7 +107,7 @@ def ahead(nprocs: int, count: int, k: int) -> int:
 
 
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
-    """The other ranks, from the previous one back: the order in which they reach what `rank` has or has computed.
+    """The other ranks, from the previous one back: the order in which they read the shard of `rank`, or its sums.
 
     >>> list(backwards(2, 4))
     [1, 0, 3]

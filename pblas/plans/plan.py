@@ -1,6 +1,6 @@
-"""Plans of products: what they will move and multiply, as values.
+"""Plans of products: values that describe data movement and GEMMs.
 
-`plan.steps(rank)` yields what one rank does, lazily. All sizes below are those of the *logical* product
+`plan.steps(rank)` yields the steps of one rank, lazily. All sizes below are those of the *logical* product
 D = op(A) op(B), with op(A) m x k, op(B) k x n and D m x n; storage order and transposition are settled in the local
 GEMM.
 
@@ -28,14 +28,14 @@ Finishes = Literal["", "sum", "reduction"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What the planner has to know of a machine; agreed once per context.
+    """The properties of a machine that the planner needs; agreed once per context.
 
     Args:
         ranks_per_node: ranks that share a node's memory (global).
         shared: whether ranks of one node, of any, read each other's memory (global).
         push: data is pushed into the workspaces of peers, as on GPUs (global).
-        gpus: matrices lie on GPUs, where only what is pushed and general plans run (global).
-        tiles: a GEMM's tiles can wait for what they multiply, one by one (global).
+        gpus: matrices are in GPU memory; only pushed and general plans run there (global).
+        tiles: a GEMM kernel has tile signals: each tile waits for its operands (global).
     """
 
     ranks_per_node: int = 1
@@ -46,11 +46,11 @@ class Topology:
 
     @property
     def runs_one_dimensional(self) -> bool:
-        """Whether plans that gather, or reduce, shards of one dimension run: on GPUs they are pushed only."""
+        """Whether one-dimensional plans that move data run: on GPUs they need the push transport."""
         return self.push or not self.gpus
 
     def transport(self, nprocs: int) -> Transport:
-        """How the ranks reach each other: in the window of one node, by messages, by both, or by pushing only."""
+        """How the ranks reach each other: shared memory of one node, messages, both, or pushing."""
         if self.push:
             return "push"
         if not self.shared:
@@ -63,7 +63,7 @@ class Distribution:
     """How a logical matrix is spread over the ranks: split along one axis, held whole by every rank, or over a grid.
 
     Args:
-        axis: along which it is split; "all": every rank has the whole of it; "grid": as `placement` says (global).
+        axis: along which it is split; "all": every rank has all of it; "grid": as `placement` says (global).
         split: along that axis (global).
         placement: of axis "grid" (global).
 
@@ -82,7 +82,7 @@ class Distribution:
         return Distribution(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
 
     def along(self, axis: Axis) -> Split | None:
-        """The split along an axis, None when every rank has the whole of it."""
+        """The split along an axis, None when every rank has all of it."""
         return self.split if self.axis == axis else None
 
     def nelements(self, rank: int, m: int, n: int) -> int:
@@ -160,16 +160,16 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How a plan of the push transport moves its data, and in which portions it multiplies: `pblas.schedules`.
+    """How a plan of the push transport moves its data, and how it cuts its GEMM: see `pblas.schedules`.
 
     Args:
         kind: "copy_engine": copy engines move shards beside several GEMMs. "sm_push": the multiprocessors move all
-            shards, before or after one GEMM. "tile_signals": one GEMM, each tile of which waits for the copy that it
+            shards, before or after one GEMM. "tile_signals": one GEMM; each tile waits for the copy that it
             needs. "fused_stores": the one GEMM of a reduction stores its tiles at the peers. "one-shot": one kernel
             reduces, after one GEMM. "two-shot": one kernel reduces the last piece after the last GEMM, and copies
             move the pieces before it (global).
         groups: shards that each GEMM takes; the first is a rank's own. Of a GemmAllReduce: the relative sizes of the
-            pieces. Of a GemmReduceScatter in one kernel: the relative sizes of the pieces of each part. Of an
+            pieces. Of a GemmReduceScatter in one kernel: the relative sizes of the pieces of each shard. Of an
             AllGatherGemm by tile signals: into how many pieces the first, the second, ... shard that arrives is cut;
             1 for shards that are not listed (global).
     """
@@ -179,12 +179,12 @@ class Algorithm:
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel multiplies all portions, and waits for what they need."""
+        """Whether one kernel multiplies everything, and waits for its operands."""
         return self.kind in ("tile_signals", "fused_stores")
 
     @property
     def short(self) -> str:
-        """In a word, which `read` takes back.
+        """A short name, which `read` parses.
 
         >>> Algorithm("copy_engine", (1, 1, 2)).short, Algorithm("one-shot").short, Algorithm.read("tile_signals:1,2")
         ('copy_engine:1,1,2', 'one-shot', Algorithm(kind='tile_signals', groups=(1, 2)))
@@ -194,30 +194,30 @@ class Algorithm:
 
     @staticmethod
     def read(text: str) -> Algorithm:
-        """The way back from `short`.
+        """The algorithm whose `short` is this text.
 
         Raises:
-            ValueError: it was not made by `short`.
+            ValueError: no algorithm has that name.
         """
         name, _, groups = text.partition(":")
-        kinds: dict[str, AlgorithmKind] = {each: each for each in get_args(AlgorithmKind)}
+        kinds: dict[str, AlgorithmKind] = {kind: kind for kind in get_args(AlgorithmKind)}
         if name not in kinds:
             raise ValueError(f"{text!r}: an algorithm is {', '.join(kinds)}, with integers as in copy_engine:1,1,2")
         return Algorithm(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
 
     def __str__(self) -> str:
         if self.kind == "copy_engine":
-            return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} parts"
+            return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} shards"
         if self.kind == "sm_push":
             return "one GEMM, and one kernel that moves all shards"
         parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
         if self.kind == "fused_stores":
-            return f"one GEMM of one kernel, which stores partial products at the peers while it multiplies{parts}"
+            return f"one GEMM kernel, which stores its tiles in the memory of the peers{parts}"
         if self.kind == "tile_signals":
-            return f"copy engines, beside a GEMM of one kernel whose tiles wait and are waited for{parts}"
+            return f"copy engines, beside one GEMM kernel with tile signals{parts}"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
-            return f"copy engines, beside GEMMs over {parts} parts, the last of which one {self.kind} kernel reduces"
+            return f"copy engines, beside GEMMs over pieces {parts}; one {self.kind} kernel reduces the last"
         return f"one GEMM, and one {self.kind} kernel"
 
 
@@ -229,29 +229,29 @@ Times = tuple[tuple[Algorithm, float], ...]
 
 @dataclass(frozen=True, slots=True)
 class ProductPlan(Plan):
-    """What every plan of a product has. `transposed`, `left`, `right` and `result`: see the module's text.
+    """The fields that every plan of a product has; the module's docstring explains `transposed`.
 
     Args:
         product: the product in the user's orientation (global).
         why: the rule that chose this plan (global).
         transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
-        chunks: parts in which each shard moves (global).
+        chunks: pieces in which each shard moves (global).
         transport: "shared" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
             where data is pushed into workspaces (global).
         overlap: whether data moves while the GEMM runs (global).
         algorithm: how it moves, with the push transport only (global).
-        gpus: the matrices lie on GPUs (global).
+        gpus: the matrices are in GPU memory (global).
         measured: times of algorithms on this machine, if they were measured (global).
         queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
-        tiles: the GPUs have a kernel whose tiles wait for what they multiply (global).
+        tiles: all GPUs run the pblas GEMM kernel with tile signals (global).
         orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
-        wire: dtype of partial products that travel, if it is another one, likewise (global).
+        wire: dtype in which partial products travel if it is not D's, with the push transport only (global).
     """
 
     travels: ClassVar[bool] = True
-    """Whether data moves in parts, and with the push transport by an algorithm."""
+    """Whether data moves in pieces, and with the push transport by an algorithm."""
     is_pushed: ClassVar[bool] = True
-    """Whether the push transport runs it; else it reads what it needs where peers have it."""
+    """Whether the push transport runs it; else each rank reads its peers' operands in place."""
     replicates: ClassVar[bool] = False
     """Whether every rank gets all sums of partial products."""
 
@@ -271,7 +271,7 @@ class ProductPlan(Plan):
 
     @property
     def oriented(self) -> Product:
-        """The product in the orientation that the steps speak of."""
+        """The product in the orientation of the steps."""
         return self.product.T if self.transposed else self.product
 
     @property
@@ -320,12 +320,12 @@ class ProductPlan(Plan):
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """(what the rank with most has of it, the whole) of the dimensions that are cut."""
+        """(largest share of a rank, extent) of each dimension that is cut."""
         return ()
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns of what moves in chunks of columns."""
+        """Rows and columns of the shard that moves in chunks of columns."""
         return 0, 0
 
     def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - others look at it
@@ -333,7 +333,7 @@ class ProductPlan(Plan):
         return self.transposed
 
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
-        """Elements that `rank` sends; nothing where each plan does not say more."""
+        """Elements that `rank` sends; plans that move data override it."""
         return 0
 
     def operands_nbytes(self, rank: int) -> int:
@@ -344,24 +344,24 @@ class ProductPlan(Plan):
 
     @property
     def unfit_for_tiles(self) -> str:
-        """Why the kernel whose tiles wait cannot multiply this; "" if it can."""
+        """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
         raise AssertionError("only plans that are pushed are asked")
 
     @property
     def finishes(self) -> Finishes:
-        """Where elements of D are rounded outside a GEMM, and an epilogue is applied to them first; "": nowhere."""
+        """Where D is rounded outside a GEMM, so that an epilogue comes first; "": nowhere."""
         return ""
 
     def extreme_ranks(self) -> set[int]:
-        """Ranks among which the largest and smallest shards are: around the first block, the last, the grid's end."""
-        found = {0, self.product.nprocs - 1}
+        """Ranks that include the largest and smallest shards: around the first block, the last, the grid's end."""
+        ranks = {0, self.product.nprocs - 1}
         for spread in (self.product.a, self.product.b, self.product.d):
             split = spread.split
             if split is not None:
                 last = split.src + max(split.nblocks - 1, 0)
                 around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
-                found |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
-        return found
+                ranks |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
+        return ranks
 
     def title(self) -> str:
         """The product and its sizes."""
@@ -376,33 +376,33 @@ class ProductPlan(Plan):
         yield "D", f"{p.m} x {p.n}, {p.d}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """When data moves, by which algorithm and why that one, with whose kernels, and beside what."""
+        """How and when data moves, by which algorithm and why, which GEMM multiplies, and the queue."""
         if self.algorithm is not None:
-            yield "when", f"through the workspaces of the peers, {self.algorithm}"
+            yield "transfer", f"through the workspaces of the peers, {self.algorithm}"
         elif self.max_received_nbytes:
             mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
             if self.transport == "shared":
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
-            yield "when", f"{mode}, {self._how()}"
+            yield "transfer", f"{mode}, {self._how()}"
         yield from self._reasons()
 
     def _how(self) -> str:
-        """In what parts data moves, and in what order."""
+        """Into how many chunks shards are cut, and the order of the peers."""
         return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
-        """A line that says whether the algorithm was measured or estimated to be the fastest, if there is one."""
+        """The lines algorithm, gemm and queue, where they apply."""
         if self.algorithm is not None:
             times = ", ".join(f"{algorithm.short} {1e6 * seconds:.1f} us" for algorithm, seconds in self.measured)
             was_measured = any(algorithm == self.algorithm for algorithm, _ in self.measured)
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
             if self.queue is not None:
-                why += " of those on which waiting leaves room for other kernels"
+                why += ", among those that leave multiprocessors to other queues"
             yield "algorithm", f"{self.algorithm.short}, {why}"
         if self.algorithm is not None and self.gpus and not self.tiles:
-            yield "kernels", "of libraries: that of pblas is for Hopper, which not all of these GPUs are"
+            yield "gemm", "cuBLASLt (the pblas kernel needs Hopper on every GPU)"
         elif self.algorithm is not None and self.tiles and self.unfit_for_tiles:
-            yield "kernels", f"of libraries: that of pblas {self.unfit_for_tiles}"
+            yield "gemm", f"cuBLASLt (the pblas kernel {self.unfit_for_tiles})"
         if self.queue is not None:
             beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
             yield "queue", f"{self.queue}: executions run {beside}"

@@ -1,4 +1,4 @@
-"""The plan of a redistribution: what will move, as a value; integers only, the same on every rank."""
+"""The plan of a redistribution, as a value; integers only, the same on every rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, Transport
 
 _ASK_ALL = 1024
-"""Up to so many ranks the busiest is found by asking all."""
+"""With up to so many ranks, all of them are examined for the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedistributionPlan(Plan):
     """B = alpha op(A) + beta B, for any two distributions of one matrix.
 
-    Every rank receives what it needs and does not have, once, straight from a rank that has it.
+    Every rank receives each element that it needs and does not have once, directly from a rank that has it.
 
     Args:
         a: distribution of A (global).
@@ -40,8 +40,8 @@ class RedistributionPlan(Plan):
     0
     """
 
-    name: ClassVar[str] = "Relayout"
-    why: ClassVar[str] = "each rank receives what it needs and does not have, from a rank that has it"
+    name: ClassVar[str] = "RedistributionPlan"
+    why: ClassVar[str] = "each rank receives only elements that it lacks, directly from a rank that has them"
 
     a: MatrixDescriptor
     b: MatrixDescriptor
@@ -60,7 +60,7 @@ class RedistributionPlan(Plan):
 
     @property
     def target(self) -> Placement:
-        """Where they go."""
+        """Where the elements of B are."""
         return Placement.of(self.b)
 
     def received_elements(self, rank: int) -> int:
@@ -81,7 +81,7 @@ class RedistributionPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """What the busiest rank needs and does not have: no plan moves less between these layouts."""
+        """Elements that the busiest rank needs and does not have: no plan moves less between these layouts."""
         return max(map(self.received_elements, self.extreme_ranks()))
 
     @property
@@ -106,22 +106,22 @@ class RedistributionPlan(Plan):
         target = self.target
         if target.span <= _ASK_ALL:
             return set(range(target.span))
-        found = []
+        coordinates = []
         for split in (target.rows, target.columns):
             last = split.src + max(split.nblocks - 1, 0)
             around = (0, split.src, split.src + 1, last - 1, last, last + 1, split.nprocs - 1)
-            found.append({p % split.nprocs for p in around})
-        return {target.rank(r, c, z) for r in found[0] for c in found[1] for z in {0, target.copies - 1}}
+            coordinates.append({p % split.nprocs for p in around})
+        return {target.rank(r, c, z) for r in coordinates[0] for c in coordinates[1] for z in {0, target.copies - 1}}
 
     def moves(self) -> str:
         """How elements reach the ranks that need them."""
         if not self.lower_bound:
-            return "nothing: no rank needs what another has"
+            return "nothing: every rank has the elements that it needs"
         return {
             "shared": "read in place in the node's shared memory",
             "push": "read in place in the node's shared memory",
             "mixed": "read in place within a node, messages between nodes",
-            "message": "messages between those ranks that share elements",
+            "message": "messages between the ranks that share elements",
         }[self.transport]
 
     @property
@@ -137,8 +137,8 @@ class RedistributionPlan(Plan):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """How A and B are spread, and which elements of B are written."""
         yield "A", f"{_described(self.a)}, trans={self.trans!r}"
-        which = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
-        yield "B", f"{_described(self.b)}, {which}"
+        elements = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
+        yield "B", f"{_described(self.b)}, {elements}"
 
 
 def _described(desc: MatrixDescriptor) -> str:

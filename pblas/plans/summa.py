@@ -1,7 +1,8 @@
 """General products: each rank multiplies one cuboid M_i x N_j x K_l of an arrangement of p1 x p2 x p3 ranks.
 
-Panels of the operands travel straight from where the matrices lie to the ranks that multiply them, so that layouts need
-not conform: what a rank receives is what it needs and does not have. Each plan is named by the matrix that stays.
+Panels of the operands travel directly from the ranks that store them to the ranks that multiply them, so that layouts
+need not conform. A rank receives only elements that it needs and does not have. Each plan is named by the matrix that
+stays in place.
 
 Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3 > 1.
 """
@@ -21,11 +22,11 @@ from pblas.plans.plan import Distribution, ProductPlan
 PANEL = 512
 """Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
 _LEAST_PANEL = 128
-"""Blocks from this size on are multiplied as they lie: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
+"""Blocks from this size on are multiplied without packing: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
 _SPARE = 2
 """Memory for messages of one size is not joined for larger ones: of panels of two widths, up to twice what travels."""
 _ALL_RANKS = 32
-"""Up to so many ranks, the busiest is looked for among all of them."""
+"""With up to so many ranks, all of them are examined for the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Panel:
     Args:
         start: first index (global).
         stop: one past the last (global).
-        owner: coordinate in whose local order the two count; None: they count in all of the dimension (global).
+        owner: coordinate whose local indices the two are; None: they are global indices (global).
     """
 
     start: int
@@ -116,14 +117,14 @@ def placed(spread: Distribution) -> Placement:
 
 
 def column_of(place: Placement, c: int) -> Placement:
-    """What the ranks of column c of a placement hold, as a matrix of its own: their local columns."""
+    """The placement of the local columns of column c, as a matrix of their own."""
     count = place.columns.count(c)
     down, _, copy = place.strides
     return Placement(place.rows, Split(count, max(1, count), 1), (down, 1, copy), place.copies, place.rank(0, c, 0))
 
 
 def row_of(place: Placement, r: int) -> Placement:
-    """What the ranks of row r of a placement hold, as a matrix of its own: their local rows."""
+    """The placement of the local rows of row r, as a matrix of their own."""
     return column_of(place.T, r).T
 
 
@@ -178,23 +179,23 @@ def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summa(ProductPlan):
-    """What general plans have: which rank multiplies what, and where partial products are added.
+    """The fields of general plans: the cuboid of each rank, and the placement of the sums.
 
     Args:
         cuboids: the arrangement, in the plan's orientation (global).
         width: of a panel (global).
-        home: where partial products are added before D is sent to its ranks, in the plan's orientation; None: where D
-            lies (global).
-        misfits: what does not conform in the layouts, for `explain` (global).
+        home: where partial products are added before D is sent to its ranks, in the plan's orientation; None: in
+            D's placement (global).
+        misfits: why the layouts do not conform, for `explain` (global).
     """
 
     is_pushed: ClassVar[bool] = False
     by_owner: ClassVar[bool] = False
-    """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K."""
+    """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B)."""
     in_turn: ClassVar[bool] = False
     """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
     is_read_in_place: ClassVar[bool] = False
-    """Whether each panel lies in one piece on one rank."""
+    """Whether each panel is contiguous on one rank."""
 
     cuboids: Cuboids
     width: int = PANEL
@@ -203,7 +204,7 @@ class Summa(ProductPlan):
 
     @property
     def in_place(self) -> bool:
-        """Whether each rank multiplies straight into its part of D: no partial products."""
+        """Whether each rank multiplies directly into its shard of D: no partial products."""
         return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
 
     @property
@@ -227,7 +228,7 @@ class Summa(ProductPlan):
         return 1
 
     def received_elements(self, rank: int) -> int:
-        """What its cuboid needs of op(A) and op(B) and it does not have, and the partial products that it adds."""
+        """Elements of op(A) and op(B) that its cuboid needs and the rank does not have."""
         product_, cuboids = self.oriented, self.cuboids
         count = received_count(placed(product_.a), cuboids.a, rank)
         count += received_count(placed(product_.b), cuboids.b, rank)
@@ -243,17 +244,17 @@ class Summa(ProductPlan):
             return 0
         formed, d = self.cuboids.d, placed(self.oriented.d)
         m_loc, n_loc = self.sums.local_shape(rank)
-        count, at = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
-        if at is not None and self.cuboids.k.count(at[2]):  # what it formed itself does not travel
-            count -= m_loc * n_loc - received_count(formed.layer(at[2]), self.sums, rank)
+        count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
+        if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
+            count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
-        """Panels of an operand, what of them arrives and leaves in messages, a copy where peers could not read.
+        """Elements of panels of an operand, of their messages, and of a copy that peers can read.
 
         Args:
-            place: where the operand lies (global).
-            panels: elements of those that a rank holds at a time (global).
+            place: of the operand (global).
+            panels: elements of the panels that a rank holds at a time (global).
             arrives: elements in messages to a rank for which it has memory at most (global).
             leaves: the same in messages from it (global).
         """
@@ -265,10 +266,10 @@ class Summa(ProductPlan):
         return count
 
     def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
-        """Partial products of so many panels, their messages, and the sums where D does not lie, or is narrower.
+        """Bytes of partial products, of their messages, and of sums that are added outside D, or in a wider dtype.
 
         Args:
-            panels: held at a time (global).
+            panels: partial products held at a time (global).
             columns: of a partial product at most (global).
             own: columns of a panel that a rank adds at most (global).
         """
@@ -289,23 +290,23 @@ class Summa(ProductPlan):
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:
             return set(range(nprocs))
-        found = {0, nprocs - 1}
+        ranks = {0, nprocs - 1}
         places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
         for place in (*places, *(placed(x) for x in (self.oriented.a, self.oriented.b, self.oriented.d))):
             corners = [_around(split) for split in (place.rows, place.columns)]
             for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
-                found.add(place.rank(r, c, z))
-        return {rank for rank in found if rank < nprocs}
+                ranks.add(place.rank(r, c, z))
+        return {rank for rank in ranks if rank < nprocs}
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """How op(A), op(B) and D are spread, how the ranks are arranged, and what does not conform."""
+        """The distributions of op(A), op(B) and D, the arrangement of the ranks, and the misfits of the layouts."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         yield from ProductPlan.operand_lines(self)
         yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"
         yield from (("misfit", text) for text in self.misfits)
 
     def _how(self) -> str:
-        """As that of all plans."""
+        """The width of the panels."""
         return f"panels of {self.width}"
 
 
@@ -313,7 +314,7 @@ class Summa(ProductPlan):
 class SummaC(Summa):
     """D stays: panels of op(A) and op(B) along K arrive while the panels before them are multiplied.
 
-    With layers (p3 > 1) each forms the product over its part of K, and these are added where D lies.
+    With layers (p3 > 1) each layer forms the product over its share of K; the owners of D add these.
 
     >>> rows, columns = Split(8, 4, 2), Split(8, 4, 2)
     >>> place = Distribution("grid", None, Placement(rows, columns, (1, 2, 1)))
@@ -329,20 +330,20 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def panelled(self) -> int:
-        """A layer's part of K."""
+        """A layer's share of K."""
         return self.cuboids.k.max_count
 
     @property
     def panel_layers(self) -> int:
-        """Each layer has its part of K."""
+        """Each layer has its share of K."""
         return self.cuboids.k.nprocs
 
     @property
-    def by_owner(self) -> bool:  # type: ignore[override]  # others say so once for all
-        """Whether panels are cut from what one process column of op(A), and one row of op(B), have of K.
+    def by_owner(self) -> bool:  # type: ignore[override]  # a class attribute in the base
+        """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B).
 
-        Such panels lie in one piece, whatever the block size; that needs K cut alike in both, and parts that are deep
-        enough to be multiplied.
+        Such panels are contiguous, whatever the block size. That needs the same split of K in both operands, and shares
+        that are deep enough for a GEMM.
         """
         a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
         narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
@@ -353,8 +354,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         )
 
     @property
-    def is_read_in_place(self) -> bool:  # type: ignore[override]  # as above
-        """Whether each panel lies in one piece on one rank: rows of op(A) as those of D, columns of op(B) likewise."""
+    def is_read_in_place(self) -> bool:  # type: ignore[override]  # a class attribute in the base
+        """Whether each panel is contiguous on one rank: op(A) has the rows of D, and op(B) the columns of D."""
         (i, j, _), cuboids = self.cuboids.strides, self.cuboids
         a, b = placed(self.oriented.a), placed(self.oriented.b)
         return (
@@ -367,16 +368,16 @@ Panel(start=2, stop=4, owner=1)], 256)
         )
 
     @property
-    def in_turn(self) -> bool:  # type: ignore[override]  # as above
+    def in_turn(self) -> bool:  # type: ignore[override]  # a class attribute in the base
         """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
         return self.is_read_in_place and self.cuboids.k.nprocs == 1
 
     def first(self, rank: int) -> int:
-        """The owner whose panels a rank multiplies first; the others follow from it on.
+        """The owner whose panels a rank multiplies first; the next owners follow in order.
 
         On p x p ranks with p > 2 those of a row begin with different columns of op(A), and those of a column with
-        different rows of op(B), as in Cannon's algorithm. On 2 x 2 a rank begins with its own part of op(A), which two
-        of the four multiply with their own part of op(B).
+        different rows of op(B), as in Cannon's algorithm. On 2 x 2 a rank begins with its own shard of op(A), which
+        two of the four multiply with their own shard of op(B).
 
         Args:
             rank: the rank (local).
@@ -411,7 +412,7 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def cut_at(self) -> Split:
-        """The split of K at whose blocks panels end that go across owners."""
+        """The split of K at whose block borders panels end, where panels span owners."""
         splits = placed(self.oriented.a).columns, placed(self.oriented.b).rows
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.k)
@@ -420,8 +421,9 @@ Panel(start=2, stop=4, owner=1)], 256)
     def workspace_nbytes(self) -> int:
         """Two panels of each operand and their messages, and the partial product where it is added elsewhere.
 
-        Two panels arrive while three leave: a rank learns that one has left when it needs the next but one. All that
-        arrives is the rank's cuboid, all that leaves its part of the operand, once for each rank that multiplies it.
+        Two panels arrive while three leave: a rank learns that a panel has left when it needs the next but one. All
+        arriving panels together are the rank's cuboid. All leaving ones are its shard, once for each rank that
+        multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
         a, b, (p1, p2, _), inner = (
@@ -434,7 +436,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         arrives, leaves = min(2 * _SPARE * width, inner.max_count), 3 * _SPARE * width * self.cuboids.nlayers
         from_a = min(leaves, a.columns.max_count) * a.rows.max_count * p2
         from_b = min(leaves, b.rows.max_count) * b.columns.max_count * p1
-        if self.is_read_in_place:  # and sent as it lies
+        if self.is_read_in_place:  # and sent without packing
             from_a = from_b = 0
         count = self._panels_elements(a, 2 * width * rows, arrives * rows, from_a)
         count += self._panels_elements(b, 2 * width * columns, arrives * columns, from_b)
@@ -447,7 +449,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         text = "panels of op(A) and op(B) along k to the ranks of D's blocks"
         if self.in_place:
             return text
-        return f"{text}, then {'partial products' if self.cuboids.k.nprocs > 1 else 'the blocks'} to where D lies"
+        return f"{text}, then {'partial products' if self.cuboids.k.nprocs > 1 else 'the blocks'} to the owners of D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,24 +471,24 @@ class SummaA(Summa):
 
     @property
     def stays(self) -> bool:
-        """Whether op(A) lies where it is multiplied; else it is brought there first."""
+        """Whether every rank already has the op(A) that it multiplies; else it is redistributed first."""
         return same_place(placed(self.oriented.a), self.cuboids.a)
 
     def panels(self) -> Iterator[Panel]:
-        """Parts of N, in the order in which they are multiplied."""
+        """Panels of N, in the order in which they are multiplied."""
         for start, stop in cut(self.cut_at, 0, self.cuboids.n.n, self.width):
             yield Panel(start, stop)
 
     @property
     def cut_at(self) -> Split:
-        """The split of N at whose blocks panels end."""
+        """The split of N at whose block borders panels end."""
         splits = placed(self.oriented.b).columns, self.sums.columns
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it has to be brought."""
+        """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it moves."""
         rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
         a, b, n = placed(self.oriented.a), placed(self.oriented.b), self.oriented.n
         width, cuboids = min(self.width, n), self.cuboids
@@ -498,13 +500,13 @@ class SummaA(Summa):
         return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
 
     def moves(self) -> str:
-        """What stays, what arrives and what leaves."""
+        """The panels that arrive, and the partial products that leave."""
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
-        text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to where D lies"
+        text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to the owners of D"
         return text if self.stays else f"op({stays}) to its ranks, then {text}"
 
 
 def _around(split: Split) -> set[int]:
-    """Coordinates among which the largest and smallest shares are: around the first block, and the last."""
+    """Coordinates that include the largest and smallest shares: around the first block, and the last."""
     last = split.src + max(split.nblocks - 1, 0)
     return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}

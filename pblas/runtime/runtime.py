@@ -56,13 +56,13 @@ class Plans:
             key: of the call, which all ranks have agreed on (global).
             make: plans it; the result has a method `close`.
         """
-        found: Planned | None = self._plans.pop(key, None)
-        if found is None:
+        planned: Planned | None = self._plans.pop(key, None)
+        if planned is None:
             while len(self._plans) >= self._limit:
                 self._plans.popitem(last=False)[1].close()
-            found = make()
-        self._plans[key] = found
-        return found
+            planned = make()
+        self._plans[key] = planned
+        return planned
 
     def close(self) -> None:
         """Close all of them (local)."""
@@ -124,8 +124,8 @@ class Runtime:
     @property
     def topology(self) -> Topology:
         """Facts that the planner asks for (global)."""
-        at = self.backend
-        return Topology(at.ranks_per_node, at.shared, at.push, at.gpus, at.tiles)
+        backend = self.backend
+        return Topology(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles)
 
     def next_number(self) -> int:
         """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
@@ -228,8 +228,8 @@ class Runtime:
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)
-        found = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
-        return min(found, _COUNTABLE)  # what is more is more than there is
+        count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
+        return min(count, _COUNTABLE)  # what is more is more than there is
 
     def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
         """How this rank's part of a matrix lies in memory, for `empty` (local).
@@ -282,7 +282,7 @@ class _CollectiveSection(AbstractContextManager[None]):
     """What `Runtime.collective_section` returns; a generator in its place takes as long as a message."""
 
     def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[Exception], ...]) -> None:
-        self._runtime, self._verb, self._spared = runtime, verb, expected
+        self._runtime, self._verb, self._expected = runtime, verb, expected
         self._quiet = np.errstate(all="ignore")
 
     def __enter__(self) -> None:
@@ -292,7 +292,7 @@ class _CollectiveSection(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._quiet.__exit__(kind, caught, traceback)
-        if kind is not None and not issubclass(kind, self._spared):
+        if kind is not None and not issubclass(kind, self._expected):
             self._runtime.poison(f"{self._verb}: {kind.__name__} in the middle of it")
 
 
@@ -312,18 +312,18 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     >>> checked_dtype("zeros", "bfloat16")
     dtype(bfloat16)
     """
-    found: np.dtype[Any] | None
+    checked: np.dtype[Any] | None
     try:
-        found = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+        checked = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     except (TypeError, ValueError, SyntaxError):  # NumPy has several for what is no dtype
-        found = None
-    if found is None or found not in DTYPES:
+        checked = None
+    if checked is None or checked not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
         raise errors.DTypeError(
             f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64'), or a tensor with "
             f".double()"
         )
-    return found
+    return checked
 
 
 @lru_cache

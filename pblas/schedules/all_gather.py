@@ -12,12 +12,12 @@ from pblas.schedules.operations import PARTS, AllGather, Arrival, Block, Burst, 
 
 
 def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Shards to all ranks, and the GEMMs of what has come.
+    """Sends the own shard to all ranks, and multiplies shards as they arrive.
 
     Args:
-        program: what is added to.
+        program: the operations are appended to it.
         plan: with an algorithm (global).
-        rank: whose operations (local).
+        rank: the rank whose operations these are (local).
     """
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
@@ -26,13 +26,13 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     if algorithm.kind == "tile_signals":
         _gather_for_tiles(program, plan, rank)
         return
-    nothing = Block("shard", 0, 0)  # to ranks without rows of D goes the flag alone
+    nothing = Block("shard", 0, 0)  # ranks without rows of D get the flag alone
 
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
 
     if algorithm.kind == "sm_push":
-        # The shards go to all ranks, the own one to this rank's own workspace too, and one GEMM takes all of them.
+        # One kernel sends the shard to all ranks and to this rank's workspace; one GEMM multiplies all shards.
         peers, whole = tuple(send_order(rank, nprocs)), Block("gathered", 0, first[-1])
         if plan.goes_by_packets:
             program.add(AllGather("main", shard, whole))
@@ -56,7 +56,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Copies of pieces of shards, with a flag each; one GEMM of all of them, in the order in which they arrive."""
+    """Tile signals: copies of pieces of shards, each with a flag; one GEMM takes them in the order of arrival."""
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first, takes_part = shard_starts(plan), plan.takes_part(rank)
@@ -74,8 +74,10 @@ def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
             program.send("copy", [(peer, lines, place)], phase)
     arrivals = [Arrival(Block("shard", 0, counts[rank]))]
     for step, source in enumerate(receive_order(rank, nprocs)):
-        at = first[source]
-        arrivals += [Arrival(Block("gathered", at + a, at + b), source, phase) for phase, a, b in pieces(step, source)]
+        begin = first[source]
+        arrivals += [
+            Arrival(Block("gathered", begin + a, begin + b), source, phase) for phase, a, b in pieces(step, source)
+        ]
     full = tuple(arrival for arrival in arrivals if takes_part and len(arrival.operand))
     if full:
         program.add(GemmAsArriving("main", full))

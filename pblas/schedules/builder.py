@@ -1,7 +1,7 @@
-"""What schedules are made of: a list of operations, and the order in which ranks meet.
+"""Building schedules: a list of operations, and the order in which ranks visit their peers.
 
-Where the number of ranks is a power of two, rank q meets q^1, q^2, ..., q^(P-1): every step is a permutation of the
-ranks, and the first 1, 2, 4, ... of them with q itself hold consecutive shards. Other numbers of ranks rotate.
+If the number of ranks is a power of two, rank q visits q^1, q^2, ..., q^(P-1): every step is a permutation of the
+ranks, and q with the first 1, 3, 7, ... of them holds consecutive shards. Other numbers of ranks rotate.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def receive_order(rank: int, nprocs: int) -> Iterator[int]:
 
 
 def is_power_of_two(nprocs: int) -> bool:
-    """Whether ranks meet by exclusive or."""
+    """Whether ranks visit their peers by exclusive or."""
     return nprocs & (nprocs - 1) == 0
 
 
@@ -51,9 +51,9 @@ class Program:
         return len(self.ops) - 1
 
     def send(self, lane: Lane, puts: list[tuple[int, Block, Block]], phase: int, after: tuple[int, ...] = ()) -> None:
-        """Copies, and the signals of all of them behind the last; empty ones are left out, their signals are not.
+        """Append copies, and their signals after the last copy; empty copies are left out, their signals are not.
 
-        Every step of the copies is a permutation of the ranks, so that what is awaited together arrives together.
+        Every step of the copies is a permutation of the ranks, so that copies with one wait arrive together.
         """
         for peer, source, target in puts:
             if len(source):
@@ -70,7 +70,7 @@ def algorithm_of(plan: ProductPlan) -> Algorithm:
 
 
 def starts(counts: list[int]) -> list[int]:
-    """First line of each of some blocks that lie one after the other, and the end of the last.
+    """First line of each of some consecutive blocks, and the end of the last.
 
     >>> starts([3, 0, 2])
     [0, 3, 3, 5]
@@ -79,12 +79,12 @@ def starts(counts: list[int]) -> list[int]:
 
 
 def shard_starts(plan: AllGatherGemm | GemmReduceScatter) -> list[int]:
-    """The same of the shards of all ranks, or of their parts of D."""
+    """The same for the shards of all ranks: of the gathered operand, or of D."""
     return starts([plan.shards.count(rank) for rank in range(plan.product.nprocs)])
 
 
 def groups_of(order: list[int], sizes: tuple[int, ...]) -> list[list[int]]:
-    """An order of ranks cut into groups of these sizes."""
+    """A list of ranks cut into groups of these sizes."""
     return [order[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
 
 

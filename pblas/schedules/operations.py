@@ -1,4 +1,4 @@
-"""The operations of the push protocol: what a lane does to blocks of memory, in terms of `pblas.schedules.schedule`."""
+"""The operations of the push protocol, which lanes run on blocks of memory; see `pblas.schedules.schedule`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_PHASES = 2 * MAX_PIECES
 class Block:
     """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills.
 
-    Partial products lie in memory of the rank alone ("partial"), or in its workspace, where peers read them ("pulled").
+    Partial products are in private memory of the rank ("partial"), or in its workspace, where peers read them ("pulled").
     """
 
     buffer: Buffer
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """What all operations have.
+    """The base class of operations.
 
     Args:
         lane: the stream on which it runs.
@@ -69,7 +69,7 @@ class Put(Op):
 
 @dataclass(frozen=True, slots=True)
 class Signal(Op):
-    """Set the flags of this rank and `phase` at `peers`: what was put there on this lane before may be read."""
+    """Set the flags of this rank and `phase` at `peers`: they may read the earlier puts of this lane."""
 
     peers: tuple[int, ...]
     phase: int
@@ -118,7 +118,7 @@ class Multiply(Op):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Lines of the gathered matrix, and whose flag of which phase says that they are there; -1: they are the own."""
+    """Lines of the gathered matrix, and the rank and phase of the flag of their arrival; -1: own lines."""
 
     operand: Block
     source: int = -1
@@ -129,8 +129,8 @@ class Arrival:
 class GemmAsArriving(Op):
     """The GEMM of all lines, in this order; each waits for its flag, which is reset before the operation ends.
 
-    Where one kernel multiplies all of them, its tiles wait, and it resets the flags when the last has been seen: a peer
-    sets none of them again before it has a flag of this rank's next call.
+    If one kernel multiplies all lines, its tiles wait, and it resets the flags after it has seen the last. A peer sets
+    none of them again before it has a flag of this rank's next call.
     """
 
     arrivals: tuple[Arrival, ...]
@@ -180,11 +180,11 @@ class AllGather(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """Every rank's part of D := the partial products of all ranks, by one kernel that waits for its peers.
+    """Every rank's shard of D := the partial products of all ranks, by one kernel that waits for its peers.
 
     Args:
-        source: the own partial product, in which the parts lie in the order of their owners.
-        target: the own part of D.
+        source: the own partial product, in the order of the owners of its lines.
+        target: the own shard of D.
     """
 
     source: Block
@@ -195,7 +195,7 @@ class ReduceScatter(Op):
         return (self.source,)
 
     def writes(self) -> tuple[Block, ...]:
-        """The own part of D."""
+        """The own shard of D."""
         return (self.target,)
 
 
@@ -203,8 +203,8 @@ class ReduceScatter(Op):
 class AllReduce(Op):
     """D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
 
-    In one shot every rank sends all of its lines to all others; in two shots each reads its share of them in the
-    workspaces of all, and the others' sums there when all are formed, or sends the sums into D itself.
+    In one shot every rank sends all of its lines to all peers. In two shots each rank adds its share of the lines,
+    which it reads in the workspaces of all ranks. It then reads the peers' sums there, or the peers send them into D.
     """
 
     shots: Literal[1, 2]
@@ -223,7 +223,7 @@ class AllReduce(Op):
 
 @dataclass(frozen=True, slots=True)
 class CopyOut(Op):
-    """Finished lines that peers have put into the workspace, to D; or own ones of D to where peers get them."""
+    """Copy finished lines from the workspace, where peers have put them, to D; or own lines of D to the workspace."""
 
     source: Block
     target: Block
@@ -246,7 +246,7 @@ class Get(Op):
     target: Block
 
     def writes(self) -> tuple[Block, ...]:
-        """D; what is read is the peer's."""
+        """D; the source is in the peer's memory."""
         return (self.target,)
 
 
@@ -267,13 +267,12 @@ class Strip:
 
     Args:
         lines: of the partial product.
-        phase: of the flags that say that partial products of these lines are in the owner's slots; those of sums are of
-            the next.
-        puts: where they are stored as they are made, each with such a flag behind it: by the owner, in the memory of
-            all peers; none: they stay here.
-        target: the own lines of D; of another rank's there are none here.
-        parts: slots that are added to the own lines, in this order, when their flags are there, which are reset.
-        offered: where in the workspace the own lines are stored too, for all peers to get.
+        phase: of the flags of partial products of these lines in the owner's slots; flags of sums have the next phase.
+        puts: copies that the kernel stores as it forms the lines, each followed by its flag; the owner stores sums in
+            the memory of all peers; none: the lines stay on this rank.
+        target: the own lines of D; None for lines of another rank.
+        parts: slots that are added to the own lines, in this order, each after its flag, which is reset.
+        offered: block of the workspace that also gets the own lines, for all peers to read.
     """
 
     lines: Block
@@ -285,27 +284,27 @@ class Strip:
 
     @property
     def tells(self) -> int:
-        """Phase of the flags behind what it puts."""
+        """Phase of the flags that follow its puts."""
         return self.phase if self.target is None else self.phase + 1
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTile(Op):
-    """Hold a lane until strip `number` of the GemmReduce beside it is made."""
+    """Hold a lane until the concurrent GemmReduce has formed strip `number`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class GemmReduce(Op):
-    """Partial products go to the owners of their lines; D := the own lines, to which what peers have sent is added.
+    """Send partial products to the owners of their lines; D := the own lines + the peers' partial products of them.
 
-    Where one kernel multiplies, lanes beside it wait until it says that strips are there, and tiles of own lines add
-    what has come before they become lines of D.
+    If one kernel multiplies, concurrent lanes wait for its signals of finished strips, and the tiles of own lines add
+    the peers' partial products before they are stored in D.
 
     Args:
-        strips: in the order in which they are made.
-        beside: what other lanes do meanwhile, in issue order.
+        strips: in the order in which they are formed.
+        beside: concurrent operations of other lanes, in issue order.
     """
 
     strips: tuple[Strip, ...]

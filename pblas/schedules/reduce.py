@@ -1,4 +1,4 @@
-"""The schedules of a GemmReduceScatter and a GemmAllReduce: partial products go to those who add them."""
+"""The schedules of a GemmReduceScatter and a GemmAllReduce: partial products go to the ranks that add them."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from pblas.schedules.operations import (
 
 
 def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) -> None:
-    """Partial products to the owners of their lines, and the sums of the own ones.
+    """Send partial products to the owners of their lines, and add those of the own lines.
 
     Args:
-        program: what is added to.
+        program: the operations are appended to it.
         plan: with an algorithm (global).
-        rank: whose operations (local).
+        rank: the rank whose operations these are (local).
     """
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
@@ -81,7 +81,7 @@ def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) ->
 
 
 def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
-    """The pieces into which each owner's part of D is cut, so that less is left to send when the last is formed."""
+    """The pieces of each owner's shard of D: with pieces, less is left to send after the last GEMM step."""
     borders, sources = plan.borders, list(adds(plan, rank))
     first, contributes = starts([inner[-1] for inner in borders]), plan.contributes(rank)
     for i in range(len(algorithm_of(plan).groups)):
@@ -97,7 +97,7 @@ def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
 def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
     """The other ranks whose partial products `owner` adds, in the order in which it adds them.
 
-    The plan's; where tiles wait for them, that in which they arrive.
+    It is the plan's order; in one kernel with tile signals it is the order of arrival.
     """
     if not algorithm_of(plan).is_one_kernel:
         return plan.sources(owner)
@@ -109,13 +109,13 @@ class _Piece:
     """A piece of D that the ranks share, as one of them sees it.
 
     Args:
-        phase: of the flags of partial products; those of sums are of the next.
-        sent: for every rank, this one too, the lines of the partial product and the slot that they go to.
+        phase: of the flags of partial products; flags of sums have the next phase.
+        sent: for every rank, this one too, the lines of the partial product and their slot at that rank.
         parts: slots that are added to the own lines, in this order.
         target: the own lines of D.
-        offered: where peers get their sums, if they do.
-        puts: by which they get them, if it is not they who copy.
-        collects: how those of the peers come to D meanwhile, if they do.
+        offered: block of the workspace where peers read the own sums, if they do.
+        puts: copies of the own sums to the peers, if this rank sends them.
+        collects: concurrent operations that bring the peers' sums to D, if there are any.
     """
 
     phase: int
@@ -130,9 +130,9 @@ class _Piece:
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
     """One GEMM of some pieces of D, and the sums of the own lines of each.
 
-    Own lines come behind what the next piece sends, or behind some of it: meanwhile the parts that are added to them
-    arrive. If these are stored by tiles, which tell of it a round later, and the sums likewise, own lines come behind
-    two pieces, the second of which the kernel may form among them.
+    Own lines are formed after all or some of the lines that the next piece sends, while the peers' partial products
+    arrive. With fused stores the signals come a round later, those of sums too. Own lines are then formed after two
+    pieces; the kernel may interleave them with the second.
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
@@ -143,14 +143,14 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     begin = 0
     for number, piece in enumerate(pieces, 1):
         end = number * len(peers) + soon
-        for lines, each in groupby(sent[begin:end], itemgetter(0)):
-            made.send(lines, tuple(peer for _, peer in each))
+        for lines, entries in groupby(sent[begin:end], itemgetter(0)):
+            made.send(lines, tuple(peer for _, peer in entries))
         made.add(piece)
         begin = end
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
-        if unheard:  # sums may go to their D, so these have begun too
+        if unheard:  # sums may go to the D of these peers, so they must have begun this call
             program.add(Wait("main", piece.phase, unheard))
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)
@@ -161,21 +161,21 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
 
 
 class _Strips:
-    """What a GemmReduce makes, in order, and what goes on beside it."""
+    """The strips of a GemmReduce, in order, and its concurrent operations."""
 
     def __init__(self, program: Program, rank: int, peers: tuple[int, ...], algorithm: Algorithm) -> None:
-        self._program, self._rank, self._peers, self._road = program, rank, peers, algorithm
+        self._program, self._rank, self._peers, self._algorithm = program, rank, peers, algorithm
         self.strips: list[Strip] = []
         self.beside: list[Op] = []
 
     def send(self, piece: _Piece, peers: tuple[int, ...]) -> None:
-        """What a piece has for some peers."""
+        """Add the lines of a piece for some peers."""
         lines = {to[0]: to for to in piece.sent if len(to[1])}
         silent = tuple(peer for peer in peers if peer not in lines)
         if silent:
             self._program.add(Signal("main", silent, piece.phase))
         for peer, source, slot in (lines[peer] for peer in peers if peer in lines):
-            if self._road.kind == "fused_stores":
+            if self._algorithm.kind == "fused_stores":
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 put = Put("copy", peer, source, slot)
@@ -183,7 +183,7 @@ class _Strips:
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
-        """The own lines of a piece, and those that peers have formed."""
+        """Add the own lines of a piece, and the operations that collect the peers' sums."""
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
             if piece.collects:
@@ -194,7 +194,7 @@ class _Strips:
         self.beside += piece.collects
 
     def _made(self) -> WaitTile:
-        """Waits for the strip that comes next."""
+        """A wait for the next strip."""
         return WaitTile("copy", len(self.strips))
 
 
@@ -210,7 +210,7 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
 
 
 def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
-    """Partial products to those who add a share of them, and the sums to all; arguments as of `gemm_reduce_scatter`."""
+    """Send partial products to the ranks that add them, and sums to all ranks; arguments as `gemm_reduce_scatter`."""
     algorithm, n = algorithm_of(plan), plan.oriented.n
     if algorithm.kind == "one-shot":
         assert len(algorithm.groups) == 1, "one shot takes all of D"
@@ -219,8 +219,8 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
             program.add(Multiply("main", target=whole))
         program.add(AllReduce("main", 1, whole, Block("result", 0, n)))
         return
-    # All but copies is on the main lane, between GEMMs: beside them sums took five times as long, and waits held
-    # multiprocessors that GEMMs want (docs/decisions/0008-all-reduces-by-pieces.md).
+    # All operations but copies are on the main lane, between GEMMs: concurrent with a GEMM, sums take five times as
+    # long, and waits hold multiprocessors (docs/decisions/0008-all-reduces-by-pieces.md).
     pieces, copied = _Pieces(program, plan, rank), len(plan.copied_pieces)
     if algorithm.kind == "fused_stores":
         pieces.reduce_by_stores(copied)
@@ -254,7 +254,7 @@ class _Pieces:
         self._everybody = tuple(receive_order(rank, self._nprocs))
 
     def _seat(self, piece: int, owner: int, source: int) -> Block:
-        """Where the lines of a piece that `owner` sums lie in its slot for `source`: behind those of earlier pieces."""
+        """The block of the owner's lines of a piece in its slot for `source`, after those of earlier pieces."""
         before = sum(stop - start for start, stop in (self._shares[i][owner] for i in range(piece)))
         start, stop = self._shares[piece][owner]
         return Block("slots", before, before + stop - start, source)
@@ -267,12 +267,12 @@ class _Pieces:
         return (self._program.add(Multiply("main", target=Block(buffer, start, stop))),)
 
     def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
-        found = []
+        puts = []
         for peer in peers:
             start, stop = self._shares[piece][peer]
             source = Block("partial", start, stop if self._contributes else start)
-            found.append((peer, source, self._seat(piece, peer, self._rank)))
-        return found
+            puts.append((peer, source, self._seat(piece, peer, self._rank)))
+        return puts
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
         block = self._shares[piece][self._rank]
@@ -281,7 +281,7 @@ class _Pieces:
         ]
 
     def _slots(self, piece: int) -> list[Block]:
-        """What the own share of a piece is the sum of, beside the own partial product."""
+        """The slots with the peers' partial products of the own share of a piece."""
         return [self._seat(piece, self._rank, source) for source in adds(self._plan, self._rank)]
 
     def _sum(self, piece: int) -> int:
@@ -295,7 +295,7 @@ class _Pieces:
         return self._program.add(Sum("main", parts, own, Block("result", start, stop)))
 
     def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
-        """Send the partial products of a piece to their owners, beside the next GEMM."""
+        """Send the partial products of a piece to their owners, during the next GEMM."""
         self._program.send(
             "copy", self._parts(piece, send_order(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied
         )
@@ -305,9 +305,9 @@ class _Pieces:
         self._program.send("copy", self._sums(piece), 2 * piece + RESULTS, (self._sum(piece),))
 
     def reduce_by_tiles(self, count: int) -> None:
-        """Form all pieces by one kernel, which adds the own shares; copies beside it bring those of the others.
+        """Form all pieces by one kernel, which adds the own shares; concurrent copies bring the peers' shares.
 
-        Another kernel gets those of the last piece: no GEMM is left that the multiprocessors would be taken from.
+        A second kernel gets the peers' shares of the last piece: no GEMM is left that needs the multiprocessors.
         """
         last, peers = count - 1, tuple(send_order(self._rank, self._nprocs))
         pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
@@ -318,8 +318,8 @@ class _Pieces:
             self._program.add(Gets("main", gets))
 
     def reduce_by_stores(self, count: int) -> None:
-        """Form all pieces by one kernel, which stores parts at their owners, and the own sums at all ranks."""
-        pieces, behind = list[_Piece](), list[int]()
+        """Form all pieces by one kernel, which stores partial products at their owners, and own sums at all ranks."""
+        pieces, collected_last = list[_Piece](), list[int]()
         for number in range(count):
             piece = self._piece(number)
             if len(piece.target):
@@ -329,10 +329,10 @@ class _Pieces:
             if piece.puts and number < count - 1:
                 piece = replace(piece, collects=tuple(self._collects(number, "copy")))
             else:
-                behind.append(number)
+                collected_last.append(number)
             pieces.append(piece)
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        for number in behind:
+        for number in collected_last:
             self.collect(number)
 
     def _offering(self, number: int, *, last: bool) -> _Piece:
@@ -354,14 +354,14 @@ class _Pieces:
         self._program.add(Signal("main", tuple(send_order(self._rank, self._nprocs)), piece.phase + 1))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
-        """Copies of the finished lines of the others to D, from where they were made."""
+        """Copies of the peers' finished lines from their workspaces to D."""
         for peer in self._everybody:
             block = self._shares[piece][peer]
             if block[0] < block[1]:
                 yield Get(lane, peer, Block("results", *block), Block("result", *block))
 
     def all_reduce(self, piece: int) -> None:
-        """The last piece, by a kernel: no GEMM is left that the multiprocessors would be taken from."""
+        """Reduce the last piece by a kernel: no GEMM is left that needs the multiprocessors."""
         lines = self._cut[piece]
         phase = 2 * piece + PARTS
         self._program.add(AllReduce("main", 2, Block("pulled", *lines), Block("result", *lines), phase))

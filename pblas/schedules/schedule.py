@@ -1,16 +1,16 @@
-"""The push protocol: what one rank does in one execution of a plan, in order, on lanes.
+"""The push protocol: the operations of one rank in one execution of a plan, in issue order, on lanes.
 
-A lane is a stream: its operations run one after the other, lanes run beside each other, and `after` names operations of
-other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the `Signal`
-behind it on the same lane says so; the peer's `Wait` waits for the flag and resets it. Only all-reduces pull: in two
-shots a kernel reads partial products in the workspaces of the peers, and by tiles `Get` and `Gets` copy finished lines
-from there. Reading the operations in issue order, one at a time, is a valid execution too, which is how CPUs run them.
+A lane is a stream: its operations run one after the other. Lanes run concurrently; `after` names operations of
+other lanes that must have finished. Data is pushed: `Put` copies a block into a peer's workspace, and the next `Signal`
+on the same lane sets the peer's flag. The peer's `Wait` waits for the flag and resets it. Only all-reduces pull: in two
+shots a kernel reads partial products in the workspaces of the peers, and with tile signals `Get` and `Gets` copy
+finished lines from there. The operations one at a time, in issue order, are a valid execution too; CPUs run them so.
 
-The workspace has two parities that alternate from call to call, so that no call starts with a barrier: a rank writes
-into parity e % 2 of a peer in call e, which the peer has left behind when it finished call e - 2, and the flag that the
-peer sent in call e - 1 proves that. Hence every rank sends and awaits a flag of every peer in every call, also when
-there is nothing to send. Its own half a rank may write when it has itself finished call e - 2: it has awaited all that
-was put there; and what peers pull in that call they have read when they send their flag of call e - 1.
+The workspace is a double buffer whose halves (parities) alternate from call to call, so that no call starts with a
+barrier. In call e a rank writes into parity e % 2 of a peer. The peer no longer uses that parity when it has finished
+call e - 2; its flag of call e - 1 proves that. Hence every rank sends and awaits a flag of every peer in every call,
+even if there is nothing to send. A rank may write into its own half after its own call e - 2: it has awaited all puts
+into it. Peers have read the lines that they pull in call e - 2 before they send their flag of call e - 1.
 
 Blocks are intervals of *lines*: indices along the dimension in which the plan cuts, in the plan's orientation.
 """
@@ -29,7 +29,7 @@ from pblas.schedules.reduce import gemm_all_reduce, gemm_reduce_scatter
 
 
 def schedule(plan: ProductPlan, rank: int) -> tuple[Op, ...]:
-    """What `rank` does in one execution of a plan.
+    """The operations of `rank` in one execution of a plan.
 
     Args:
         plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with an algorithm (global).
@@ -48,7 +48,7 @@ _SCHEDULES: dict[type[ProductPlan], Callable[[Program, Any, int], None]] = {
 
 
 def handshake(rank: int, nprocs: int) -> tuple[Op, ...]:
-    """A call in which nothing moves (alpha or K is 0): the flags that keep the parities apart are sent all the same."""
+    """A call in which nothing moves (alpha or K is 0): ranks still exchange the flags that separate the parities."""
     program = Program()
     program.add(Signal("main", tuple(send_order(rank, nprocs)), PARTS))
     program.add(Wait("main", PARTS, tuple(receive_order(rank, nprocs))))

@@ -27,7 +27,7 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
     if not plan.takes_part(view.rank):
         return
     assert product.d.split is not None, "AllGatherGemm splits D"
-    rows, found = product.d.split.count(view.rank), []
+    rows, phases = product.d.split.count(view.rank), []
     for distance, repeats in chain([(0, 1)], view.stretches(ahead=[plan.shards])):
         source = (view.rank + distance) % p
         k, columns = plan.shard_shape(source)
@@ -35,26 +35,26 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
         for pieces, width in even(plan.chunks if distance and plan.algorithm is None else 1, columns):
             if (k and width) or plan.algorithm is not None:  # groups of shards count empty ones
                 before = view.traffic(source, product.itemsize * k * width)
-                found.append(Phase(repeats * pieces, (rows, width, k), before))
+                phases.append(Phase(repeats * pieces, (rows, width, k), before))
     if plan.algorithm is not None:
-        found = _grouped(plan, found)
+        phases = _grouped(plan, phases)
     elif not plan.overlap:
-        found = _first_all(found)
-    yield from found
+        phases = _first_all(phases)
+    yield from phases
 
 
-def _first_all(found: list[Phase]) -> list[Phase]:
+def _first_all(phases: list[Phase]) -> list[Phase]:
     """All messages before the first GEMM."""
-    total = sum((phase.before * phase.steps for phase in found), Traffic())
-    rest = [replace(phase, before=Traffic(read=phase.before.read)) for phase in found]
-    return [Phase(1, before=replace(total, read=0)), *rest]
+    total = sum((phase.before * phase.steps for phase in phases), Traffic())
+    gemms = [replace(phase, before=Traffic(read=phase.before.read)) for phase in phases]
+    return [Phase(1, before=replace(total, read=0)), *gemms]
 
 
-def _grouped(plan: AllGatherGemm, found: list[Phase]) -> list[Phase]:
+def _grouped(plan: AllGatherGemm, phases: list[Phase]) -> list[Phase]:
     """Pushed: a GEMM for each group of shards, or one after all of them."""
     assert plan.algorithm is not None, "only the push transport has an algorithm"
-    rows = found[0].gemm[0]
-    shards = [phase for phase in found for _ in range(phase.steps)]
+    rows = phases[0].gemm[0]
+    shards = [phase for phase in phases for _ in range(phase.steps)]
     groups = {"copy_engine": plan.algorithm.groups}.get(
         plan.algorithm.kind, (1,) * len(shards) if plan.algorithm.kind == "tile_signals" else (len(shards),)
     )
@@ -87,7 +87,7 @@ def _partial_products(plan: GemmReduceScatter, view: View, dealt: Split, chunks:
     product, rank, p = plan.oriented, view.rank, view.nprocs
     k, own = plan.inner.count(rank), dealt.count(rank)
     column = product.itemsize * product.m
-    for distance, repeats in view.stretches(ahead=[plan.inner], behind=[dealt]):
+    for distance, repeats in view.stretches(ahead=[plan.inner], before=[dealt]):
         owner, source = (rank - distance) % p, (rank + distance) % p
         columns, arriving = dealt.count(owner) if k else 0, own if plan.contributes(source) else 0
         for pieces, width, received in even(chunks, columns, arriving):

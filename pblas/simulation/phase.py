@@ -122,12 +122,12 @@ class View:
             return Traffic(read=nbytes)
         return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
 
-    def stretches(self, ahead: Iterable[Split] = (), behind: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
+    def stretches(self, ahead: Iterable[Split] = (), before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
         """(first, count) of runs of distances 1..nprocs-1 within which ranks differ in nothing that counts; few.
 
         Args:
             ahead: splits whose counts on rank + distance do not change within a run (global).
-            behind: splits whose counts on rank - distance do not (global).
+            before: splits whose counts on rank - distance do not (global).
 
         >>> from pblas.layouts.split import Split
         >>> list(View(1, 8, 8, "shared").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
@@ -135,9 +135,9 @@ class View:
         """
         p, node = self.nprocs, self.rank - self.rank % self.ranks_per_node
         starts = {(x - self.rank) % p for x in chain((0, node, node + self.ranks_per_node), *map(borders, ahead))}
-        starts |= {(self.rank - x + 1) % p for x in chain.from_iterable(map(borders, behind))}
-        found = sorted({1, min(2, p), p} | {d for d in starts if d > 1})
-        return ((d, stop - d) for d, stop in pairwise(found))
+        starts |= {(self.rank - x + 1) % p for x in chain.from_iterable(map(borders, before))}
+        distances = sorted({1, min(2, p), p} | {d for d in starts if d > 1})
+        return ((d, stop - d) for d, stop in pairwise(distances))
 
 
 def borders(split: Split) -> set[int]:
@@ -152,6 +152,6 @@ def even(parts: int, *counts: int) -> Iterator[tuple[int, ...]]:
     >>> list(even(4, 6, 3))
     [(2, 2, 1), (1, 1, 1), (1, 1, 0)]
     """
-    found = sorted({0, parts, *(count % parts for count in counts)})
-    for start, stop in pairwise(found):
+    edges = sorted({0, parts, *(count % parts for count in counts)})
+    for start, stop in pairwise(edges):
         yield stop - start, *(count // parts + (start < count % parts) for count in counts)

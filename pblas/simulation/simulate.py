@@ -111,28 +111,28 @@ def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation
     p, ranks = plan.nprocs, sorted(ranks)
     views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]
     # Ranks that take the same phases take the same time.
-    found = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
-    received = max(sum(phase.nbytes for phase in phases) for phases in found)
+    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
+    received = max(sum(phase.nbytes for phase in phases) for phases in simulated)
     sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
     # One rank that sends more than any receives holds up those that wait for it.
     stretch = max(1.0, sent / received) if received else 1.0
-    for phases, rank in found.items():
+    for phases, rank in simulated.items():
         rank.run(phases, stretch)
     agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
     link = hardware.near if p <= hardware.ranks_per_node else hardware.far
     signals = agreements * (p - 1).bit_length() * (link.latency + link.overhead)
-    seconds = signals + max(rank.end for rank in found.values())
+    seconds = signals + max(rank.end for rank in simulated.values())
     return Simulation(
         plan=plan.name,
         hardware=hardware.name,
         nprocs=p,
         seconds=seconds,
-        compute_seconds=max(rank.compute for rank in found.values()),
-        communication_seconds=max(rank.communication for rank in found.values()),
-        copy_seconds=max(rank.copies for rank in found.values()),
+        compute_seconds=max(rank.compute for rank in simulated.values()),
+        communication_seconds=max(rank.communication for rank in simulated.values()),
+        copy_seconds=max(rank.copies for rank in simulated.values()),
         efficiency=plan.flops / (p * hardware.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
         received_nbytes=received,
-        messages=max(sum(phase.messages for phase in phases) for phases in found),
+        messages=max(sum(phase.messages for phase in phases) for phases in simulated),
         memory_nbytes=max(map(plan.operands_nbytes, ranks)) + plan.workspace_nbytes,
         memory_limit=hardware.memory_nbytes,
         evaluated=len(ranks),

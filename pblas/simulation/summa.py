@@ -21,12 +21,16 @@ from pblas.simulation.phase import Phase, Traffic, View, borders, even
 def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
     """Panels of op(A) and op(B) along K, then the partial product as a whole if D is not formed where it lies."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
-    at = cuboids.d.coordinates(view.rank)
-    m, n, k = (0, 0, 0) if at is None else (cuboids.m.count(at[0]), cuboids.n.count(at[1]), cuboids.k.count(at[2]))
+    position = cuboids.d.coordinates(view.rank)
+    m, n, k = (
+        (0, 0, 0)
+        if position is None
+        else (cuboids.m.count(position[0]), cuboids.n.count(position[1]), cuboids.k.count(position[2]))
+    )
     a, b = placed(plan.oriented.a), placed(plan.oriented.b)
     arrives = [itemsize * received_count(*pair, view.rank) for pair in ((a, cuboids.a), (b, cuboids.b))]
-    if at is not None and k:
-        steps, width = _panels_of_layer(plan, at[2]), plan.width
+    if position is not None and k:
+        steps, width = _panels_of_layer(plan, position[2]), plan.width
         needed = [_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width)]
         # Some rank has its part of the panel of op(A) and of that of op(B) too, and sends both.
         slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
@@ -44,7 +48,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
 def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
     """op(A) at once if it has to be brought; panels of op(B) along N, each followed by its partial products."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
-    at = cuboids.a.coordinates(view.rank)
+    position = cuboids.a.coordinates(view.rank)
     a, b = placed(plan.oriented.a), placed(plan.oriented.b)
     brought = itemsize * received_count(a, cuboids.a, view.rank)
     if brought:
@@ -52,18 +56,18 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
             1, before=_traffic(view, brought, _share(a, view), _peers(a.rows, cuboids.m, a.columns, a.columns.n))
         )
         yield Phase(1, copied=2 * brought)
-    m, k = (0, 0) if at is None else (cuboids.m.count(at[0]), cuboids.k.count(at[1]))
+    m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
     arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), itemsize * plan.delivered_elements(view.rank)
     slow = _slow(plan, b, b.columns, plan.width)
     kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, plan.width), _layers(plan)
     n = cuboids.n.n
-    for many, width, here, gone in even(max(1, cut_count(plan.cut_at, 0, n, plan.width)), n, arrives, leaves):
+    for many, width, arriving, leaving in even(max(1, cut_count(plan.cut_at, 0, n, plan.width)), n, arrives, leaves):
         yield Phase(
             many,
             (m, width, k),
-            _traffic(view, here, kept, peers),
-            _traffic(view, gone, _share(cuboids.d, view), sums),
-            copied=2 * itemsize * width * k + 3 * gone,
+            _traffic(view, arriving, kept, peers),
+            _traffic(view, leaving, _share(cuboids.d, view), sums),
+            copied=2 * itemsize * width * k + 3 * leaving,
             waits="queue" if plan.overlap else "sent",
             slow=slow,
             ahead=plan.overlap,
@@ -116,9 +120,9 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
     return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
 
 
-def _peers(mine: Split, needed: Split, across: Split, width: int) -> int:
+def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
     """Messages that bring a panel, about: the ranks among which its rows and its columns are spread."""
-    down = 1 if mine.alike(needed) else min(mine.nprocs, mine.nblocks, needed.max_count // mine.nb + 1)
+    down = 1 if held.alike(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
     return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
 
 
@@ -126,28 +130,28 @@ def _share(place: Placement, view: View) -> float:
     """Which part of what a rank receives of an operand comes from its own node, about."""
     first = view.rank - view.rank % view.ranks_per_node
     stop = min(first + view.ranks_per_node, view.nprocs)
-    at = place.coordinates(view.rank)
-    if at is None or view.nprocs == 1:
+    position = place.coordinates(view.rank)
+    if position is None or view.nprocs == 1:
         return (stop - first - 1) / max(1, view.nprocs - 1)
     near = others = 0
     for axis in range(3):
         stride, extent = place.strides[axis], place.extents[axis]
         if extent > 1:
-            base = view.rank - stride * at[axis]
+            base = view.rank - stride * position[axis]
             inside = min(extent, -(-(stop - base) // stride)) - max(0, -(-(first - base) // stride))
             near, others = near + inside - 1, others + extent - 1
     return near / others if others else (stop - first - 1) / (view.nprocs - 1)
 
 
-def _traffic(view: View, nbytes: int, near: float, messages: int) -> Traffic:
+def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
     """Bytes of which a part comes from the own node."""
     if not nbytes:
         return Traffic()
     if view.transport == "shared":
         return Traffic(read=nbytes)
-    here = int(nbytes * near)
-    far = nbytes - here
-    brought = Traffic(far=far, far_messages=messages if far else 0)
+    near_nbytes = int(nbytes * near_share)
+    far_nbytes = nbytes - near_nbytes
+    brought = Traffic(far=far_nbytes, far_messages=messages if far_nbytes else 0)
     if view.transport == "mixed":
-        return replace(brought, read=here)
-    return replace(brought, near=here, near_messages=messages if here else 0)
+        return replace(brought, read=near_nbytes)
+    return replace(brought, near=near_nbytes, near_messages=messages if near_nbytes else 0)

@@ -87,7 +87,7 @@ class Trace:
         lines = [f"{self.title}: ms on the main lane", "".join(f"{head:>10}" for head in ("rank", "total", *_KINDS))]
         for rank, times in sorted(spans.items()):
             seconds = (max(times) - min(times), *(sums.get((rank, kind), 0.0) for kind in _KINDS))
-            lines.append(f"{rank:>10}" + "".join(f"{1e3 * each:10.3f}" for each in seconds))
+            lines.append(f"{rank:>10}" + "".join(f"{1e3 * second:10.3f}" for second in seconds))
         return "\n".join(lines if self.is_whole else [*lines, f"what came after {MOST_EVENTS:,} operations is missing"])
 
 
@@ -110,9 +110,9 @@ class Tracing:
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
     ) -> None:
         self._runtime, self._verb, self._fresh = runtime, verb, fresh
-        given: Any = paths  # what is no path is an error of all ranks, and so it is not found here
-        several = isinstance(given, Iterable) and not isinstance(given, str | os.PathLike)
-        self._paths: tuple[Any, ...] = tuple(given) if several else (given,)  # read more than once
+        argument: Any = paths  # what is no path is an error of all ranks, and so it is not found here
+        several = isinstance(argument, Iterable) and not isinstance(argument, str | os.PathLike)
+        self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # read more than once
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:

@@ -25,10 +25,10 @@ def place(lane: str) -> tuple[int, str]:
 
 def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
     """Each lane of each rank with its number there."""
-    found = sorted({(e.rank, e.lane) for e in events}, key=lambda at: (at[0], place(at[1])))
+    ordered = sorted({(e.rank, e.lane) for e in events}, key=lambda row: (row[0], place(row[1])))
     counts: dict[int, int] = {}
     numbers = {}
-    for rank, lane in found:
+    for rank, lane in ordered:
         numbers[rank, lane] = counts[rank] = counts.get(rank, -1) + 1
     return numbers
 
@@ -71,8 +71,8 @@ def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
     Raises:
         KeyError, TypeError, ValueError: another format.
     """
-    found = json.loads(content)
-    other, entries = found["otherData"], found["traceEvents"]
+    trace = json.loads(content)
+    other, entries = trace["otherData"], trace["traceEvents"]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in entries if e["name"] == "thread_name"}
     events = tuple(
         Event(e["pid"], lanes[e["pid"], e["tid"]], e["cat"], e["name"], start, start + 1e-6 * e["dur"], e["args"])
@@ -85,8 +85,8 @@ def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
 
 def _names(rank: int, lane: int | None, what: str, name: str, place: int) -> list[dict[str, Any]]:
     """What a process or thread is called, and where it stands."""
-    at = {"ph": "M", "pid": rank} | ({} if lane is None else {"tid": lane})
+    entry = {"ph": "M", "pid": rank} | ({} if lane is None else {"tid": lane})
     return [
-        at | {"name": f"{what}_name", "args": {"name": name}},
-        at | {"name": f"{what}_sort_index", "args": {"sort_index": place}},
+        entry | {"name": f"{what}_name", "args": {"name": name}},
+        entry | {"name": f"{what}_sort_index", "args": {"sort_index": place}},
     ]

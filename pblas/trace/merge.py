@@ -29,17 +29,17 @@ def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], boo
         runtime: of the context (global).
         recorder: which has ended (local).
     """
-    mine = recorder.events(), recorder.sends, recorder.arrivals, recorder.is_full
+    own = recorder.events(), recorder.sends, recorder.arrivals, recorder.is_full
     if runtime.rank:
         _answer(runtime)
-        parts = [list(map(astuple, mine[0])), mine[1], list(map(astuple, mine[2])), mine[3]]
+        parts = [list(map(astuple, own[0])), own[1], list(map(astuple, own[2])), own[3]]
         _send(runtime, json.dumps(parts).encode())
         return (), True
-    found = [mine]
+    records = [own]
     for peer in range(1, runtime.nprocs):
         offset = _offset(runtime, peer)
         events, sends, arrivals, full = json.loads(_receive(runtime, peer))
-        found.append(
+        records.append(
             (
                 [_shifted(Event(*event), -offset) for event in events],
                 [(dest, tag, sent - offset) for dest, tag, sent in sends],
@@ -47,12 +47,12 @@ def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], boo
                 full,
             )
         )
-    events = [event for each in found for event in each[0]]
-    events += messages([each[1] for each in found], [each[2] for each in found])
+    events = [event for record in records for event in record[0]]
+    events += messages([record[1] for record in records], [record[2] for record in records])
     first = min((event.start for event in events), default=0.0)
     events = [_shifted(event, -first) for event in events]
     ordered = sorted(events, key=lambda event: (event.rank, event.lane, event.start))
-    return tuple(ordered), not any(each[3] for each in found)
+    return tuple(ordered), not any(record[3] for record in records)
 
 
 def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequence[Sequence[Arrival]]) -> list[Event]:
@@ -71,9 +71,9 @@ def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequen
     """
     sent: dict[tuple[int, int, int], list[float]] = {}
     for source, of_rank in enumerate(sends):
-        for dest, tag, at in of_rank:
-            sent.setdefault((source, dest, tag), []).append(at)
-    found = []
+        for dest, tag, time_sent in of_rank:
+            sent.setdefault((source, dest, tag), []).append(time_sent)
+    events = []
     for rank, of_rank_ in enumerate(arrivals):
         free: dict[int, float] = {}
         seen: dict[tuple[int, int], int] = {}
@@ -84,16 +84,16 @@ def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequen
             times = sent.get((arrival.source, rank, arrival.tag), [])
             if arrival.done is not None and number < len(times):
                 begun.append((arrival.done, max(arrival.posted, times[number]), arrival))
-        for done, start, arrival in sorted(begun, key=lambda each: each[:2]):
+        for done, start, arrival in sorted(begun, key=lambda message: message[:2]):
             source = arrival.source
             begin = max(start, free.get(source, start))
             if begin < done:
                 name = f"message from rank {source}"
-                found.append(
+                events.append(
                     Event(rank, f"from rank {source}", "message", name, begin, done, {"bytes": arrival.nbytes})
                 )
                 free[source] = done
-    return found
+    return events
 
 
 def _shifted(event: Event, seconds: float) -> Event:
@@ -140,9 +140,9 @@ def _receive(runtime: Runtime, peer: int) -> bytes:
     return bytes(_move(runtime, "receive", np.empty((nbytes, 1), np.uint8), peer))
 
 
-def _move(runtime: Runtime, way: str, x: Any, peer: int) -> Any:
+def _move(runtime: Runtime, method: str, x: Any, peer: int) -> Any:
     """Send an array to a rank, or receive it from there, and return it."""
     backend = runtime.backend
-    post: Callable[..., Any] = getattr(backend.plain_channel, way)
+    post: Callable[..., Any] = getattr(backend.plain_channel, method)
     backend.wait(post(x, peer, TAG).done, f"trace: events of rank {peer or runtime.rank}")
     return x

@@ -435,7 +435,7 @@ def test_output_layout_of_grids(contexts: Contexts) -> None:
 def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     grid = Layout((2, 2))
-    for d, text in ((Layout((2, 2), blocks=(3, 2)), "rows: op"), (Layout(), "op(A) lies on a"), (grid, None)):
+    for d, text in ((Layout((2, 2), blocks=(3, 2)), "rows: op"), (Layout(), "op(A) is on a"), (grid, None)):
         run = Run(ctx, Case((24, 24, 24), grid, grid, d))
 
         def call(run: Run = run) -> DistMatrix:

@@ -74,7 +74,16 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the runner prints about the scenario on three ranks."""
     path = tmp_path_factory.mktemp("scenario") / "test_scenario.py"
     path.write_text(SCENARIO)
-    command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), "-n", "3", "--timeout", "12", "--grace", "3"]
+    command = [
+        sys.executable,
+        str(run.ROOT / "tests" / "harness" / "run.py"),
+        "-n",
+        "3",
+        "--timeout",
+        "12",
+        "--grace",
+        "3",
+    ]
     done = subprocess.run(
         [*command, str(path)], capture_output=True, text=True, timeout=120, env=outside(), check=False
     )

@@ -123,11 +123,11 @@ def test_a_submatrix_keeps_every_owner_and_lies_at_its_local_offset(
 
 @given(descriptors(4), descriptors(4))
 def test_same_distribution_means_the_same_elements_on_every_rank(
-    one: MatrixDescriptor, other: MatrixDescriptor
+    first: MatrixDescriptor, second: MatrixDescriptor
 ) -> None:
-    same = one.same_distribution(other)
-    assert same == other.same_distribution(one)
-    assert same == (one.shape == other.shape and holdings(one) == holdings(other))
+    same = first.same_distribution(second)
+    assert same == second.same_distribution(first)
+    assert same == (first.shape == second.shape and holdings(first) == holdings(second))
 
 
 def small_descriptors() -> Iterator[MatrixDescriptor]:
@@ -140,8 +140,8 @@ def small_descriptors() -> Iterator[MatrixDescriptor]:
 
 def test_same_distribution_over_all_pairs_of_small_descriptors() -> None:
     described = [(desc, holdings(desc)) for desc in small_descriptors()]
-    for (one, one_holds), (other, other_holds) in itertools.combinations(described, 2):
-        assert one.same_distribution(other) == (one_holds == other_holds), (one, other)
+    for (first, first_holds), (second, second_holds) in itertools.combinations(described, 2):
+        assert first.same_distribution(second) == (first_holds == second_holds), (first, second)
 
 
 def test_classes_of_distributions() -> None:

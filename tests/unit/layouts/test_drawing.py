@@ -128,15 +128,15 @@ def test_svg_is_well_formed_and_coloured_by_owner(desc: MatrixDescriptor) -> Non
     assert bool(blocks) == (0 not in desc.shape)
     width, height = (float(root.attrib[name]) for name in ("width", "height"))
     for block in blocks:
-        told, rect = block.find(f"{SVG}title"), block.find(f"{SVG}rect")
-        assert told is not None
+        tooltip, rect = block.find(f"{SVG}title"), block.find(f"{SVG}rect")
+        assert tooltip is not None
         assert rect is not None
         x, y = float(rect.attrib["x"]), float(rect.attrib["y"])
         assert 0 <= x <= x + float(rect.attrib["width"]) <= width
         assert 0 <= y <= y + float(rect.attrib["height"]) <= height
-        found = re.match(r"A\[(\d+):(\d+), (\d+):(\d+)\] on rank (\d+) ", told.text or "")
-        if found:
-            i0, i1, j0, j1, rank = map(int, found.groups())
+        match = re.match(r"A\[(\d+):(\d+), (\d+):(\d+)\] on rank (\d+) ", tooltip.text or "")
+        if match:
+            i0, i1, j0, j1, rank = map(int, match.groups())
             assert {desc.owner(i0, j0), desc.owner(i1 - 1, j1 - 1)} == {rank}
             assert rect.attrib["fill"] == colour_of_rank(rank)
         else:

@@ -41,11 +41,11 @@ def test_maps_agree_with_an_enumeration_of_blocks() -> None:
         owners = owners_by_enumeration(n, nb, src, nprocs, inb)
         assert [indxg2p(g, nb, src, nprocs, inb) for g in range(n)] == owners
         for p in range(nprocs):
-            mine = [g for g in range(n) if owners[g] == p]
-            assert [indxg2l(g, nb, nprocs, inb) for g in mine] == list(range(len(mine)))
-            assert [indxl2g(l, nb, p, src, nprocs, inb) for l in range(len(mine))] == mine
+            owned = [g for g in range(n) if owners[g] == p]
+            assert [indxg2l(g, nb, nprocs, inb) for g in owned] == list(range(len(owned)))
+            assert [indxl2g(l, nb, p, src, nprocs, inb) for l in range(len(owned))] == owned
             for stop in range(n + 1):
-                assert numroc(stop, nb, p, src, nprocs, inb) == sum(g < stop for g in mine)
+                assert numroc(stop, nb, p, src, nprocs, inb) == sum(g < stop for g in owned)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.int32, np.int64])

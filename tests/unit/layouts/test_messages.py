@@ -64,9 +64,9 @@ def test_nobody_is_the_first_of_all(pair: tuple[Placement, Placement]) -> None:
     source, target = pair
     span = max(source.span, target.span)
     for rank in range(span):
-        behind = [(rank - move.peer) % span for move in receives(source, target, rank)]
+        distances = [(rank - move.peer) % span for move in receives(source, target, rank)]
         ahead = [(move.peer - rank) % span for move in sends(source, target, rank)]
-        assert behind == sorted(set(behind))
+        assert distances == sorted(set(distances))
         assert ahead == sorted(set(ahead))
         assert 0 not in ahead
 

@@ -32,18 +32,18 @@ def elements(split: Split, p: int) -> list[int]:
 
 @given(pairs())
 def test_runs_name_every_shared_element_once_in_both_orders(pair: tuple[Split, Split]) -> None:
-    mine, other = pair
-    for p in range(mine.nprocs):
-        found = overlaps(mine, p, other)
-        own = elements(mine, p)
-        assert sum(length for runs in found.values() for _, _, length in runs) == len(own)
-        for q, runs in found.items():
+    split, other = pair
+    for p in range(split.nprocs):
+        runs_of = overlaps(split, p, other)
+        own = elements(split, p)
+        assert sum(length for runs in runs_of.values() for _, _, length in runs) == len(own)
+        for q, runs in runs_of.items():
             theirs = elements(other, q)
             shared = [(own[a + i], theirs[b + i]) for a, b, length in runs for i in range(length)]
             assert [g for g, _ in shared] == [g for _, g in shared] == sorted(set(own) & set(theirs))
             assert all(length > 0 for _, _, length in runs)
-            assert overlap_count(mine, p, other, q) == overlap_count(other, q, mine, p) == len(shared)
-        assert all(overlap_count(mine, p, other, q) == 0 for q in set(range(other.nprocs)) - set(found))
+            assert overlap_count(split, p, other, q) == overlap_count(other, q, split, p) == len(shared)
+        assert all(overlap_count(split, p, other, q) == 0 for q in set(range(other.nprocs)) - set(runs_of))
 
 
 def test_coordinates_that_share_nothing_cost_nothing() -> None:

@@ -52,11 +52,12 @@ def placements(draw: st.DrawFn, shape: tuple[int, int] | None = None) -> Placeme
 
 def held(place: Placement, rank: int) -> list[tuple[int, int]]:
     """The elements of a rank, row by row."""
-    at = place.coordinates(rank)
-    if at is None:
+    position = place.coordinates(rank)
+    if position is None:
         return []
     rows, columns = (
-        [g for r in split.ranges(p) for g in range(*r)] for split, p in ((place.rows, at[0]), (place.columns, at[1]))
+        [g for r in split.ranges(p) for g in range(*r)]
+        for split, p in ((place.rows, position[0]), (place.columns, position[1]))
     )
     return [(i, j) for i in rows for j in columns]
 
@@ -73,11 +74,11 @@ def test_every_rank_holds_what_the_descriptor_says(desc: MatrixDescriptor) -> No
 
 @given(placements())
 def test_ranks_and_coordinates_are_inverse(place: Placement) -> None:
-    found = {place.rank(*at): at for at in itertools.product(*map(range, place.extents))}
-    assert len(found) == place.extents[0] * place.extents[1] * place.extents[2]
-    assert {rank: place.coordinates(rank) for rank in found} == found
-    assert all(place.coordinates(rank) is None for rank in set(range(place.span + 5)) - set(found))
-    assert place.span == max(found) + 1
+    coordinates = {place.rank(*position): position for position in itertools.product(*map(range, place.extents))}
+    assert len(coordinates) == place.extents[0] * place.extents[1] * place.extents[2]
+    assert {rank: place.coordinates(rank) for rank in coordinates} == coordinates
+    assert all(place.coordinates(rank) is None for rank in set(range(place.span + 5)) - set(coordinates))
+    assert place.span == max(coordinates) + 1
 
 
 @given(placements(), st.data())
@@ -90,11 +91,11 @@ def test_parts_and_transposes_stay_where_they_are(place: Placement, data: st.Dat
         inside = [(i - i0, j - j0) for i, j in held(place, rank) if i0 <= i < i1 and j0 <= j < j1]
         assert held(part, rank) == inside
         assert sorted((j, i) for i, j in held(place.T, rank)) == sorted(held(place, rank))
-        at = place.coordinates(rank)
-        if at is not None:
+        position = place.coordinates(rank)
+        if position is not None:
             r0, c0 = place.local_offset(i0, j0, rank)
-            assert r0 == len([i for i in range(i0) if place.rows.owner(i) == at[0]])
-            assert c0 == len([j for j in range(j0) if place.columns.owner(j) == at[1]])
+            assert r0 == len([i for i in range(i0) if place.rows.owner(i) == position[0]])
+            assert c0 == len([j for j in range(j0) if place.columns.owner(j) == position[1]])
     assert place == place.T.T
 
 
@@ -102,9 +103,9 @@ def test_parts_and_transposes_stay_where_they_are(place: Placement, data: st.Dat
 def test_layers_are_the_copies_one_by_one(place: Placement) -> None:
     layers = [place.layer(z) for z in range(place.copies)]
     for rank in range(place.span + 1):
-        at = place.coordinates(rank)
+        position = place.coordinates(rank)
         for z, layer in enumerate(layers):
-            assert held(layer, rank) == (held(place, rank) if at is not None and at[2] == z else [])
+            assert held(layer, rank) == (held(place, rank) if position is not None and position[2] == z else [])
 
 
 def test_coordinates_that_share_a_rank_are_refused() -> None:

@@ -124,12 +124,12 @@ def test_canonical_forms_are_equal_exactly_where_ownership_is() -> None:
 
 
 @given(splits(max_n=30), splits(max_n=30))
-def test_alike_is_the_same_ownership(one: Split, other: Split) -> None:
-    assert one.alike(other) == (one.n == other.n and ownership(one) == ownership(other))
+def test_alike_is_the_same_ownership(first: Split, second: Split) -> None:
+    assert first.alike(second) == (first.n == second.n and ownership(first) == ownership(second))
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (Split(8, 4, 2), Split(8, 4, 4)),
         (Split(8, 8, 4), Split(8, 9, 4)),
@@ -138,9 +138,9 @@ def test_alike_is_the_same_ownership(one: Split, other: Split) -> None:
         (Split(8, 5, 2, inb=3), Split(8, 7, 3, inb=3)),
     ],
 )
-def test_what_never_happens_makes_no_difference(one: Split, other: Split) -> None:
-    assert one != other
-    assert one.alike(other)
+def test_what_never_happens_makes_no_difference(first: Split, second: Split) -> None:
+    assert first != second
+    assert first.alike(second)
 
 
 def test_first_block_of_the_usual_size_is_not_spoken_of() -> None:

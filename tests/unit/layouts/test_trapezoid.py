@@ -54,19 +54,23 @@ def check_cut(trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor) ->
     source, target = Placement.of(a), Placement.of(b)
     inside = mask(trapezoid, *target.shape)
     for rank in range(target.span):
-        at, received, seen = target.coordinates(rank), 0, np.zeros(target.shape, int)
-        assert at is not None
+        position, received, seen = target.coordinates(rank), 0, np.zeros(target.shape, int)
+        assert position is not None
         for move in receives(source, target, rank):
             for part, left in trapezoid.cut(move, target, rank, 1):
                 assert part.peer == move.peer
-                here = np.ones(part.shape, np.bool_) if left is None else mask(left, *part.shape)
-                i = [target.rows.global_from_local(run[1] + l, at[0]) for run in part.rows for l in range(run[2])]
-                j = [target.columns.global_from_local(run[1] + l, at[1]) for run in part.columns for l in range(run[2])]
-                seen[np.ix_(i, j)] += here
-                received += int(here.sum()) * (move.peer != rank)
+                belongs = np.ones(part.shape, np.bool_) if left is None else mask(left, *part.shape)
+                i = [target.rows.global_from_local(run[1] + l, position[0]) for run in part.rows for l in range(run[2])]
+                j = [
+                    target.columns.global_from_local(run[1] + l, position[1])
+                    for run in part.columns
+                    for l in range(run[2])
+                ]
+                seen[np.ix_(i, j)] += belongs
+                received += int(belongs.sum()) * (move.peer != rank)
         own_rows, own_columns = (
             [g for r in split.ranges(p) for g in range(*r)]
-            for split, p in ((target.rows, at[0]), (target.columns, at[1]))
+            for split, p in ((target.rows, position[0]), (target.columns, position[1]))
         )
         expected = np.zeros(target.shape, int)
         expected[np.ix_(own_rows, own_columns)] = inside[np.ix_(own_rows, own_columns)]

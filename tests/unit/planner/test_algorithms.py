@@ -207,22 +207,29 @@ def test_the_hopper_kernel_is_taken_where_it_can_address_all_matrices(nprocs: in
     for layout, dtype, m, topology, expected, why in (
         ("AR", "bfloat16", 16384, waits, True, ""),
         ("AR", "float16", 16384, waits, True, ""),
-        ("AR", "float32", 16384, waits, False, "that of pblas takes 16-bit matrices, these are float32"),
+        (
+            "AR",
+            "float32",
+            16384,
+            waits,
+            False,
+            "gemm       cuBLASLt (the pblas kernel needs 16-bit matrices, not float32)",
+        ),
         ("AR", "bfloat16", 16389, waits, True, ""),
-        ("AR", "bfloat16", 16384, does_not, False, "that of pblas is for Hopper"),
+        ("AR", "bfloat16", 16384, does_not, False, "gemm       cuBLASLt (the pblas kernel needs Hopper on every GPU)"),
         ("AR", "bfloat16", 64, waits, False, ""),
-        ("AG along k", "bfloat16", 16384, waits, False, "takes whole products"),
-        ("AG of A along k", "bfloat16", 16384, waits, False, "takes whole products"),
+        ("AG along k", "bfloat16", 16384, waits, False, "cannot add over shards of k"),
+        ("AG of A along k", "bfloat16", 16384, waits, False, "cannot add over shards of k"),
     ):
         plan = planned(layout, m, 8192, 3584 * nprocs, nprocs, dtype, order="C", topology=topology)
         assert plan.algorithm is not None
         assert (plan.algorithm.kind == "fused_stores") == expected, (layout, dtype, m, topology)
         text = plan.explain()
-        assert ("one GEMM of one kernel, which stores" in text) == expected
+        assert ("one GEMM kernel, which stores" in text) == expected
         assert why in text
-        assert ("of libraries" in text) == bool(why)
+        assert ("cuBLASLt" in text) == bool(why)
     on_cpus = planned("AR", 64, 64, 64, nprocs, topology=Topology(nprocs, shared=True, push=True))
-    assert "of libraries" not in on_cpus.explain()
+    assert "cuBLASLt" not in on_cpus.explain()
 
 
 @pytest.mark.parametrize("nprocs", [3, 8])
@@ -245,7 +252,7 @@ def test_contiguous_lines_are_multiples_of_16_bytes(nprocs: int, orders: str, m:
         ]
         text = choose("bfloat16", *descs, nprocs=nprocs, topology=topology).unfit_for_tiles
         assert bool(text) == bool(odd), text
-        assert not odd or text.startswith("takes lines of whole 16 bytes, here are some of ")
+        assert not odd or text.startswith("needs lines of a multiple of 16 bytes, some have ")
 
 
 def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> None:
@@ -258,10 +265,10 @@ def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> 
     odd = row(k, 4084, 4, order="C"), column(m, 4084, 4, nb=1024, order="C")
     for operands, wire, why in (
         ((a, b, d), "", ""),
-        ((a, b, d), "float32", "these travel as float32"),
-        ((a, b, whole(m, n, 4, order="C")), "float32", "these travel as float32"),
-        ((a, b, blocks), "", "ranks with several blocks"),
-        ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "ranks with several blocks"),
+        ((a, b, d), "float32", "dtype of D, not in float32"),
+        ((a, b, whole(m, n, 4, order="C")), "float32", "dtype of D, not in float32"),
+        ((a, b, blocks), "", "one block of lines per rank"),
+        ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "one block of lines per rank"),
         ((a, *odd), "", "some of 1012 elements"),
     ):
         plan = choose("bfloat16", *operands, nprocs=4, topology=replace(TILED, gpus=True), wire=wire)

@@ -81,12 +81,15 @@ def test_what_a_plan_does_not_say_cannot_be_asked() -> None:
 
 def test_plans_of_products_and_redistributions_are_plans() -> None:
     rows = MatrixDescriptor.row_wise(8, 8, 4)
-    product, moved = plan_matmul(rows, rows, dtype="float64"), plan_redistribution(rows, rows.T, dtype="float64")
+    product, redistributed = (
+        plan_matmul(rows, rows, dtype="float64"),
+        plan_redistribution(rows, rows.T, dtype="float64"),
+    )
     assert isinstance(product.plan, ProductPlan)
-    assert isinstance(moved.plan, RedistributionPlan)
+    assert isinstance(redistributed.plan, RedistributionPlan)
     assert repr(product) == f"<planned product: {product.plan.label}>"
-    assert repr(moved) == "<planned redistribution: Relayout, 8 x 8, float64, 4 ranks>"
-    for planned in (product, moved):
+    assert repr(redistributed) == "<planned redistribution: RedistributionPlan, 8 x 8, float64, 4 ranks>"
+    for planned in (product, redistributed):
         assert isinstance(planned.plan, Plan)
         assert planned.explain() == planned.plan.explain()
 
@@ -117,8 +120,8 @@ def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(pla
 @pytest.mark.parametrize("hardware", PRESETS)
 def test_a_redistribution_takes_as_long_as_its_messages(hardware: str) -> None:
     a, b = MatrixDescriptor.row_wise(4096, 4096, 8), MatrixDescriptor(4096, 4096, 64, 64, Grid(2, 4))
-    found = plan_redistribution(a, b, dtype="float64").plan.simulate(hardware)
+    simulation = plan_redistribution(a, b, dtype="float64").plan.simulate(hardware)
     same = plan_redistribution(a, a, dtype="float64").plan.simulate(hardware)
-    assert found.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
-    assert found.seconds > same.seconds > 0
-    assert "GEMM rate" not in str(found)
+    assert simulation.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
+    assert simulation.seconds > same.seconds > 0
+    assert "GEMM rate" not in str(simulation)

@@ -36,7 +36,7 @@ def splits(n: int, nprocs: int) -> list[Split]:
 
 
 def all_gathers() -> list[AllGatherGemm]:
-    found = []
+    plans = []
     for (m, n, k), nprocs, transposed, chunks in itertools.product(SIZES, RANKS, (False, True), CHUNKS):
         for rows, shards in itertools.product(splits(m, nprocs), [*splits(k, nprocs), *splits(n, nprocs)]):
             for axis in ("rows", "columns"):
@@ -52,20 +52,20 @@ def all_gathers() -> list[AllGatherGemm]:
                     Distribution(axis, shards),
                     Distribution("rows", rows),
                 )
-                found.append(AllGatherGemm(product.T if transposed else product, "", transposed, chunks))
-    return found[::7]
+                plans.append(AllGatherGemm(product.T if transposed else product, "", transposed, chunks))
+    return plans[::7]
 
 
 def reductions(kind: type[GemmReduceScatter]) -> list[GemmReduceScatter]:
-    found = []
+    plans = []
     for (m, n, k), nprocs, transposed, chunks in itertools.product(SIZES, RANKS, (False, True), CHUNKS):
         for inner, columns in itertools.product(splits(k, nprocs), splits(n, nprocs)):
             d = Distribution("all") if kind is GemmAllReduce else Distribution("columns", columns)
             product = Product(
                 m, n, k, "float32", nprocs, Distribution("columns", inner), Distribution("rows", inner), d
             )
-            found.append(kind(product.T if transposed else product, "", transposed, chunks))
-    return found[::3]
+            plans.append(kind(product.T if transposed else product, "", transposed, chunks))
+    return plans[::3]
 
 
 def test_gather_multiplies_every_shard_once_on_every_rank_that_takes_part() -> None:
@@ -172,11 +172,11 @@ def test_all_reduce_covers_every_column_once() -> None:
 
 def test_pieces_cover_and_are_nearly_equal() -> None:
     for count, chunks in itertools.product(range(12), range(1, 9)):
-        found = list(pieces(count, chunks))
-        assert [c for _, c0, c1 in found for c in range(c0, c1)] == list(range(count))
-        lengths = {c1 - c0 for _, c0, c1 in found}
+        cut = list(pieces(count, chunks))
+        assert [c for _, c0, c1 in cut for c in range(c0, c1)] == list(range(count))
+        lengths = {c1 - c0 for _, c0, c1 in cut}
         assert max(lengths, default=0) - min(lengths, default=0) <= 1
-        assert [i for i, _, _ in found] == sorted({i for i, _, _ in found} & set(range(chunks)))
+        assert [i for i, _, _ in cut] == sorted({i for i, _, _ in cut} & set(range(chunks)))
 
 
 def example_plans() -> list[ProductPlan]:
@@ -210,8 +210,8 @@ def test_explanations_are_short_and_name_what_moves() -> None:
 def test_only_what_moves_has_a_time() -> None:
     for plan in example_plans():
         alone = LocalGemm(plan.product, "nothing travels")
-        for each in (plan, alone):
-            assert ("  when  " in each.explain()) == (each.max_received_nbytes > 0)
+        for either in (plan, alone):
+            assert ("  transfer  " in either.explain()) == (either.max_received_nbytes > 0)
 
 
 def test_transposing_a_product_twice_gives_it_back() -> None:

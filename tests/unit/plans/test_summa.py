@@ -55,12 +55,12 @@ def some_product(rng: random.Random) -> tuple[Product, tuple[MatrixDescriptor, M
 def some_plans(count: int) -> list[Summa]:
     """Every candidate of random products."""
     rng = random.Random(4)
-    found: list[Summa] = []
+    plans: list[Summa] = []
     for _ in range(count):
         product, descs = some_product(rng)
-        found += on_grids(product)
-        found += itertools.islice(over_all_ranks(product, misfits(*descs), float("inf")), 6)
-    return found
+        plans += on_grids(product)
+        plans += itertools.islice(over_all_ranks(product, misfits(*descs), float("inf")), 6)
+    return plans
 
 
 PLANS = some_plans(60)
@@ -68,10 +68,10 @@ PLANS = some_plans(60)
 
 def elements(place: Placement, rank: int) -> set[tuple[int, int]]:
     """What a rank holds, element by element."""
-    at = place.coordinates(rank)
-    if at is None:
+    position = place.coordinates(rank)
+    if position is None:
         return set()
-    rows, columns = place.rows.ranges(at[0]), place.columns.ranges(at[1])
+    rows, columns = place.rows.ranges(position[0]), place.columns.ranges(position[1])
     return {(i, j) for i0, i1 in rows for j0, j1 in columns for i in range(i0, i1) for j in range(j0, j1)}
 
 
@@ -128,13 +128,13 @@ def test_panels_of_a_layer_are_its_part_of_k() -> None:
             wide = SummaC(plan.product, plan.why, cuboids=plan.cuboids, width=width)
             inner = placed(plan.oriented.a).columns
             for layer in range(plan.cuboids.k.nprocs):
-                found: list[int] = []
+                indices: list[int] = []
                 for panel in wide.panels(layer):
                     assert 0 < panel.stop - panel.start <= max(width, 1)
                     local = range(panel.start, panel.stop)
-                    found += [l if panel.owner is None else inner.global_from_local(l, panel.owner) for l in local]
+                    indices += [l if panel.owner is None else inner.global_from_local(l, panel.owner) for l in local]
                 k = plan.cuboids.k
-                assert sorted(found) == [g for g0, g1 in k.ranges(layer) for g in range(g0, g1)]
+                assert sorted(indices) == [g for g0, g1 in k.ranges(layer) for g in range(g0, g1)]
 
 
 def test_panels_of_n_are_all_of_n() -> None:
@@ -142,8 +142,8 @@ def test_panels_of_n_are_all_of_n() -> None:
         if isinstance(plan, SummaA):
             for width in (1, 3, 512):
                 wide = SummaA(plan.product, plan.why, plan.transposed, cuboids=plan.cuboids, width=width)
-                found = [g for panel in wide.panels() for g in range(panel.start, panel.stop)]
-                assert found == list(range(plan.oriented.n))
+                indices = [g for panel in wide.panels() for g in range(panel.start, panel.stop)]
+                assert indices == list(range(plan.oriented.n))
 
 
 def test_panels_end_where_blocks_do() -> None:
@@ -164,9 +164,9 @@ def test_pieces_are_counted_without_making_them() -> None:
         split = Split(n, nb, rng.choice([1, 2, 3]), 0, rng.choice([None, rng.randrange(1, nb + 1)]))
         g0, g1 = sorted(rng.randrange(n + 1) for _ in range(2))
         width = rng.choice([1, 64, 128, 200, 512])
-        found = list(cut(split, g0, g1, width))
-        assert cut_count(split, g0, g1, width) == len(found)
-        assert [g for piece in found for g in range(*piece)] == list(range(g0, g1))
+        pieces = list(cut(split, g0, g1, width))
+        assert cut_count(split, g0, g1, width) == len(pieces)
+        assert [g for piece in pieces for g in range(*piece)] == list(range(g0, g1))
 
 
 def test_columns_and_rows_of_a_placement_are_its_local_arrays() -> None:
@@ -174,8 +174,8 @@ def test_columns_and_rows_of_a_placement_are_its_local_arrays() -> None:
     for c in range(3):
         alone = column_of(place, c)
         for rank in range(12):
-            at = place.coordinates(rank)
-            assert alone.local_shape(rank) == (place.local_shape(rank) if at and at[1] == c else (0, 0))
+            position = place.coordinates(rank)
+            assert alone.local_shape(rank) == (place.local_shape(rank) if position and position[1] == c else (0, 0))
     assert row_of(place, 1) == column_of(place.T, 1).T
 
 
@@ -242,7 +242,7 @@ def test_memory_limits_layers() -> None:
 def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
     """With less memory the same product has other plans, each of which fits, down to the one that needs least."""
     desc = MatrixDescriptor(8192, 8192, -(-8192 // grid.nprow), -(-8192 // grid.npcol), grid)
-    limit, found = None, []
+    limit, sizes = None, []
     while True:
         hardware = replace(FAT_TREE, shared=False, memory_nbytes=limit or 1 << 40)
         plan = pblas.plan_matmul(desc, desc, out=desc, dtype="float64", hardware=hardware).plan
@@ -253,12 +253,12 @@ def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
         assert smallest.plan == plan
         needed = needed_nbytes(plan)
         if limit is not None and needed > limit:
-            assert needed <= min(found)
+            assert needed <= min(sizes)
             break
-        found.append(needed)
+        sizes.append(needed)
         limit = needed - 1
-    assert len(found) > 1
-    assert found == sorted(found, reverse=True)
+    assert len(sizes) > 1
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None:
@@ -327,7 +327,7 @@ def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
         (square, square, MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))): "rows: op(A) has blocks of 3",
         (square, square, MatrixDescriptor(12, 12, 3, 2, Grid(2, 2))): "columns: op(B) has blocks of 3",
         (square, grid, square): "k: op(A) has blocks of 3",
-        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(4, 1))): "op(A) lies on a 2 x 2 grid",
+        (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(4, 1))): "op(A) is on a 2 x 2 grid",
         (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
     }
     for descs, expected in cases.items():
@@ -381,9 +381,9 @@ def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order
             panels = plan.panels(0, plan.first(rank))
             owners = list(dict.fromkeys(panel.owner for panel in panels if panel.owner is not None))
             assert sorted(owners) == list(range(p))
-            at = plan.cuboids.d.coordinates(rank)
-            assert at is not None
-            i, j, _ = at
+            position = plan.cuboids.d.coordinates(rank)
+            assert position is not None
+            i, j, _ = position
             asked[0].add((i, owners[step]))
             asked[1].add((owners[step], j))
         assert len(asked[0]) == p * p

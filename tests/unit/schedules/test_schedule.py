@@ -85,12 +85,12 @@ def reduce(m: int, inner: Split, n: int, nprocs: int, algorithm: Algorithm) -> G
 @st.composite
 def splits(draw: st.DrawFn, nprocs: int, least: int = 0) -> Split:
     """Even, cyclic, with a source, with another first block, on fewer ranks; fewer elements than ranks, or none."""
-    n, among = draw(st.sampled_from([i for i in (0, 1, 2, 5, 9, 17) if i >= least])), nprocs - draw(st.booleans())
-    among = max(1, among)
+    n, ranks = draw(st.sampled_from([i for i in (0, 1, 2, 5, 9, 17) if i >= least])), nprocs - draw(st.booleans())
+    ranks = max(1, ranks)
     if draw(st.booleans()):
-        return even(n, among)
+        return even(n, ranks)
     inb = draw(st.sampled_from((None, 1, 3)))
-    return Split(n, draw(st.sampled_from((1, 2, 3, 18))), among, draw(st.integers(0, among - 1)), inb)
+    return Split(n, draw(st.sampled_from((1, 2, 3, 18))), ranks, draw(st.integers(0, ranks - 1)), inb)
 
 
 @st.composite
@@ -152,8 +152,8 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
 def sequences(draw: st.DrawFn) -> list[Drawn]:
     """Four calls on one workspace, of two to four different plans."""
     nprocs = draw(st.integers(1, 8))
-    found = draw(st.lists(drawn_calls(nprocs), min_size=2, max_size=4))
-    return [*found, *found][:4]
+    calls = draw(st.lists(drawn_calls(nprocs), min_size=2, max_size=4))
+    return [*calls, *calls][:4]
 
 
 @settings(max_examples=80)
@@ -221,19 +221,19 @@ def elements(plan: ProductPlan | None, block: Block) -> int:
 @given(sequences())
 def test_a_plan_receives_what_its_schedules_put_and_pull(sequence: list[Drawn]) -> None:
     for drawn in sequence:
-        plan, moved = drawn.plan, Counter[int]()
+        plan, arrived = drawn.plan, Counter[int]()
         for rank, program in enumerate(drawn.call.programs):
             for put in (put for op in program for put in puts_of(op) if put.peer != rank):
-                moved[put.peer] += elements(plan, put.target)
+                arrived[put.peer] += elements(plan, put.target)
             for op in program:
                 if isinstance(op, Fetch):
                     parts = zip(op.parts, op.ranks, strict=True)
-                    moved[rank] += sum(elements(plan, part) for part, r in parts if r != rank)
+                    arrived[rank] += sum(elements(plan, part) for part, r in parts if r != rank)
                 if isinstance(op, Pull):
-                    moved[rank] += elements(plan, op.source)
+                    arrived[rank] += elements(plan, op.source)
         for rank in range(drawn.nprocs):
             received = 0 if plan is None else plan.received_nbytes(rank) // plan.product.itemsize
-            assert moved[rank] == received, (plan, rank)
+            assert arrived[rank] == received, (plan, rank)
 
 
 @pytest.mark.parametrize("nprocs", range(1, 17))
@@ -291,9 +291,9 @@ def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
         before = [sum(other.target is None for other in strips[:i]) for i, own in enumerate(strips) if own.target]
         assert before == [3 * peers, 4 * peers, 4 * peers, 4 * peers]
         for strip in strips:
-            told = {put.peer for put in strip.puts}
-            assert len(told) == len(strip.puts) == (peers if strip.target else 1)
-            assert rank not in told
+            signalled = {put.peer for put in strip.puts}
+            assert len(signalled) == len(strip.puts) == (peers if strip.target else 1)
+            assert rank not in signalled
             assert strip.tells == strip.phase + (strip.target is not None)
 
 
@@ -312,17 +312,17 @@ def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> N
 def examples(nprocs: int) -> dict[str, Call]:
     """Each kind of plan on each algorithm, with something to move between all ranks."""
     rows, shards, n = even(nprocs, nprocs), even(2 * nprocs, nprocs), 16 * nprocs
-    each, some = Algorithm("copy_engine", (1,) * nprocs), Algorithm("copy_engine", (1, nprocs - 1))
+    one_each, some = Algorithm("copy_engine", (1,) * nprocs), Algorithm("copy_engine", (1, nprocs - 1))
 
     def all_reduce(algorithm: Algorithm, *, pieces: int = 1, direct: bool = False, packs: bool = False) -> Call:
         return call_of(reduce(1, rows, pieces * n, nprocs, algorithm), direct=direct, packs=packs)
 
     return {
-        "gather": call_of(gather(rows, shards, 4, nprocs, each)),
+        "gather": call_of(gather(rows, shards, 4, nprocs, one_each)),
         "gather along k": call_of(gather(rows, shards, 4, nprocs, some, along_k=True)),
         "gather by a kernel": call_of(gather(rows, shards, 4, nprocs, Algorithm("sm_push"))),
         "gather for tiles": call_of(gather(rows, even(n, nprocs), 4, nprocs, Algorithm("tile_signals", (2,)))),
-        "scatter": call_of(scatter(2, rows, shards, nprocs, each)),
+        "scatter": call_of(scatter(2, rows, shards, nprocs, one_each)),
         "scatter in two groups": call_of(scatter(2, rows, shards, nprocs, some)),
         "scatter from tiles": call_of(scatter(2, rows, shards, nprocs, Algorithm("tile_signals"))),
         "scatter from tiles in pieces": call_of(
@@ -484,9 +484,9 @@ def test_broken_schedules_are_caught(mutation: Mutation, shows: set[str], withou
 
 @pytest.mark.parametrize("nprocs", [2, 3, 4, 8])
 def test_one_copy_of_the_workspace_is_too_few(nprocs: int) -> None:
-    found = examples(nprocs)
-    for name in found.keys() - ALONE - (PULLS if nprocs == 2 else set()):  # of two, one writes there when it has read
-        calls = again(name, found[name], found["gather"])
+    by_name = examples(nprocs)
+    for name in by_name.keys() - ALONE - (PULLS if nprocs == 2 else set()):  # of two, one writes there when it has read
+        calls = again(name, by_name[name], by_name["gather"])
         for parity, kind in ((one_buffer, "race"), (one_flag, "lost flag"))[: 1 if name in MEETS_TWICE else 2]:
             world = World(calls, parity=parity)
             assert kind in kinds(prove(world)), name
@@ -523,8 +523,8 @@ def test_sound_schedules_pass_state_by_state(nprocs: int) -> None:
 
 
 def test_plans_that_alternate_pass_state_by_state() -> None:
-    found = list(examples(2).values())
-    for first, second in zip(found, [*found[3:], *found[:3]], strict=True):
+    calls = list(examples(2).values())
+    for first, second in zip(calls, [*calls[3:], *calls[:3]], strict=True):
         assert explore(World([first, second, first, second]), eager=True)[0] == []
 
 

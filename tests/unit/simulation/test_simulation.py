@@ -137,25 +137,25 @@ def test_steps_of_phases_are_steps_of_the_plan() -> None:
                     (own if peer == rank else others)[step.c1 - step.c0] += 1
                 if isinstance(plan, AllGatherGemm) and own:
                     own = Counter({sum(own.elements()): 1})
-                found = Counter[int]()
+                phases = Counter[int]()
                 for phase in phases_of(plan, View(rank, nprocs, 2, "message")):
-                    found[phase.gemm[1]] += phase.steps
-                del found[0]
-                assert found == own + others, plan
+                    phases[phase.gemm[1]] += phase.steps
+                del phases[0]
+                assert phases == own + others, plan
 
 
 @pytest.mark.parametrize("hardware", MACHINES, ids=lambda hardware: hardware.name)
 def test_nothing_takes_less_time_than_its_parts(hardware: Hardware) -> None:
     for plan in PLANS:
-        found = plan.simulate(hardware)
-        assert found.seconds >= found.compute_seconds
-        assert found.exposed_seconds == found.seconds - found.compute_seconds
+        simulation = plan.simulate(hardware)
+        assert simulation.seconds >= simulation.compute_seconds
+        assert simulation.exposed_seconds == simulation.seconds - simulation.compute_seconds
         fastest = max(hardware.near.bandwidth, hardware.far.bandwidth)
-        assert found.received_nbytes == plan.max_received_nbytes
-        assert found.seconds * (1 + 1e-12) >= found.received_nbytes / fastest
-        assert found.seconds * (1 + 1e-12) >= found.communication_seconds
-        assert 0 <= found.efficiency <= 1
-        assert found.memory_nbytes >= plan.workspace_nbytes * (plan.transport == "message")
+        assert simulation.received_nbytes == plan.max_received_nbytes
+        assert simulation.seconds * (1 + 1e-12) >= simulation.received_nbytes / fastest
+        assert simulation.seconds * (1 + 1e-12) >= simulation.communication_seconds
+        assert 0 <= simulation.efficiency <= 1
+        assert simulation.memory_nbytes >= plan.workspace_nbytes * (plan.transport == "message")
 
 
 @pytest.mark.parametrize("name", ["near.bandwidth", "far.bandwidth", "memory_bandwidth", "float64", "near.core"])
@@ -180,10 +180,10 @@ def test_one_rank_takes_the_time_of_its_gemm(hardware: Hardware) -> None:
     for plan in PLANS:
         product = plan.product
         if product.nprocs == 1:
-            found = plan.simulate(hardware)
+            simulation = plan.simulate(hardware)
             gemm = hardware.gemm_seconds(product.m, product.n, product.k, product.dtype)
-            assert found.seconds == found.compute_seconds == gemm
-            assert found.received_nbytes == found.messages == 0
+            assert simulation.seconds == simulation.compute_seconds == gemm
+            assert simulation.received_nbytes == simulation.messages == 0
 
 
 def test_overlap_hides_what_the_gemm_leaves_time_for() -> None:
@@ -217,17 +217,17 @@ def test_a_rank_that_sends_to_all_holds_them_up() -> None:
 def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     """A panel that one process column holds is sent to each of the others, unless these begin with different panels."""
     n, grid, hardware = 4096, Grid(8, 8), replace(FAT_TREE, ranks_per_node=1)
-    found = {}
+    simulations = {}
     for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
         a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
         plan = choose("float64", a, b, d, nprocs=64, topology=Topology(), chunks=32)
         assert isinstance(plan, SummaC)
         assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
-        found[name] = plan.simulate(hardware)
-    assert len({each.received_nbytes for each in found.values()}) == 1
-    assert found["wait"].communication_seconds > 6 * found["small"].communication_seconds
-    assert found["in turn"].communication_seconds <= found["small"].communication_seconds
+        simulations[name] = plan.simulate(hardware)
+    assert len({simulation.received_nbytes for simulation in simulations.values()}) == 1
+    assert simulations["wait"].communication_seconds > 6 * simulations["small"].communication_seconds
+    assert simulations["in turn"].communication_seconds <= simulations["small"].communication_seconds
 
 
 @pytest.mark.parametrize("hardware", PRESETS)
@@ -252,9 +252,9 @@ def test_a_million_ranks_cost_no_more_than_a_thousand(
     evaluated = set()
     for nprocs in (2**10, 2**20):
         plan = big(nprocs, kinds, n=2**22, chunks=4)
-        found = plan.simulate(hardware)
-        evaluated.add(found.evaluated)
-        assert found.received_nbytes == plan.max_received_nbytes
+        simulation = plan.simulate(hardware)
+        evaluated.add(simulation.evaluated)
+        assert simulation.received_nbytes == plan.max_received_nbytes
     assert len(evaluated) == 1
     assert max(evaluated) <= 12
     assert 0 < counted[2**20] <= 1.5 * counted[2**10] < 10_000
@@ -287,16 +287,16 @@ def test_pieces_side_by_side_add_up() -> None:
 
 def test_stretches_cover_the_other_ranks_and_hide_no_difference() -> None:
     splits = [Split(9, 2, 8), Split(40, 3, 7, 6, 1), Split(5, 9, 8, 3), Split(0, 1, 8), Split(16, 2, 8, 4)]
-    for rank, ranks_per_node, ahead, behind in itertools.product(range(8), (1, 3, 8), splits, splits):
+    for rank, ranks_per_node, ahead, before in itertools.product(range(8), (1, 3, 8), splits, splits):
         view = View(rank, 8, ranks_per_node, "mixed")
-        found = list(view.stretches([ahead], [behind]))
-        distances = [d for start, count in found for d in range(start, start + count)]
+        stretches = list(view.stretches([ahead], [before]))
+        distances = [d for start, count in stretches for d in range(start, start + count)]
         assert distances == list(range(1, 8))
-        for start, count in found:
+        for start, count in stretches:
             alike = {
                 (
                     ahead.count((rank + d) % 8),
-                    behind.count((rank - d) % 8),
+                    before.count((rank - d) % 8),
                     view.is_near((rank + d) % 8),
                 )
                 for d in range(start, start + count)
@@ -339,13 +339,13 @@ def test_what_no_machine_can_be_is_refused_when_it_is_made() -> None:
 
 
 def test_results_can_be_pasted_and_read() -> None:
-    found = big(8).simulate("nvlink")
-    assert eval(repr(found), {"Simulation": Simulation}) == found
-    text = str(found)
+    simulation = big(8).simulate("nvlink")
+    assert eval(repr(simulation), {"Simulation": Simulation}) == simulation
+    text = str(simulation)
     assert "8 ranks of nvlink" in text
-    assert f"{found.received_nbytes:,} bytes" in text
+    assert f"{simulation.received_nbytes:,} bytes" in text
     assert "MORE THAN IT HAS" not in text
-    assert "MORE THAN IT HAS" in str(replace(found, memory_limit=1))
+    assert "MORE THAN IT HAS" in str(replace(simulation, memory_limit=1))
     inf = float("inf")
     assert eval(repr(LAPTOP), {"Hardware": Hardware, "Link": Link, "inf": inf}) == LAPTOP
 
