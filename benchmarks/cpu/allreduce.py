@@ -22,10 +22,10 @@ import numpy as np
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
-from rounds import rounds, together
 
 import pblas
 from benchmarks.cpu.machine import write
+from benchmarks.rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
 CONSOLE = Console(quiet=COMM.rank != 0, width=150)

@@ -29,11 +29,11 @@ import numpy as np
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
-from rounds import rounds, together
 from threadpoolctl import threadpool_limits
 
 import pblas
 from benchmarks.cpu.machine import write
+from benchmarks.rounds import rounds, together
 from pblas import MatrixDescriptor, tp
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.gemm import gemm

@@ -24,10 +24,10 @@ import numpy as np
 from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
-from rounds import rounds, together
 
 import pblas
 from benchmarks.cpu.machine import write
+from benchmarks.rounds import rounds, together
 from pblas import Grid, MatrixDescriptor
 from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement

@@ -191,8 +191,8 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
     an execution does: its steps, its messages, its waits.
     """
     from mpi4py.MPI import COMM_WORLD as COMM
-    from rounds import rounds, together
 
+    from benchmarks.rounds import rounds, together
     from pblas.backends.cpu.gemm import gemm
 
     rate = 2 * n**3 / COMM.size / seconds

@@ -28,9 +28,9 @@ os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
 os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
 
 from mpi4py import MPI
-from rounds import rounds, together
 
 from benchmarks.gpu.rows import commit, write_json
+from benchmarks.rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
 DTYPES = ("bfloat16", "float32", "float64")
