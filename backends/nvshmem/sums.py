@@ -95,7 +95,7 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """All-reduce with one kernel: it reads the peers' partial products and writes sums to the peers, at `places`."""
+        """All-reduce with one kernel: it reads partial products of the peers and writes sums to them, at `places`."""
 
         def kernel(stream: Stream, result: int, **options: Any) -> None:
             self._kernels.pulled(stream, output.out.dtype, first, result, **places, **options)
