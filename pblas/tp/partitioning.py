@@ -7,8 +7,8 @@ says along which of T, I and O each of the three is cut; the products follow:
     dx = dy w       T x I
     dw = dy^T x     O x I
 
-x and y may have `batch` axes between tokens and features. Then T is the length of the first axis, which is cut. All
-axes but the last are the rows of the products.
+x and y may have `batch` axes between tokens and features. T is the length of the first axis, which is cut. All axes but
+the last are the rows of the products.
 """
 
 from __future__ import annotations
