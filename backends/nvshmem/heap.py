@@ -1,8 +1,8 @@
 """Symmetric memory of one context on GPUs: the same blocks at the same offsets on every rank, in NVSHMEM's heap.
 
 `pblas.backends.allocator` keeps track of the blocks. A window is here a *region* of the process's symmetric memory, at
-a place that is free on all ranks of the context. The ranks agree on the place: each proposes its lowest free place at or
-above the last agreed one, and the highest proposal is agreed, until all propose the same.
+a place that is free on all ranks of the context. The ranks agree on the place: each proposes its lowest free place from
+the last agreed one on, and the highest proposal is agreed, until all propose the same.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """All-reduce with one kernel, which sends shards of the partial product at `source`, then the sums of its shard."""
+        """All-reduce with one kernel, which sends shards of the partial product at `source`, then sums."""
 
         def kernel(stream: Stream, result: int, **options: Any) -> None:
             self._kernels.two_shot(stream, output.out.dtype, first, source, result, slots=slots, **options)
@@ -95,7 +95,7 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """All-reduce with one kernel, which reads the peers' partial products and writes sums to the peers: `places`."""
+        """All-reduce with one kernel, which reads the peers' partial products and writes them sums (`places`)."""
 
         def kernel(stream: Stream, result: int, **options: Any) -> None:
             self._kernels.pulled(stream, output.out.dtype, first, result, **places, **options)
