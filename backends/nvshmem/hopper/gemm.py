@@ -180,7 +180,7 @@ class Hopper:
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
-        """Whether one launch can compute these parts: few, readable by TMA, of one storage order and number of terms."""
+        """Whether one launch can compute these parts: few, fit for TMA, of one storage order and number of terms."""
         readings = [reading for part in parts for reading in readings_of(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({stored_as(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
