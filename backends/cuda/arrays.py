@@ -1,7 +1,7 @@
-"""Work of executors on arrays of this rank's GPU, with the methods of `pblas.backends.cpu.arrays.HostArrays`.
+"""Array operations of executors on this rank's GPU, with the methods of `pblas.backends.cpu.arrays.HostArrays`.
 
-The lanes are streams of their own, "side" of high priority. Everything is launched and returns; `begin` waits for the
-caller's stream and `settle` for both lanes, so that an execution is one blocking call. The caller's stream is often the
+The lanes are separate streams, "side" with high priority. All operations return after the launch. `begin` waits for the
+caller's stream and `settle` for both lanes, so an execution is one blocking call. The caller's stream is often the
 default one, which would wait for streams of other libraries, and they for it.
 """
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
 
-_PRIORITY = -5  # the highest: what moves does not wait for GEMMs that were launched before it
+_PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
 class Program:
-    """A captured body, and the memory that it uses; nothing runs when it is dropped, since executions are awaited.
+    """A captured body, and the memory that it uses. Executions are awaited, so it does not run when it is dropped.
 
     Args:
-        graph: of its calls (local).
-        kept: arrays that were made for it (local).
+        graph: graph of its calls (local).
+        kept: arrays made for it (local).
     """
 
     __slots__ = ("graph", "kept")
@@ -54,7 +54,7 @@ class Program:
 
 
 _SEEN = object()
-"""In the place of a program of a body that has been run once."""
+"""Stands for the program of a body that has run once."""
 
 
 class DeviceArrays:
@@ -70,7 +70,7 @@ class DeviceArrays:
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream = int(self._main.ptr)
-        self._pool = cupy.cuda.MemoryPool()  # not the user's: what is free here may still be used by a lane
+        self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
         self._tf32 = self._autotune = False
 
@@ -82,7 +82,7 @@ class DeviceArrays:
 
     @cached_property
     def pointwise(self) -> Pointwise:
-        """What evaluates expressions."""
+        """The evaluator of expressions."""
         return Pointwise()
 
     @property
@@ -97,13 +97,13 @@ class DeviceArrays:
 
     @property
     def patch(self) -> Callable[..., BlockCopy]:
-        """What copies the elements of a message."""
+        """The class that copies the elements of a message."""
         return partial(BlockCopy, self)
 
     # Memory
 
     def empty(self, nbytes: int) -> Array:
-        """Bytes of this rank alone, uninitialised, which are not used anew before `settle` (local).
+        """Private uninitialised bytes of this rank, which are not reused before `settle` (local).
 
         Raises:
             WorkspaceError: the GPU has no such memory.
@@ -117,7 +117,7 @@ class DeviceArrays:
         return array
 
     def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
-        """A tight array at the start of what `empty` returned (local)."""
+        """A tight array at the start of memory from `empty` (local)."""
         array: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
         return array
 
@@ -171,15 +171,15 @@ class DeviceArrays:
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
-    # The host's memory, for collectives that go that way
+    # The host's memory, for naive collectives
 
     def check_stream(self, verb: str, stream: Any, *, waits: bool) -> None:
-        """Raise ArgumentError if this is no stream, or one that is captured, for what waits for it (local).
+        """Raise ArgumentError for an invalid stream, or one that is being captured if the caller waits for it (local).
 
         Args:
-            verb: for messages (global).
+            verb: name of the operation, for messages (global).
             stream: None for CuPy's current one (local).
-            waits: return when the GPU has done what the stream was given (global).
+            waits: whether to wait for the stream (global).
         """
         if waits:
             plain.settle(verb, stream)
@@ -191,7 +191,7 @@ class DeviceArrays:
         return plain.download(x)
 
     def upload(self, host: Array, x: Any) -> None:
-        """X := what lies in the host's memory (local)."""
+        """X := an array in host memory (local)."""
         plain.upload(host, x)
 
     # Products
@@ -221,12 +221,12 @@ class DeviceArrays:
     # Order
 
     def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
-        """Return when the GPU has done what the caller has asked `stream` for, CuPy's current one by default.
+        """Wait until the caller's stream, CuPy's current one by default, is idle.
 
-        The first one loads what multiplies and moves.
+        The first call loads cuBLASLt and the copy kernels.
 
         Raises:
-            ArgumentError: no stream, or one that is being captured.
+            ArgumentError: an invalid stream, or one that is being captured.
             BackendError: a library or the GPU fails.
         """
         caller_stream = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
@@ -249,15 +249,15 @@ class DeviceArrays:
             raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
 
     def settle(self) -> None:
-        """Return when both lanes have done what they were given."""
+        """Wait until both lanes are idle."""
         runtime.streamSynchronize(self.side)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
     def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
-        """Do what `body` does: see `pblas.backends.cpu.arrays.HostArrays.replayed`.
+        """Run `body`, as a graph from the second time on; see `pblas.backends.cpu.arrays.HostArrays.replayed`.
 
-        To launch its calls one by one takes the host up to a millisecond, a graph some 10 us.
+        The host needs up to a millisecond to launch its calls one by one, and some 10 us for a graph.
         """
         known = key()
         program = programs.pop(known, None)
@@ -299,18 +299,18 @@ class DeviceArrays:
             self.stream = before
 
     def mark(self) -> Any:
-        """The end of what this lane has been given so far."""
+        """An event after this lane's operations so far."""
         event = cupy.cuda.Event(block=False, disable_timing=True)
         runtime.eventRecord(event.ptr, self.stream)
         return event
 
     def follow(self, mark: Any) -> None:
-        """What this lane is given from here on begins after a mark of the other."""
+        """Further operations of this lane begin after a mark of the other lane."""
         if mark is not None:
             runtime.streamWaitEvent(self.stream, mark.ptr, 0)
 
     def close(self) -> None:
-        """Free what products need beside their operands; nothing runs any more."""
+        """Free the resources of products; nothing runs any more."""
         self._kept.clear()
         if self._loaded is not None:
             self._gemm.close()

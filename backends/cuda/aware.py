@@ -1,6 +1,6 @@
-"""MPI that reads and writes the memory of GPUs: whether this one does, and messages straight from one GPU to another.
+"""GPU-aware MPI: whether this MPI accesses GPU memory, and messages directly between GPUs.
 
-The MPI is asked, unless PBLAS_GPU_AWARE says it.
+PBLAS_GPU_AWARE overrides the answer of the MPI library.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 
 
 def is_gpu_aware() -> tuple[bool, str]:
-    """Whether this rank's MPI takes addresses on GPUs, and who says so (local).
+    """Whether this rank's MPI takes addresses on GPUs, and the source of this answer (local).
 
     Raises:
         BackendError: PBLAS_GPU_AWARE is neither 0 nor 1.
@@ -67,8 +67,8 @@ def _ask_open_mpi(function: Callable[..., int]) -> bool:
 
 
 def _function(name: str) -> Any:
-    """A function of the MPI library that mpi4py has loaded, whose own extensions mpi4py does not know."""
-    for library in (None, MPI.__file__):  # what the process has made known to all, then what mpi4py depends on
+    """A function of the loaded MPI library that mpi4py does not wrap."""
+    for library in (None, MPI.__file__):  # global symbols of the process, then libraries of mpi4py
         try:
             function = getattr(ctypes.CDLL(library), name)
         except (OSError, AttributeError):
@@ -91,20 +91,20 @@ class AwareChannel(DeviceChannel):
         self._comm = hosts.comm
 
     def send(self, x: Array, dest: int, tag: int) -> Any:
-        """Start to send x (m x n, one stride is one element) to `dest`, after what the lane has been given (local)."""
+        """Start to send x (m x n, one stride is one element) to `dest`, after the lane's operations so far (local)."""
         address, keep = self._tight(x)
         return self._deferred(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
-        """Start to receive into x (m x n, contiguous) from `source`, not before what reads there has ended (local)."""
+        """Start to receive into x (m x n, contiguous) from `source`, after the lane's operations so far (local)."""
         self.received_nbytes += x.nbytes
         target: Any = x
         return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
 
     def _tight(self, x: Any) -> tuple[int, Any]:
-        """Address of x, or of a contiguous copy, and what keeps it."""
+        """Address of x or of a contiguous copy, and the array that keeps it alive."""
         where = runs_of(x)
-        assert where is not None, "pieces lie in runs"
+        assert where is not None, "pieces are strided runs"
         order, run, _, pitch = where
         if pitch == run:
             return x.data.ptr, x

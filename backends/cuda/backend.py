@@ -1,7 +1,7 @@
 """The backend of GPUs without NVSHMEM: CuPy arrays, and messages between them by MPI.
 
-Where the MPI takes addresses on GPUs, messages go from one GPU to the other; else through pinned memory of the hosts.
-Nothing is read in place, so ranks may be on any nodes, and several may share a GPU.
+If the MPI takes addresses on GPUs, messages go directly between GPUs, else through pinned memory of the hosts. Ranks do
+not read peers' memory in place, so they may be on any nodes, and several ranks may share a GPU.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class CudaBackend(GpuBackend):
     """Ranks of one communicator with a GPU each, or a part of one, that send each other messages.
 
     Args:
-        peers: the ranks of a communicator, which are all here (global).
+        peers: the ranks of a communicator; all of them call this (global).
         device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
 
     Raises:
-        BackendError: GPUs or libraries that do not serve, on any rank.
+        BackendError: unsuitable GPUs or libraries, on any rank.
     """
 
     name = "cuda"
@@ -61,13 +61,13 @@ class CudaBackend(GpuBackend):
         return chosen
 
     def versions(self) -> tuple[str, ...]:
-        """What the times of plans depend on beside the plan: hardware and libraries (local)."""
+        """Hardware and libraries on which the times of plans depend (local)."""
         return self.gpu.name, f"driver{self.gpu.driver}", f"cupy{cupy.__version__}"
 
     def describe(self) -> dict[str, str]:
         """Facts for `pblas info`."""
         description = super().describe() | {"transport": f"messages, {transfer_path(self._aware, self._asked)}"}
-        del description["ranks on this node"]  # of no importance where nothing is read in place
+        del description["ranks on this node"]  # irrelevant: ranks read nothing in place
         return description
 
     # Memory
@@ -88,7 +88,7 @@ class CudaBackend(GpuBackend):
         return memory
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of what `allocate` returned, which it keeps alive (local)."""
+        """An array at the start of memory from `allocate`, which it keeps alive (local)."""
         array: Any = cupy.ndarray(shape, dtype, memory, strides)
         return array
 

@@ -1,4 +1,4 @@
-"""What all backends with CuPy arrays have: ranks with a GPU each, or a part of one."""
+"""Base class of backends with CuPy arrays: ranks with a GPU each, or a share of one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class GpuBackend(HostRanks):
     device: int
 
     def use(self, gpu: Device) -> None:
-        """**Collective.** Make a GPU this thread's current one, and load what multiplies and moves there.
+        """**Collective.** Make a GPU this thread's current one, and create its arrays.
 
         Raises:
             BackendError: a GPU that cannot be used, on any rank.
@@ -57,7 +57,7 @@ class GpuBackend(HostRanks):
         }
 
     def recorder(self) -> DeviceRecorder:
-        """What records when operations run, by events of the GPU (local)."""
+        """A recorder of the times of operations, from events of the GPU (local)."""
         from pblas.backends.cuda.recorder import DeviceRecorder
 
         return DeviceRecorder(self)
@@ -65,12 +65,12 @@ class GpuBackend(HostRanks):
     # Arrays
 
     def as_array(self, x: Any) -> Array:
-        """The array that x is, on this rank's GPU or in host memory; nothing is copied if it is one (local).
+        """x as an array on this rank's GPU or in host memory, without a copy if it is an array already (local).
 
         Raises:
             ArgumentError: an array on another GPU, or of a kind that CuPy does not read.
             DTypeError: a tensor with elements that NumPy does not know.
-            ValueError: nothing that can be an array.
+            ValueError: x cannot be an array.
         """
         try:
             array: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
@@ -91,11 +91,11 @@ class GpuBackend(HostRanks):
         return array
 
     def is_here(self, x: Array) -> bool:
-        """Whether an array lies in the memory in which this backend multiplies (local)."""
+        """Whether an array is in GPU memory, where this backend multiplies (local)."""
         return isinstance(x, cupy.ndarray)
 
     def reading(self, x: Array) -> Array:
-        """The elements of x in host memory: x itself if it lies there (local)."""
+        """The elements of x in host memory: x itself if it is there (local)."""
         return transfer.download(x) if self.is_here(x) else x
 
     def writing(self, x: Array) -> AbstractContextManager[Array]:
@@ -103,7 +103,7 @@ class GpuBackend(HostRanks):
         return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
 
     def copy(self, x: Array, z: Array) -> None:
-        """Z := X, of the same shape and dtype; X may lie in host memory, Z where this backend multiplies (local)."""
+        """Z := X, of the same shape and dtype; X may be in host memory; Z is where this backend multiplies (local)."""
         if self.is_here(x):
             transfer.copy(x, z)
         else:
@@ -119,7 +119,7 @@ class GpuBackend(HostRanks):
         return x.conj()
 
     def address(self, x: Array) -> int:
-        """Where the first element of x lies (local)."""
+        """Address of the first element of x (local)."""
         data: Any = x.data
         return int(data.ptr)
 

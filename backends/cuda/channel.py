@@ -1,7 +1,7 @@
 """Messages of matrix pieces between GPUs, by way of the hosts.
 
-What a message needs is asked of the GPU at once, and the message itself leaves when the GPU has come so far: `done` of
-any transfer looks after all of them. Several are so under way while GEMMs run.
+A call launches the copies of its message on the GPU. The message is sent once the GPU has finished them: `done` of any
+transfer makes progress for all. Several messages are in flight while GEMMs run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
 
 class DeviceTransfer:
-    """A message on its way; `done()` also lets the channel and the hosts' messages progress.
+    """A message in flight; `done()` also makes progress for the channel and the hosts' messages.
 
     Args:
-        channel: of the message (local).
-        keep: memory that it needs (local).
-        arrive: called once when it has arrived (local).
+        channel: channel of the message (local).
+        keep: memory of the message, kept alive (local).
+        rendezvous: called once when the message has arrived (local).
     """
 
     __slots__ = ("_arrive", "_channel", "_keep", "started")
@@ -43,7 +43,7 @@ class DeviceTransfer:
         """The hosts' message, once it has begun."""
 
     def done(self) -> bool:
-        """Whether the message arrived, or its memory may be used again by what the GPU is asked for from now on."""
+        """Whether the message has arrived, or further operations of the GPU may reuse its memory."""
         self._channel.progress()
         if self.started is None or not self.started.done():
             return False
@@ -54,7 +54,7 @@ class DeviceTransfer:
 
 
 class DeviceChannel:
-    """Sends and receives pieces of matrices that lie on GPUs, through pinned memory of the hosts.
+    """Sends and receives pieces of matrices on GPUs through pinned memory of the hosts.
 
     Args:
         hosts: messages of pieces in the hosts' memory (global).
@@ -64,13 +64,13 @@ class DeviceChannel:
     def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
         self._hosts, self._arrays = hosts, arrays
         self.received_nbytes = 0
-        self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and what to do behind it
-        self._landing: list[tuple[Any, Any]] = []  # a mark, and memory of the host that is used before it
+        self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and a function to call after it
+        self._landing: list[tuple[Any, Any]] = []  # a mark, and host memory in use until then
 
     def send(self, x: Array, dest: int, tag: int) -> Any:
-        """Start to send x (m x n, one stride is one element) to `dest`, after what the lane has been given (local)."""
+        """Start to send x (m x n, one stride is one element) to `dest`, after the lane's operations so far (local)."""
         host, where = _pinned(x), runs_of(x)
-        assert where is not None, "pieces lie in runs"
+        assert where is not None, "pieces are strided runs"
         _, run, count, pitch = where
         device_x: Any = x
         _copy(self._arrays.stream, host.ctypes.data, run, device_x.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
@@ -79,7 +79,7 @@ class DeviceChannel:
     def receive(self, x: Array, source: int, tag: int) -> Any:
         """Start to receive into x (m x n, contiguous) from `source` (local).
 
-        What the side lane is given when the transfer is done, finds it there.
+        Operations of the side lane after the end of the transfer see the data.
         """
         self.received_nbytes += x.nbytes
         host = _pinned(x)
@@ -88,7 +88,7 @@ class DeviceChannel:
         return transfer
 
     def signal(self, dest: int, tag: int) -> Any:
-        """Send an empty message when the GPU has done what the lane has been given (local)."""
+        """Send an empty message after the lane's operations so far (local)."""
         return self._deferred(lambda: self._hosts.signal(dest, tag), None)
 
     def await_signal(self, source: int, tag: int) -> Any:
@@ -106,7 +106,7 @@ class DeviceChannel:
         self._hosts.all_gather(x, out, counts)
 
     def progress(self) -> None:
-        """Begin what the GPU is ready for, in the order of the calls, which the other end counts on (local)."""
+        """Start the messages whose copies are done, in the order of the calls, which the peer relies on (local)."""
         while self._waiting and _is_done(self._waiting[0][0]):
             self._waiting.popleft()[1]()
         if self._landing and _is_done(self._landing[0][0]):
@@ -116,7 +116,7 @@ class DeviceChannel:
         """Nothing to free: the hosts' channel has an owner of its own (local)."""
 
     def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
-        """A transfer that begins when the GPU has come to where this lane is now."""
+        """A transfer that begins after this lane's operations so far."""
         transfer = DeviceTransfer(self, keep)
 
         def start() -> None:
@@ -140,7 +140,7 @@ def _pinned(x: Any) -> Array:
 
 
 def _is_done(mark: Any) -> bool:
-    """Whether the GPU has come to a mark."""
+    """Whether the GPU has reached a mark."""
     return streams.is_done(mark.ptr)
 
 

@@ -1,8 +1,8 @@
 """cuBLASLt's objects for one problem: descriptors, layouts, algorithms, and the launch.
 
-Left out are algorithms that add the parts of a split K in place, in the order of arrival, or in the output's 16 bits,
-and the form of complex products with three multiplications: sums are taken in the precision of the accumulator and
-have the same bits in every run.
+Results have the same bits in every run, and sums have the precision of the accumulator. Therefore some algorithms are
+excluded: those that add the parts of a split K in place, in the order of arrival, or in the output's 16 bits, and
+complex products with three multiplications.
 
 Source: cuBLAS documentation, "Using the cuBLASLt API".
 """
@@ -33,7 +33,7 @@ _TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
 _OPERATIONS = {"N": 0, "T": 1, "C": 2}  # cublasOperation_t
 _REDUCTIONS = (cublasLt.ReductionScheme.NONE, cublasLt.ReductionScheme.COMPUTE_TYPE)
 _ALL_BUT_GAUSSIAN = (1 << 64) - 1 & ~(1 << 32)  # CUBLASLT_NUMERICAL_IMPL_FLAGS_GAUSSIAN
-_ALIGNED = 256  # an address that no vector is less aligned than, for questions about one
+_ALIGNED = 256  # an aligned address, for queries about algorithms with a bias
 
 
 class GemmAlgorithm:
@@ -69,7 +69,7 @@ class Product:
         handle: of cuBLASLt.
         workspace_nbytes: what an algorithm may use.
         problem: what is multiplied.
-        epilogue: what is done to Z before it is rounded, as `spoken` names it; "" for nothing.
+        epilogue: operation on Z before it is rounded, as named by `spoken`; "" for none.
     """
 
     __slots__ = (
@@ -212,7 +212,7 @@ class Product:
         return algorithms
 
     def checked(self, data: bytes) -> GemmAlgorithm | None:
-        """The algorithm of these bytes, None if it does not serve this problem."""
+        """The algorithm of these bytes, None if it does not support this problem."""
         algorithm, result = GemmAlgorithm(data), np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
         layout_a, layout_b, layout_z = self._layouts
         try:

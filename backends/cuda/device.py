@@ -1,6 +1,6 @@
-"""Which GPU a rank uses, and what stands against it: decisions over plain facts, and the few calls that find the facts.
+"""Which GPU a rank uses, and whether it can: decisions over plain facts, and the few calls that find the facts.
 
-CuPy is imported by those calls only, so that everything that is decided here can be asked for without a GPU.
+Only those calls import CuPy, so the decisions can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _INSTALL = "pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
 
 
 def probe() -> Platform:
-    """What this rank has for GPUs; makes no context on any of them (local)."""
+    """The GPUs and libraries of this rank, found without a context on any GPU (local)."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import cupy
-    except Exception as error:  # noqa: BLE001 - a broken CUDA makes CuPy raise whatever it met
+    except Exception as error:  # noqa: BLE001 - with a broken CUDA, CuPy raises any exception
         return Platform(lack=_one_line(error) or "cupy cannot be imported", visible=visible)
     runtime, status, count = cupy.cuda.runtime, 0, 0
     try:
@@ -139,7 +139,7 @@ def device_index(node_rank: int, count: int, device: int | None = None) -> int:
 
 
 def problem(platform: Platform, device: int | None = None, *, messages: bool = False) -> BackendError | None:
-    """What stands against GPUs on a rank, with the remedy; None if nothing does.
+    """The error if a rank cannot use GPUs, with the remedy; None if it can.
 
     Args:
         platform: what `probe` found (local).
@@ -169,7 +169,7 @@ def problem(platform: Platform, device: int | None = None, *, messages: bool = F
 
 
 def unfit(device: Device) -> BackendError | None:
-    """What a GPU lacks, None if it serves."""
+    """The error if a GPU is unsuitable, else None."""
     if not device.stream_memops:
         return BackendError(
             f"GPU {device.index} ({device.name}) has no stream memory operations under this driver, which signals "

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
 
 WORKSPACE_NBYTES = 32 << 20
-"""What cuBLAS itself takes on Hopper: less rules algorithms out, more gains nothing."""
+"""cuBLAS's own workspace size on Hopper: less excludes algorithms, more gains nothing."""
 
 _MOST_PRODUCTS = 1024  # prepared at a time: a few KB each
 _MOST_CALLS = 8 * _MOST_PRODUCTS
@@ -72,7 +72,7 @@ class Gemm:
         )
         """The algorithms that were tuned, or that the file or another rank knew."""
         self.forgotten = 0
-        """How often products were dropped; what was kept of those is of no use any more."""
+        """How often products were dropped; recordings of dropped products are invalid."""
         self._products: dict[tuple[Problem, str], tuple[Product, GemmAlgorithm]] = {}
         # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
         self._calls: dict[Any, tuple[Product, GemmAlgorithm, bool, str]] = {}
@@ -119,7 +119,7 @@ class Gemm:
             stream: handle of the stream, captured or not.
             alpha: scalar, not 0 (local).
             x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-            y: k x n, or batch x k x n, likewise, of the same dtype (local).
+            y: k x n, or batch x k x n, with such strides, of the same dtype (local).
             beta: scalar; Z is not read when it is 0 (local).
             z: m x n, or batch x m x n, of the same dtype, or float32 beside 16-bit operands; a 2D operand beside a
                 3D Z takes part in every product. k is not 0, unless Z is empty (local).
@@ -127,10 +127,10 @@ class Gemm:
             lane: whose workspace is used; products that may run at the same time name different lanes.
             tf32: whether float32 and complex64 may be multiplied in TF32.
             tune: a stream on which to find the fastest algorithm first, if the problem is new; None: do not.
-            finish: what follows, with operands of Z's shape (local).
+            finish: epilogue, with operands of Z's shape (local).
 
         Returns:
-            Whether what follows was done too, before Z was rounded.
+            Whether the epilogue was applied too, before Z was rounded.
 
         Raises:
             BackendError: cuBLASLt has no algorithm for it.
@@ -149,7 +149,7 @@ class Gemm:
         if call is None:
             problem, swapped = read(x, y, z, conj, tf32=tf32)
             if tune is not None:
-                assert isinstance(stream, int), "nothing is tuned that is only kept"
+                assert isinstance(stream, int), "a recorded product is not tuned"
                 cupy.cuda.runtime.streamSynchronize(stream)
                 self.tune([problem], tune)
             call = self._prepare(key, problem, swapped, epilogue)
@@ -194,7 +194,7 @@ class Gemm:
     def _prepare(
         self, key: object, problem: Problem, swapped: bool, epilogue: str
     ) -> tuple[Product, GemmAlgorithm, bool, str]:
-        """What a call needs, known under `key` from now on."""
+        """Prepare a call and keep it under `key`."""
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
         try:

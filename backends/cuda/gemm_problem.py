@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Trans = Literal["N", "T", "C"]
 
 ALIGNMENT = 16
-"""Bytes to which pointers are told apart: no algorithm asks for more (TMA and 128-bit loads need 16)."""
+"""Bytes of the largest distinguished alignment: no algorithm asks for more (TMA and 128-bit loads need 16)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Problem:
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """Elements from the first to behind the last of A, B and Z."""
+        """Elements from the first to the last, inclusive, of A, B and Z."""
         parts = (
             (self.stored_a, self.lda, self.stridea),
             (self.stored_b, self.ldb, self.strideb),
@@ -177,15 +177,15 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
 
 
 def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
-    """What cuBLASLt calls that which follows a product Z of X and something, and where its bias lies.
+    """cuBLASLt's name for the epilogue of a product Z, and the address of its bias.
 
     Args:
-        finish: what follows (local).
+        finish: the epilogue (local).
         x: an operand (local).
         z: m x n (local).
 
     Returns:
-        The name, or "" if cuBLASLt does not do it; the address, or 0.
+        The name, or "" if cuBLASLt does not have it; the address, or 0.
     """
     call_args = spoken(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
     if call_args is None or call_args[1] is None:

@@ -1,4 +1,4 @@
-"""CuPy arrays of any shape and strides to and from the host's memory, for collectives that go that way."""
+"""CuPy arrays of any shape and strides to and from the host's memory, for naive collectives."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def settle(verb: str, stream: Any) -> None:
-    """Return when the GPU has done what the caller has asked a stream for, CuPy's current one by default (local).
+    """Wait until a stream, CuPy's current one by default, is idle (local).
 
     Raises:
-        ArgumentError: no stream, or one that is being captured.
+        ArgumentError: an invalid stream, or one that is being captured.
     """
     handle = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
     if handle not in (0, 1) and runtime.streamIsCapturing(handle):  # those two, default streams, cannot
@@ -37,7 +37,7 @@ def download(x: Any) -> Array:
 
 
 def upload(host: Array, x: Any) -> None:
-    """X := what lies in host memory (local)."""
+    """X := an array in host memory (local)."""
     if x.size:
         _words(x)[...] = cupy.asarray(np.ascontiguousarray(host).view(_words(x).dtype).reshape(x.shape))
         runtime.deviceSynchronize()

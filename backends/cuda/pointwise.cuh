@@ -318,7 +318,7 @@ struct Rows {
 // Rows of `columns` elements, divided by the square root of the mean of their squares + eps, times the weight, if there is
 // one. By all THREADS of a CTA, whose warps share out as many rows at a time as they can hold in shared memory.
 // begin(row, at) asks for what a pack of a row is made of, BATCH of them one after the other, finish(row, at, that) makes it,
-// zeros behind the row's end, and may store it, so that again(row, at) finds it; put(row, at, pack) takes the result.
+// zeros after the row's end, and may store it, so that again(row, at) finds it; put(row, at, pack) takes the result.
 template <class T, class E, int THREADS, int BATCH, class Begin, class Finish, class Again, class Put>
 __device__ __forceinline__ void normalise(
     int rows, int columns, const E* weight, typename Accumulator<T>::type eps, Begin begin, Finish finish, Again again, Put put) {

@@ -43,7 +43,7 @@ _WORDS = struct.Struct("=2q")
 
 
 def type_name(dtype: np.dtype[Any]) -> str:
-    """What a dtype is called in CUDA C++.
+    """The name of a dtype in CUDA C++.
 
     >>> import numpy as np
     >>> type_name(np.dtype("float16")), type_name(np.dtype("complex64"))
@@ -55,7 +55,7 @@ def type_name(dtype: np.dtype[Any]) -> str:
 def printed(
     tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0, steps: Sequence[int] | None = None
 ) -> str:
-    """CUDA C++ of an expression, to be compiled behind pointwise.cuh: the struct `Expression`.
+    """CUDA C++ of an expression, to be compiled after pointwise.cuh: the struct `Expression`.
 
     Args:
         tree: from `pblas.epilogues.parse`.
@@ -133,7 +133,7 @@ def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any],
 
 
 def functions(dtype: np.dtype[Any]) -> str:
-    """CUDA C++ that an expression is printed for, and what loads operands: pointwise.cuh.
+    """CUDA C++ of the functions of expressions and of the loads of operands: pointwise.cuh.
 
     Args:
         dtype: of results.
@@ -142,7 +142,7 @@ def functions(dtype: np.dtype[Any]) -> str:
 
 
 class Pointwise:
-    """Expressions of arrays on this thread's current GPU, each compiled when it is first met."""
+    """Expressions of arrays on this thread's current GPU, each compiled at its first use."""
 
     def __init__(self) -> None:
         import cupy
@@ -215,7 +215,7 @@ class Pointwise:
             return
         rows, columns = out.shape
         matrices = [z for z in (x, out, residual) if z is not None]
-        assert all(z.strides[1] == z.itemsize or columns == 1 for z in matrices), "rows lie one element after the other"
+        assert all(z.strides[1] == z.itemsize or columns == 1 for z in matrices), "rows are contiguous"
         lds = [0 if z is None else z.strides[0] // z.itemsize for z in (x, out, residual)]
         places = [0 if z is None else z.data.ptr for z in (x, out, residual, weight)]
         words = [*places, rows, columns, *lds, *number_term(eps)]

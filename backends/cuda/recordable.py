@@ -1,4 +1,4 @@
-"""How work goes to a GPU: to a stream, or to something that keeps it for streams that are given it later."""
+"""Launches on a GPU: directly on a stream, or recorded for replay on streams."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ if TYPE_CHECKING:
 
 
 class LaunchRecorder(Protocol):
-    """In the place of a stream."""
+    """Stands in for a stream, and records its launches."""
 
     def record(self, start: Callable[[int], None], words: Words) -> None:
-        """Keep what `start(stream)` launches, with these words, which may be others by then."""
+        """Record the launch `start(stream)` with its words, which may change before it runs."""
 
     def __int__(self) -> int:
         """Raises: it has no handle."""
 
 
 Stream = int | LaunchRecorder
-"""A handle, or a keeper."""
+"""A handle, or a launch recorder."""
 
 Words = list[int] | memoryview
-"""Integers that a launch is made with, addresses among them."""
+"""Integer arguments of a launch, addresses among them."""
 
 EARLY_CAPABILITY = 90
 """From this compute capability on GPUs know early launches (programmatic dependent launch); sources ask for them so."""
 
 
 def give(stream: Stream, start: Callable[[int], None], words: Words) -> None:
-    """Start something on a stream, or let it be kept."""
+    """Start a launch on a stream, or record it."""
     if isinstance(stream, int):
         start(stream)
     else:
@@ -37,15 +37,15 @@ def give(stream: Stream, start: Callable[[int], None], words: Words) -> None:
 
 
 def configured(stream: int, ctas: int, threads: int, *, early: bool, shared_nbytes: int = 0) -> Any:
-    """What a kernel is launched with.
+    """The configuration of a kernel launch.
 
     Args:
         stream: handle.
-        ctas: how many.
-        threads: of each.
-        early: beside the last CTAs of the kernel before, for whose end it waits itself. On 4 H200 it makes a GEMM and
-            an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
-        shared_nbytes: of each CTA, of dynamic shared memory.
+        ctas: number of CTAs.
+        threads: threads of each CTA.
+        early: whether the kernel starts during the last CTAs of the preceding kernel, for whose end it waits itself.
+            On 4 H200 this makes a GEMM and an all-reduce 0.1 to 0.7 us shorter, of 15 to 141.
+        shared_nbytes: dynamic shared memory of each CTA.
     """
     from cuda.bindings import driver
 

@@ -1,7 +1,7 @@
 """When each operation runs on a GPU: events on its lanes, tied to the host's clock.
 
-While one records, executions are eager ones and not graphs, whose inside nobody sees. Where NVSHMEM is, the GPU waits
-in front of each until its host has launched all of it and all ranks are here, so that launching does not show.
+During a recording executions run eagerly, since the operations inside a graph have no events. With NVSHMEM the GPU
+waits before each execution until its host has launched all of it and all ranks have arrived, which hides launch times.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class DeviceRecorder(Recorder):
         return run
 
     def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
-        """In the place of `replayed`: the body itself, on lanes that begin together."""
+        """Replaces `replayed`: runs the body itself, on lanes that begin together."""
         del programs, key
         arrays = self._backend.arrays
         if self._backend.push:

@@ -35,7 +35,7 @@ def event() -> int:
 
 
 def is_done(event: int) -> bool:
-    """Whether all that an event was recorded behind has ended.
+    """Whether all operations before an event have ended.
 
     Raises:
         BackendError: the GPU has failed.
@@ -94,21 +94,21 @@ def copy(stream: Stream, target: int, pitch: int, source: int, source_pitch: int
 
 
 def record(stream: Stream, event: int) -> None:
-    """Record an event behind what the stream was given."""
+    """Record an event after the stream's operations so far."""
     give(stream, lambda handle: runtime.eventRecord(event, handle), [])
 
 
 def follow(stream: Stream, event: int) -> None:
-    """Let what the stream is given next wait for an event."""
+    """Let further operations of the stream wait for an event."""
     give(stream, lambda handle: runtime.streamWaitEvent(handle, event, 0), [])
 
 
 def operate(stream: Stream, operations: list[Any]) -> None:
-    """Set words, and wait for words, one after the other, when all that the stream did before is visible to every GPU.
+    """Set words and wait for words, in order, once all GPUs see the stream's earlier stores.
 
     Args:
         stream: handle.
-        operations: what `one` and `awaited_one` have made.
+        operations: results of `one` and `awaited_one`.
     """
 
     def start(handle: int) -> None:
@@ -120,7 +120,7 @@ def operate(stream: Stream, operations: list[Any]) -> None:
 
 
 def one(address: int) -> Any:
-    """What `operate` takes to set a word to 1; it takes longer to make than to use."""
+    """An operation for `operate` that sets a word to 1; it takes longer to make than to use."""
     op = driver.CUstreamBatchMemOpParams()
     op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     op.writeValue.address = driver.CUdeviceptr(address)
@@ -130,7 +130,7 @@ def one(address: int) -> Any:
 
 
 def awaited_one(address: int) -> tuple[Any, Any]:
-    """What `operate` takes to wait until a word of this GPU is 1, and make it 0; it needs no multiprocessor."""
+    """Operations for `operate` that wait until a word of this GPU is 1 and reset it; no multiprocessor is needed."""
     wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
     wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
     wait.waitValue.address = driver.CUdeviceptr(address)
@@ -141,7 +141,7 @@ def awaited_one(address: int) -> tuple[Any, Any]:
 
 
 def check(result: Any) -> Any:
-    """What a call of cuda.bindings returned beside its status.
+    """The result of a call of cuda.bindings, without its status.
 
     Raises:
         BackendError: the call failed.
@@ -154,7 +154,7 @@ def check(result: Any) -> Any:
 
 
 class Graph:
-    """What was captured from a stream, ready to be launched."""
+    """A captured graph, ready to be launched."""
 
     __slots__ = ("_exec", "_graph")
 
@@ -172,7 +172,7 @@ class Graph:
 
 
 def begin_capture(stream: int) -> None:
-    """From here on what is issued on a stream, and on those that it forks to, is recorded, not run."""
+    """Record further operations of a stream, and of streams forked from it, instead of running them."""
     runtime.streamBeginCapture(stream, _RELAXED)
 
 
@@ -184,7 +184,7 @@ def capture_of(stream: int) -> int:
 
 
 def end_capture(stream: int) -> Graph:
-    """The graph of what was recorded."""
+    """End a capture and return its graph."""
     return Graph(int(runtime.streamEndCapture(stream)))
 
 

@@ -1,7 +1,7 @@
 """CuPy arrays: to and from host memory, copied, cleared, compared by place.
 
-Each of these waits until the GPU has done all that was asked of it before, on any stream, and returns when it is done
-itself: matrices are made and collected between the hosts of the ranks, where no stream orders what came before.
+Each function waits for all earlier work of the GPU, on any stream, and returns when its own work is done. The hosts of
+the ranks create and gather matrices, and no stream orders their earlier work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def device_array(x: Any) -> Any:
-    """A CuPy array on the memory of another library's array on a GPU; None for what lies elsewhere (local).
+    """A CuPy array on the memory of another library's array on a GPU; None for arrays in other memory (local).
 
     Raises:
         ArgumentError, DTypeError: a tensor whose memory does not hold its elements, or holds others than NumPy knows.
@@ -51,7 +51,7 @@ def download(x: Any) -> Array:
             x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
             cupy.cuda.runtime.deviceSynchronize()
             layout = runs_of(x)
-            assert layout is not None, "a contiguous array lies in runs"
+            assert layout is not None, "a contiguous array has strided runs"
         order, run, count, pitch = layout
         host: Array = np.empty(x.shape, x.dtype, order=order)
         if x.size:
@@ -67,7 +67,7 @@ def uploading(x: Any) -> Iterator[Array]:
         x: part of a matrix: one of its strides is one element (local).
     """
     layout = runs_of(x)
-    assert layout is not None, "a part of a matrix lies in runs"
+    assert layout is not None, "a part of a matrix has strided runs"
     order, run, count, pitch = layout
     host = np.empty(x.shape, x.dtype, order=order)
     yield host
@@ -119,7 +119,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> in
 
 
 def runs_of(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
-    """(order, bytes of a run, runs, bytes from one run to the next) of a matrix that lies in runs, else None."""
+    """(order, bytes of a run, runs, bytes from one run to the next) of a matrix of strided runs, else None."""
     order: Literal["F", "C"]
     for fast, order in ((0, "F"), (1, "C")):
         slow = 1 - fast

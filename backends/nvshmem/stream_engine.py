@@ -1,8 +1,8 @@
 """The engines of the push transport on GPUs, one for each queue of executions.
 
-An engine issues the operations of `pblas.schedules.schedule`: each computes what is to be launched, and gives it to the
-sink of the execution that is under way (`pblas.backends.nvshmem.sinks`). Its parts are the queue's memory, its
-executions, its copies and sums, and what all engines of the context share.
+An engine issues the operations of `pblas.schedules.schedule`. Each operation computes its launch and passes it to the
+sink of the current execution (`pblas.backends.nvshmem.sinks`). An engine has the queue's memory, executions, copies and
+sums, and the resources that all engines of the context share.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.workspace import Workspace
     from pblas.backends.push_engine import Finish, Output, Portion
 
-_LAUNCH_NS = 100_000  # in which the host launches an execution
-_DRAIN_SECONDS = 5.0  # in which streams drain once the watchdog has broken the context
-_PATIENCE = 2  # times as long a side lane waits by a kernel: the GEMM beside it may give up first, and knows for whom
+_LAUNCH_NS = 100_000  # time for the host to launch an execution
+_DRAIN_SECONDS = 5.0  # time for streams to drain once the watchdog has broken the context
+_PATIENCE = 2  # longer deadline of kernels that wait on side lanes: the GEMM gives up first, and knows the late rank
 
 
 class StreamEngine:
     """**Collective.** Runs the schedules of a queue on this rank's GPU, one execution after the other.
 
     Args:
-        common: what the context's engines share.
+        common: resources of the context's engines.
         queue: executions of other queues may run at the same time; None: nothing else may (global).
     """
 
@@ -74,10 +74,10 @@ class StreamEngine:
         common.ranks.agree("make an engine")
 
     def _take(self) -> None:
-        """What this rank alone needs."""
+        """Allocate this rank's private resources."""
         self._gemm.add_lanes([self._gemm_lane(captured=captured) for captured in (False, True)])
         self._private = PrivateMemory(self._resources)
-        tiles = self._resources.ranks.tiles and self._queue is None  # what runs beside others leaves room for them
+        tiles = self._resources.ranks.tiles and self._queue is None  # concurrent executions share the multiprocessors
         self._hoppers = {captured: Hopper() for captured in (False, True)} if tiles else {}
 
     # Memory
@@ -85,21 +85,21 @@ class StreamEngine:
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The queue's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
-        All plans ask for as many phases. Growing makes another workspace: plans keep the one that they were made with.
+        All plans request the same number of phases. Growth makes a new workspace: earlier plans keep theirs.
         """
         return self._workspaces.reserve(nbytes, phases)
 
     def slots(self, count: int, nbytes: int) -> Slots:
         """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
 
-        They are those of the collectives, whose kernels tell the halves by themselves.
+        The collectives use the same memory, and their kernels count the halves themselves.
         """
         return self.collectives.reserve(count * nbytes, count * nbytes).slots(nbytes)
 
     def homes(self, x: Any) -> list[int] | None:
-        """**Collective.** Where an array lies on every rank, as this GPU sees it; None if it is not symmetric memory.
+        """**Collective.** Addresses of an array on every rank, as mapped here; None if it is not symmetric memory.
 
-        It has to be the same place of the same block everywhere, and tight.
+        It must be tight, and at the same place of the same block on every rank.
         """
         heap = self._resources.heap
         window, offset = (-1, 0) if x is None or not x.size else heap.locate(x.data.ptr)
@@ -112,9 +112,9 @@ class StreamEngine:
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
 
     def scratch(self, nbytes: int) -> Any:
-        """Bytes of this rank alone, or more, which the executions of all plans use one after the other (local).
+        """Private memory of at least `nbytes` bytes, which all plans' executions use one after the other (local).
 
-        Graphs that were made before it grew keep theirs.
+        Earlier graphs keep their smaller scratch.
         """
         sink = self._executions.sink
         memory = self._private.scratch(nbytes, captured=sink.captured)
@@ -136,7 +136,7 @@ class StreamEngine:
         return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, home: int) -> int:
-        """Bytes from the start of a peer's workspace of the current call to a place that `homes` has named (local)."""
+        """Bytes from the start of a peer's current workspace to an address from `homes` (local)."""
         return home - self._current.slots(peer)
 
     def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
@@ -150,21 +150,21 @@ class StreamEngine:
         return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
 
     def address(self, x: Any) -> int:
-        """Where an array lies (local)."""
+        """Address of an array (local)."""
         return self._resources.ranks.address(x)
 
     # Executions
 
     def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
-        """What is kept of executions on the same arrays, which were recorded or not (local)."""
+        """State of the executions on one set of arrays, with or without a recording (local)."""
         return Program(recording, places)
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Recording | None:
-        """What executions launch on operands that lie like these; None if that is not all kept (local)."""
+        """The launches of executions on operands of this layout; None if they cannot be recorded (local)."""
         return self._executions.recorded(self._gemm, operands, execution)
 
     def meet(self, stream: int, nanoseconds: int) -> None:
-        """Keep a stream of each rank busy, for a second at most, and let all GPUs come together there.
+        """Delay a stream of each rank, for a second at most, then run a barrier of all GPUs on it.
 
         All ranks call this in the same order (local).
         """
@@ -179,7 +179,7 @@ class StreamEngine:
         self._executions.run(program, body, main)
 
     def _main(self, stream: Any) -> int:
-        """The handle of the caller's stream; what is none is refused on every rank."""
+        """The handle of the caller's stream; an invalid stream is an error on every rank."""
         if stream is None:
             return int(cupy.cuda.get_current_stream().ptr)
         try:
@@ -199,9 +199,9 @@ class StreamEngine:
         yield
 
     def _of_captures(self, like: Workspace) -> Workspace:
-        """The workspace of the caller's graphs, as large as another one; each graph begins with a meeting of all ranks.
+        """The workspace of the caller's graphs, as large as another one. Each graph begins with a barrier of all ranks.
 
-        The first half is free then, whatever the graph before ended with, so all ranks begin with that one.
+        After the barrier the first half is free on all ranks, so all graphs begin with it.
         """
         current = self._workspaces.of_captures(like)
         if self._executions.begins_capture():
@@ -225,7 +225,7 @@ class StreamEngine:
             lane = self._gemm_lane(captured=False)
             for alpha, x, y, z, conj, tf32, finish in products:
                 self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
-                self._finish(main, finish, z)  # a bias elsewhere in memory may need it
+                self._finish(main, finish, z)  # a bias with another alignment needs this kernel
             self._resources.origin.synchronize()
 
         main = self._resources.origin.ptr
@@ -235,10 +235,10 @@ class StreamEngine:
         self._resources.prepare("plan_matmul: load kernels", load)
 
     def seconds(self, program: Program, body: Callable[[], None]) -> float:
-        """**Collective.** The time that one execution takes here, which all ranks begin together.
+        """**Collective.** Time of one execution on this rank; all ranks begin together.
 
-        It finds nothing in the L2 cache, and begins when the host has launched it. If it does not end, the watchdog
-        breaks the context in time, and all ranks raise what it says: the host does not wait in the driver.
+        The execution starts with a cold L2 cache, after the host has launched all of it. If it does not end, the
+        watchdog breaks the context, and all ranks raise the error: the host does not wait in the driver.
         """
         runtime.deviceSynchronize()  # a graph of the caller's meets the other ranks at the same place
         main, (begin, end) = self._resources.origin.ptr, (cupy.cuda.Event(), cupy.cuda.Event())
@@ -256,7 +256,7 @@ class StreamEngine:
 
     @cached_property
     def collectives(self) -> DeviceCollectives:
-        """What collectives of plain arrays share."""
+        """Shared state of collectives of plain arrays."""
         return DeviceCollectives(self._resources)
 
     def collect(self, prepared: Prepared, stream: Any) -> None:
@@ -269,7 +269,7 @@ class StreamEngine:
         self.run(self.program(), body, stream)
 
     def close(self) -> None:
-        """Forget the workspaces; no plan uses them any more (local)."""
+        """Drop the workspaces; no plan uses them any more (local)."""
         self._executions.close()
         self._workspaces.clear()
         self.__dict__.pop("collectives", None)
@@ -278,7 +278,7 @@ class StreamEngine:
     # Lanes
 
     def stream(self, lane: str) -> Stream:
-        """The stream of a lane of the execution that is being issued, or what keeps what it is given (local)."""
+        """The stream of a lane of the current execution, or its launch recorder (local)."""
         return self._executions.sink.stream(lane)
 
     @property
@@ -286,15 +286,15 @@ class StreamEngine:
         return self._executions.sink
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of others."""
+        """The next operation of a lane starts after these operations of other lanes."""
         self._sink.follow(lane, after)
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Others will follow this operation, the last of its lane."""
+        """Other lanes will wait for this operation, the last of its lane."""
         self._sink.mark(lane, index)
 
     def await_tile_flag(self, lane: str, mark: int) -> None:
-        """Hold a lane until `multiply_portions`, issued before on another lane, has set a mark, and reset it."""
+        """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
         self._hold(lane, [self._private.mark(mark, captured=self._sink.captured)], [self._rank], mark)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
@@ -311,8 +311,8 @@ class StreamEngine:
     def _hold(self, lane: str, words: list[int], sources: list[int], step: int) -> None:
         """Hold a lane until words are set, and reset them: on a side lane by the stream.
 
-        A stream that waits may hold up what stands behind it in the same hardware queue; where there are few of them,
-        a kernel waits.
+        A waiting stream may hold up other streams in the same hardware queue. With few hardware queues a kernel waits
+        instead.
         """
         if lane != "main" and self._many_queues:
             self._sink.operate(lane, chain.from_iterable(map(streams.awaited_one, words)))
@@ -320,10 +320,10 @@ class StreamEngine:
         watch = self._watch._replace(timeout=(1 if lane == "main" else _PATIENCE) * self._watch.timeout)
         self._sink.launch(lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=step))
 
-    # What moves
+    # Transfers
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
-        """Copy an array into the workspace of a peer, tight, in the given order, by a copy engine."""
+        """Copy an array into the workspace of a peer, tight, in the given order, with a copy engine."""
         (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
         if width * lines:
             copied = target, width, source.data.ptr, pitch, width, lines
@@ -352,7 +352,7 @@ class StreamEngine:
         awaits: Iterable[int],
         step: str,
     ) -> None:
-        """Several puts, the signals behind them, and the flags of those that are awaited, by one kernel or two."""
+        """Several puts, the signals after them, and a wait for the flags of some peers, in one or two kernels."""
         peers, sources, blocks = list(peers), list(awaits), []
         for peer, source, offset, order in puts:
             (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
@@ -373,7 +373,7 @@ class StreamEngine:
         self._sink.launch(lane, lambda stream: self._kernels.push(stream, blocks, flags, counter))
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, of the same dtype, by a kernel; on a side lane by one that runs beside products."""
+        """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         self._copies.copy(lane, source, target)
 
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
@@ -395,7 +395,7 @@ class StreamEngine:
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, and what follows: before Z is rounded, if cuBLASLt does it."""
+        """Z := alpha X Y + beta Z, in 32 bits at least, and the epilogue: before Z is rounded, if cuBLASLt has it."""
         if not z.size:
             return
         copies = needs_copy(x, y, z, conj)
@@ -415,11 +415,11 @@ class StreamEngine:
         self._sink.product(lane, start, lambda products: products.append(product))
 
     def _gemm_lane(self, *, captured: bool) -> Hashable:
-        """Whose workspace products have that may run beside others."""
+        """The lane whose workspace this queue's products use."""
         return self._queue, captured
 
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
-        """Z := what follows it; also while products are rehearsed, with whatever Z is."""
+        """Z := the epilogue of Z; while products are rehearsed, the values of Z are arbitrary."""
         if finish is not None:
             self._finish(self.stream(lane), finish, z)
 
@@ -436,7 +436,7 @@ class StreamEngine:
         *,
         finish: Finish | None = None,
     ) -> bool:
-        """Make some portions of a result by one kernel, if there is one for them."""
+        """Compute some portions of a result with one kernel; False if no kernel supports them."""
         hopper, parts = self._hoppers.get(self._sink.captured), [self._part(portion) for portion in portions]
         if hopper is None or not hopper.serves(parts):
             return False
@@ -456,7 +456,7 @@ class StreamEngine:
         return True
 
     def _part(self, portion: Portion) -> Part:
-        """A portion as the Hopper kernel is told of it."""
+        """A portion as an argument of the Hopper kernel."""
 
         def own_flag(flag: tuple[int, int] | None) -> tuple[int, int]:
             return (0, 0) if flag is None else (self._current.flag(self._rank, *flag), flag[0])
@@ -477,7 +477,7 @@ class StreamEngine:
     # Sums
 
     def sum(self, lane: str, parts: list[Any], output: Output) -> None:
-        """The sum of the parts, added in their order, goes to the output."""
+        """Store the sum of the parts, added in their order, in the output."""
         if output.out.size:
             self._sums.add(lane, parts, output)
 
@@ -496,7 +496,7 @@ class StreamEngine:
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
     ) -> None:
-        """The sum of all ranks' partial products of this rank's part of D goes to the output."""
+        """Store the sum of all ranks' partial products of this rank's shard of D in the output."""
         if isinstance(slots, Slots):
             self._sums.reduce_scatter(lane, parts, order, slots, contributing, output)
             return
@@ -513,7 +513,7 @@ class StreamEngine:
         self.sum(lane, terms, output)
 
     def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds all."""
+        """Store the sum of all ranks' partial products in the output of all ranks; each rank adds everything."""
         self._sums.one_shot(lane, partial, slots, contributing, output)
 
     def two_shot(
@@ -528,7 +528,7 @@ class StreamEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """The sum of all ranks' partial products goes to the output, on all ranks, each of which adds its share."""
+        """Store the sum of all ranks' partial products in the output of all ranks; each rank adds its shard."""
         del phase  # these kernels have flags of their own
         bases = [self._current.slots(peer) for peer in range(self._size)]
         if slots is not None:

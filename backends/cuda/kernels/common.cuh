@@ -68,7 +68,7 @@ __device__ __forceinline__ void narrow(float x, bfloat16& y) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
 
-// Arithmetic that is rounded as on CPUs, whatever the compiler is told: nothing is fused, and subnormal numbers stay (CuPy
+// Arithmetic that is rounded as on CPUs, with any compiler options: nothing is fused, and subnormal numbers stay (CuPy
 // compiles with -ftz=true).
 __device__ __forceinline__ float plus(float x, float y) {
     asm("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
@@ -129,7 +129,7 @@ struct Factor {
 enum { MAX_TERMS = 12 };
 
 // A number, as the bits of two doubles, or an array whose element `position` of line `line` is position fast + line slow
-// elements behind its address.
+// elements after its address.
 struct Term {
     integer address, fast, slow;
 
@@ -263,7 +263,7 @@ __device__ __forceinline__ void follow() {
 #endif
 }
 
-// Why a kernel gave up; lies in pinned memory of the host.
+// Why a kernel gave up; in pinned memory of the host.
 struct Record {
     word code, rank, step, pad;
     time_ns time;
@@ -291,7 +291,7 @@ struct Watch {
         __threadfence_system();
     }
 
-    // Whether done(value of the flag) came true before the deadline and before this rank was told to stop.
+    // Whether done(value of the flag) came true before the deadline and before the abort word was set.
     template <class Done>
     __device__ __forceinline__ bool wait(const word* flag, int rank, Done done) const {
         const time_ns start = now();

@@ -32,7 +32,7 @@ class Struct:
     Args:
         name: in the source.
         scalars: names of the fields at the beginning.
-        tables: names and lengths of the arrays behind them.
+        tables: names and lengths of the arrays after them.
 
     >>> two = Struct("S", "a beta.re", {"t": 3})
     >>> two.nbytes, two.offsets
@@ -81,13 +81,13 @@ class Arguments:
 
 
 class Ready:
-    """A launch whose arguments are settled, so that it costs one call.
+    """A launch with prepared arguments, which costs one call.
 
     Args:
-        driver: CUDA's.
-        function: of the kernel.
-        arguments: of it.
-        config: of the launch.
+        driver: CUDA's driver bindings.
+        function: the kernel.
+        arguments: arguments of the kernel.
+        config: configuration of the launch.
     """
 
     __slots__ = ("_arguments", "_config", "_driver", "_function")
@@ -109,13 +109,13 @@ class Ready:
 
 
 def prefer_shared_memory(driver: Any, function: Any) -> None:
-    """Let multiprocessors on which a kernel runs have as much shared memory as they can.
+    """Let multiprocessors that run a kernel configure the most shared memory.
 
-    It may come to one before a GEMM that it waits for, or beside which it copies. Were that set up for little shared
-    memory, the GEMM's CTA, which takes nearly all that there is, could not begin there before the kernel has ended.
+    The kernel may start on a multiprocessor before a GEMM that it waits for, or that runs concurrently. A GEMM's CTA
+    needs nearly all shared memory. With a smaller configuration it could not start there before the kernel has ended.
 
     Raises:
-        BackendError: the driver does not know the wish.
+        BackendError: the driver rejects the attribute.
     """
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)
@@ -125,7 +125,7 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
 
 
 class Module:
-    """Kernels for the current GPU, by whatever keys they are asked for.
+    """Kernels for the current GPU, by their keys.
 
     Args:
         structs: the arguments of each family of kernels.

@@ -1,9 +1,9 @@
-// What kernels need that send packs to their peers, or take them as they come.
+// LL packets: kernels send packs to their peers, or receive them, without flags.
 #ifndef PBLAS_PACKS
 #define PBLAS_PACKS
 #include "common.cuh"
 
-// Brings what lies there into the L2 cache.
+// Prefetches this address into the L2 cache.
 __device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
 // ---- packs that say themselves whether they are there
@@ -102,7 +102,7 @@ __device__ __forceinline__ void announce(word* flag, word value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Whether done() came true before the deadline and before this rank was told to stop; `rank` is waited for. With more patience
+// Whether done() came true before the deadline and before the abort word was set; `rank` is waited for. With more patience
 // others give up first, who know better for whom they wait.
 template <class Done>
 __device__ __forceinline__ bool until(const Watch& watch, int rank, Done done, int patience = 1) {

@@ -1,4 +1,4 @@
-// What the Hopper kernel is told, and the sizes that follow from what a compilation chooses. hopper.py has the same structs.
+// Arguments of the Hopper kernel, and sizes that depend on its macros. tile_scheduler.py has the same structs.
 
 constexpr int LINE = 64, BOX_NBYTES = LINE * LINE * 2;
 constexpr int STRIPE = 16, STRIPE_NBYTES = STRIPE * LINE * 2;
@@ -33,7 +33,7 @@ struct alignas(16) Tile {
 };
 
 // Operands and result; what `flag` tells of, rank `source` sends. `signal` is to be set when D is stored, which `tiles` of CTAs
-// are, and so are those of its places; if there is nobody to be told, `tiles` is 0.
+// are, and so are those of its places; without signals `tiles` is 0.
 struct Part {
     TensorMap a, b, wide_b, d;  // of A boxes of 128 lines along K, unless they are shared, and of B of 64 and of 128
     word* flag;
@@ -42,7 +42,7 @@ struct Part {
     integer tiles;
     integer beside;  // whether the tiles of a cluster lie beside each other
     integer lines, length;    // of D
-    integer line, position;   // where D begins in the operands of what follows
+    integer line, position;   // where D begins in the operands of the epilogue
     integer partial;  // whether D is alpha A B alone
     integer terms;   // index of the first of its terms, -1: it has none
     integer places, end;  // indices of the further places where D is stored too
@@ -67,8 +67,8 @@ struct HopperArguments {
     Part parts[PARTS];
     PartTerm terms[LISTED ? LISTED : 1];
     TensorMap places[PLACES ? PLACES : 1];
-    word* told[PLACES ? PLACES : 1];  // for each of them, the word that says that the part is there, or 0
+    word* told[PLACES ? PLACES : 1];  // for each of them, the word to set once the part is stored, or 0
 #if FINISHES
-    alignas(64) Terms operands;  // of what follows D
+    alignas(64) Terms operands;  // of the epilogue
 #endif
 };

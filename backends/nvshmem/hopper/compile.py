@@ -1,4 +1,4 @@
-"""The Hopper kernel as it is compiled: for dtypes, storage orders and lists of some length, and for what follows D."""
+"""Compilation of the Hopper kernel for dtypes, storage orders, list capacities and the epilogue."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 _LONG = {"gelu", "erf", "log", "power"}  # functions of more than 20 instructions
-_MOST_NBYTES = 12  # of elements of operands that are arrays, whose loads are under way together
-_ENDLESS = 1 << 62  # elements of a line of operands, which end where parts do
+_MOST_NBYTES = 12  # bytes of the elements of array operands that are loaded together
+_ENDLESS = 1 << 62  # elements of a line of operands: the parts bound it
 
 
 class KernelEpilogue(NamedTuple):
-    """An expression behind D, and its operands as the kernel is compiled for them.
+    """The epilogue of D, and the properties of its operands for which the kernel is compiled.
 
     Args:
-        tree: of the expression.
-        dtypes: of operands that are arrays, None for numbers.
-        steps: elements from one to the next of a line of D, if that is known (see `pointwise.printed`).
+        tree: the expression.
+        dtypes: dtypes of array operands, None for numbers.
+        steps: elements from one to the next along a line of D, if known (see `pointwise.printed`).
     """
 
     tree: Node
@@ -45,11 +45,11 @@ class KernelEpilogue(NamedTuple):
 
     @staticmethod
     def of(finish: Finish, parts: Sequence[Part]) -> tuple[KernelEpilogue, list[int]]:
-        """It, and the words of its operands (local).
+        """The epilogue, and the words of its operands (local).
 
         Args:
-            finish: what follows, with operands of two dimensions.
-            parts: of D.
+            finish: the epilogue, with operands of two dimensions.
+            parts: parts of D.
 
         Raises:
             ArgumentError: too many operands.
@@ -71,7 +71,7 @@ class KernelEpilogue(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether its code, once for each of a thread's sums, comes slower than it runs, or needs more registers."""
+        """Whether its code, unrolled for all sums of a thread, is slow to fetch or needs too many registers."""
         called = {node.function for node in nodes(self.tree) if isinstance(node, Apply)}
         arrays = [
             (dtype.itemsize, step) for dtype, step in zip(self.dtypes, self.steps, strict=True) if dtype is not None
@@ -81,7 +81,7 @@ class KernelEpilogue(NamedTuple):
 
     @property
     def text(self) -> str:
-        """CUDA C++, which the kernel's comes behind."""
+        """CUDA C++ that precedes the kernel's source."""
         return functions(np.dtype(np.float16)) + printed(self.tree, self.dtypes, steps=self.steps)
 
 
@@ -97,12 +97,12 @@ class Variant:
         waits: whether parts have flags.
         signals: whether parts have signals.
         parts: of D, at most.
-        terms: of each part that has any.
-        listed: terms of all parts, at most.
-        places: further ones where parts are stored, at most.
-        width: of the widest tile.
+        terms: number of terms of each part that has any.
+        listed: most terms of all parts together.
+        places: most further places where parts are stored.
+        width: width of the widest tile.
         split: CTAs that share a tile.
-        follows: what follows D, if anything.
+        epilogue: epilogue of D, if any.
     """
 
     dtype: str
@@ -121,7 +121,7 @@ class Variant:
 
     @property
     def general(self) -> Variant:
-        """One for operands of what follows that lie in any way."""
+        """The variant for epilogue operands of any memory layout."""
         if self.epilogue is None:
             return self
         return replace(self, epilogue=self.epilogue._replace(steps=(ANY_STEP,) * len(self.epilogue.steps)))
@@ -133,7 +133,7 @@ class Variant:
 
     @property
     def macros(self) -> list[tuple[str, str]]:
-        """What the source is told."""
+        """Macros of the source, and their values."""
         values = {
             "TYPE": f'"{TYPES[self.dtype][0]}"',
             "A_ALONG_M": int(self.a_along_m),
@@ -162,20 +162,22 @@ class Kernel:
     def __init__(self, variant: Variant) -> None:
         text, macros = variant.text, variant.macros
         status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
-        if int(status):  # a file that was damaged since
+        if int(status):  # the cached file is damaged
             self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
         self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
         self._configs: dict[int, Any] = {}  # of launches, by clusters
-        checked(driver.cuFuncLoad(self._function), "load")  # not at the first launch: something may be spinning then
+        checked(
+            driver.cuFuncLoad(self._function), "load"
+        )  # not at the first launch: another kernel may be waiting then
 
     def launch(self, stream: int, clusters: int, arguments: int) -> None:
-        """Start it.
+        """Launch the kernel.
 
         Args:
             stream: handle.
-            clusters: that take tiles.
+            clusters: number of clusters.
             arguments: address of the array of one pointer to the arguments.
         """
         config = self._configs.get(clusters)

@@ -1,7 +1,7 @@
-"""Machine code of kernels that NVRTC compiles, kept on disk by cuda.core.
+"""Machine code of kernels that NVRTC compiles; cuda.core keeps it on disk.
 
-The name of a file holds source, options and compiler. Files are written under other names first, so ranks may start
-together. Where nothing can be kept, each process compiles what it needs.
+The name of a file is a hash of source, options and compiler. Files are written under other names first, so ranks may
+start together. If the folder cannot be written, each process compiles its kernels.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _ARCHITECTURE = "sm_90a"
 
 
 def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False) -> bytes:
-    """What a source is compiled to, now or by whoever did it first (local).
+    """The machine code of a source, from the cache if possible (local).
 
     Args:
         text: C++.
-        macros: that it is told, with their values.
-        anew: compile it again, since what is kept cannot be loaded.
+        macros: macros and their values.
+        anew: compile it again, since the cached code cannot be loaded.
 
     Raises:
-        BackendError: it cannot be compiled; cuda.core is missing, or older than what is used of it.
+        BackendError: the source cannot be compiled; cuda.core is missing or too old.
     """
     try:
         from cuda.core import Program, ProgramOptions

@@ -1,4 +1,4 @@
-"""What the Hopper kernel is told: parts of a product, and how its arguments say so."""
+"""Arguments of the Hopper kernel: the parts of a product, and their descriptors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
 }
-MOST_FLAGS = 32  # of parts, and of terms of all: bits of the words in which the kernel keeps which have arrived
+MOST_FLAGS = 32  # most parts, and most terms of all parts: the kernel has a bit for each in words of arrived flags
 _CAPACITIES = (0, 1, 8, MOST_FLAGS)  # of lists of arguments: few, so that few variants are compiled
 
 
@@ -44,11 +44,11 @@ def supports(problem: Problem) -> bool:
 
 
 class Term(NamedTuple):
-    """What another rank has computed of a Z.
+    """A partial result of another rank for a Z.
 
     Args:
-        z: m x n, stored as that Z (local).
-        flag: address of a word that is not 0 once it is there, and that is made 0 again; 0: it is there.
+        z: m x n, in the storage order of that Z (local).
+        flag: address of a word that is not 0 once the term is complete; the kernel resets it; 0: complete already.
         source: rank that sets the flag.
     """
 
@@ -58,11 +58,11 @@ class Term(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a Z is stored too.
+    """A further place where a Z is stored.
 
     Args:
-        z: m x n, stored as that Z; perhaps a peer's memory (local).
-        signal: address of a word, perhaps a peer's, that becomes 1 once it is there; or 0.
+        z: m x n, in the storage order of that Z; may be in a peer's memory (local).
+        signal: address of a word, perhaps a peer's, that the kernel sets to 1 after the stores; or 0.
     """
 
     z: Any
@@ -75,17 +75,17 @@ class Part(NamedTuple):
     Args:
         x: m x k (local).
         y: k x n (local).
-        z: m x n; `supports` says which (local). It may lie in a peer's memory.
-        flag: address of a word that is not 0 once X and Y are there, and that is made 0 again; 0: they are there.
+        z: m x n; `supports` says which (local). It may be in a peer's memory.
+        flag: address of a word that is not 0 once X and Y are complete; the kernel resets it; 0: complete already.
         source: rank that sets the flag.
         ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
-        signal: address of a word, perhaps a peer's, that becomes 1 once Z is there; or 0.
+        signal: address of a word, perhaps a peer's, that the kernel sets to 1 after it has stored Z; or 0.
         partial: whether Z is alpha X Y alone.
-        terms: added in this order while the product grows, so those that come first should be there first.
-        places: where it is stored too.
-        late: whether the terms come when X Y is there, and not sooner.
-        among: parts before it among whose tiles its own come, evenly.
-        at: row and column of Z in the operands of what follows it.
+        terms: terms, added in this order during the product; the first ones should arrive first.
+        places: further places where Z is stored.
+        late: whether the terms are added after X Y, and not during the product.
+        among: number of preceding parts with whose tiles its own are interleaved evenly.
+        at: row and column of Z in the operands of the epilogue.
     """
 
     x: Any
@@ -104,36 +104,36 @@ class Part(NamedTuple):
 
     @property
     def has_signal(self) -> bool:
-        """Whether somebody is told that it is there."""
+        """Whether the kernel signals its stores."""
         return bool(self.signal) or any(place.signal for place in self.places)
 
 
 def place_signals(parts: Sequence[Part], capacity: int) -> bytes:
-    """The words of the places of all parts; arguments go on at a multiple of 64 bytes."""
+    """The signals of the places of all parts, padded to a multiple of 64 bytes."""
     words = [place.signal for part in parts for place in part.places]
     packed = struct.pack(f"={capacity}q", *words, *[0] * (capacity - len(words)))
     return packed.ljust(len(packed) + -len(packed) % 64, bytes(1))
 
 
 def readings_of(part: Part) -> list[Reading]:
-    """A part's product, and those that would have its terms, and its further places, as results."""
+    """The readings of a part's product with its Z, its terms and its further places as results."""
     results = (*(term.z for term in part.terms), *(place.z for place in part.places))
     return [read(part.x, part.y, z) for z in (part.z, *results)]
 
 
 def stored_as(reading: Reading) -> tuple[Any, ...]:
-    """What parts of one launch have in common."""
+    """Properties that all parts of one launch share."""
     problem, swapped = reading
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
 
 
 def list_capacity(count: int) -> int:
-    """Entries of a list that so many fit into."""
+    """The smallest capacity of a list that holds `count` entries."""
     return next(capacity for capacity in _CAPACITIES if capacity >= count)
 
 
 def key_of(part: Part) -> tuple[Any, ...]:
-    """By what launches are known that make this part."""
+    """The key of this part for the cache of launches."""
     x, y, z, *words, terms, places, late, among, at = part
     results = (*(term.z for term in terms), *(place.z for place in places))
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *results))
@@ -187,7 +187,7 @@ def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple
 
 
 def checked(result: tuple[Any, ...], action: str) -> Any:
-    """What a driver call returned behind its status."""
+    """The result of a driver call; raises BackendError if its status is an error."""
     status, *values = result
     if int(status):
         raise BackendError(f"the driver cannot {action} the Hopper kernel: {status.name}")

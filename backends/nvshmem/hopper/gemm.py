@@ -1,7 +1,7 @@
-"""Products on Hopper by a kernel of our own: compiled, told of its operands, launched (`kernels/hopper.cu`).
+"""Products on Hopper by the kernel of pblas (`gemm.cu`): its compilation, arguments and launch.
 
-The kernel computes D := alpha A B + beta C with the rows of D contiguous. A problem of `backends.cuda.problem` has
-its Z stored by columns, so D is Z^T, A is op(B)^T and B is op(A)^T there: operands change places, nothing is copied.
+The kernel computes D := alpha A B + beta C with the rows of D contiguous. A problem of `backends.cuda.gemm_problem` has
+its Z stored by columns, so D is Z^T, A is op(B)^T and B is op(A)^T: operands change places, nothing is copied.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.push_engine import Finish
 
-_MOST_CALLS = 4096  # prepared at a time: about a KB each
+_MOST_CALLS = 4096  # prepared calls: about a KB each
 
 FOR_EVER = Watch(LONGEST)
 
 
 class Call:
-    """A product whose arguments are ready for its kernel.
+    """A product with prepared kernel arguments.
 
     Args:
         hopper: kernels and tables.
-        parts: of Z, in the order in which they are computed; all with the same k and storage orders.
+        parts: parts of Z, in the order in which they are computed; all with the same k and storage orders.
         reads_z: whether beta is not 0.
-        follows: what follows Z, if anything.
-        shape: of the work; None: what suits the parts.
-        planned: whether others like it will follow, which must not compile anything.
+        epilogue: epilogue of Z, if any.
+        shape: shape of the tiles; None to choose one for the parts.
+        planned: whether similar calls will follow, which must not compile kernels.
     """
 
     def __init__(
@@ -143,14 +143,14 @@ class Call:
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch, operands: Sequence[int] = ()) -> None:
-        """Start it, or let it be kept, with its arguments.
+        """Launch or record the call.
 
         Args:
             stream: handle.
             alpha: scalar.
             beta: scalar.
             watch: when to give up waiting for flags.
-            operands: words of those of what follows.
+            operands: words of the epilogue's operands.
         """
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, NO_STEP)
         scalars = (self._steps, alpha, beta, *self._scalars)
@@ -168,7 +168,7 @@ class Hopper:
     """Products on the current device, a Hopper GPU.
 
     Not for several threads at once; products whose parts have flags, signals or terms run one after the other. A call
-    with new arrays makes tables and perhaps compiles, so a call that is captured has to be made once before.
+    with new arrays makes tables and perhaps compiles a kernel, so make a call once before it is captured.
     """
 
     def __init__(self) -> None:
@@ -180,14 +180,14 @@ class Hopper:
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
-        """Whether one launch can make these parts: not too many, all fit for TMA and stored alike, sums of as many."""
+        """Whether one launch can compute these parts: few, fit for TMA, of one storage order and number of terms."""
         readings = [reading for part in parts for reading in readings_of(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({stored_as(w) for w in readings}) == 1
         terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
         return fit and max(len(parts), sum(terms), places) <= MOST_FLAGS and len({*terms}) <= 1
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
-        """Compile, load and make what `matmul` needs for parts of these sizes and storage orders; launches nothing."""
+        """Compile and load kernels and make tables of `matmul` for parts of these sizes and storage orders."""
         epilogue = None if finish is None else KernelEpilogue.of(finish, parts)[0]
         Call(self, parts, reads_z=reads_z, epilogue=epilogue, planned=True)
 
@@ -202,21 +202,20 @@ class Hopper:
         shape: Shape | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
-        """Z := alpha X Y + terms + beta Z for each part, and what follows, in stream order.
+        """Z := alpha X Y + terms + beta Z for each part, and its epilogue, in stream order.
 
         Args:
             stream: handle.
             alpha: scalar.
-            parts: of Z, in the order in which they are computed; all with the same k, dtype and storage orders, none
-                empty.
+            parts: parts of Z in the order of their computation, with the same k, dtype and storage orders, none empty.
             beta: scalar; Z is not read when it is 0.
-            finish: what follows parts that are not partial, before they are rounded.
-            shape: of the work; None: what suits the parts.
+            finish: epilogue of parts that are not partial, before they are rounded.
+            shape: shape of the tiles; None to choose one for the parts.
             watch: when to give up waiting for flags; Z has no meaning then.
         """
         epilogue, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
         key = (*(key_of(part) for part in parts), beta != 0, epilogue, shape)
-        call = self._calls.get(key) if isinstance(stream, int) else None  # whoever keeps it changes its arguments
+        call = self._calls.get(key) if isinstance(stream, int) else None  # a recording changes its arguments
         if call is None:
             call = Call(self, parts, reads_z=beta != 0, epilogue=epilogue, shape=shape)
             if isinstance(stream, int):
@@ -226,11 +225,11 @@ class Hopper:
         call.launch(stream, alpha, beta, watch, operands)
 
     def kernel(self, variant: Variant, *, planned: bool) -> Kernel:
-        """The kernel of a variant; if it was not planned, a general one that was.
+        """The kernel of a variant, or the general kernel if only that was planned.
 
         Args:
-            variant: which.
-            planned: whether to make both.
+            variant: parameters of the kernel.
+            planned: whether to compile both.
         """
         kernels = self._kernels
         for needed in (variant, variant.general) if planned else ():

@@ -1,4 +1,4 @@
-"""What the Hopper kernel is told: the order in which clusters take tiles, and where arguments lie in memory.
+"""The order in which clusters of the Hopper kernel take tiles, and the memory layout of its arguments.
 
 Integers only, no GPU needed.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 STRIPE = 16
-"""Lines of what TMA moves of C and D."""
+"""Lines of a TMA transfer of C or D."""
 
 CLUSTER, THREADS = 2, 384
 """CTAs of a cluster, and threads of a CTA."""
@@ -28,48 +28,48 @@ HEIGHT = ROWS // CLUSTER
 """Rows of a CTA's tile."""
 
 SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
-"""Of a CTA: four stages, two stripes for each of eight warps, barriers."""
+"""Shared memory of a CTA: four stages, two stripes for each of eight warps, barriers."""
 
 MAP_NBYTES = 128
-"""A CUtensorMap."""
+"""Size of a CUtensorMap."""
 
 SCALARS = struct.Struct("=qqqddqqqqqq")
 """Beginning of the arguments: tiles count steps alpha beta counters pace, and of the watch abort record
 timeout step."""
 
 PARTS_AT = 128
-"""Where the parts begin, bytes."""
+"""Offset of the parts, bytes."""
 
 PART = struct.Struct("=qqqqqqqqqqqqqqq8x")
-"""End of a part, behind the maps of A, B and D: flag source signal tiles beside lines length line position partial
+"""End of a part, after the maps of A, B and D: flag source signal tiles beside lines length line position partial
 terms places end late rest."""
 
 TERM = struct.Struct("=qq48x")
-"""End of a term, behind its map: flag source."""
+"""End of a term, after its map: flag source."""
 
 TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
-"""Operands of what follows D: the length of a line, and three words of each."""
+"""Operands of the epilogue: the length of a line, and three words of each operand."""
 
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
-"""Time of a tile of this width; narrow ones load more for what they multiply (measured on an H200)."""
+"""Relative time of a tile of this width; narrow tiles load more per multiplication (measured on an H200)."""
 
 TILE_US = 0.0113
 """Microseconds of the widest tile for each element of K (H200, bfloat16)."""
 
 _STEPS_OF_A_PIECE, _PIECES = 4, 2  # of a term
 _BAND = 8  # tiles of a column that follow each other
-_FEW_ROUNDS = 8  # in which parts that are awaited may be cut narrower
-_WORTH = 0.97  # of the time before, which other tiles must not exceed
+_FEW_ROUNDS = 8  # most rounds for which narrower tiles of awaited parts are tried
+_WORTH = 0.97  # other tiles must take less than this fraction of the time
 
 
 class Tile(NamedTuple):
     """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
 
     Args:
-        row: the first; of a cluster's tile, of those of its first CTA.
-        column: the first, likewise.
-        width: columns of each CTA, a multiple of LINE; those outside of the part do not count.
-        part: index.
+        row: first row; of a cluster's tile, that of its first CTA.
+        column: first column; of a cluster's tile, that of its first CTA.
+        width: columns of each CTA, a multiple of LINE; columns outside of the part are not stored.
+        part: index of the part.
     """
 
     row: int
@@ -94,7 +94,7 @@ def tiles_of_ctas(
 
 
 def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
-    """Those of the two CTAs: one below the other, or beside each other, or the same, of which each has a part of K."""
+    """The tiles of the two CTAs: one below the other, side by side, or the same tile with half of K each."""
     if shape.split > 1:
         return [tile] * CLUSTER
     if beside(parts[tile.part][0] - tile.row):
@@ -103,10 +103,11 @@ def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[T
 
 
 def are_dense(terms: int, steps: int) -> bool:
-    """Whether a tile has too many terms to be added between its steps along K: they are added behind them then.
+    """Whether a tile has too many terms to add them between its steps along K; then they are added after the steps.
 
-    A term is two pieces. As one of 8 ranks, with a piece on every second step, a reduction took 9 to 11 % less so, and
-    on every fourth 0 to 6 %; as one of 4, on every fifth or ninth, 1 to 5 % more (8B and 70B, one H200).
+    A term has two pieces. Added after the steps, a reduction took 9 to 11 % less time with a piece on every second
+    step (8 ranks), 0 to 6 % less with one on every fourth, and 1 to 5 % more with one on every fifth or ninth (4 ranks;
+    8B and 70B, one H200).
 
     >>> are_dense(7, 28), are_dense(7, 56), are_dense(3, 28), are_dense(0, 28)
     (True, True, False, False)
@@ -123,19 +124,19 @@ def cover(
 ) -> list[Tile]:
     """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
 
-    The tiles of the last rounds are made narrower where all clusters are done sooner then, and so are those of the
-    first parts, of the last or of all, if later ones are awaited. Each cluster takes its tiles in the order of the
-    parts, but for those that come among others, so what waits for peers comes after what peers wait for. A width of 0
-    stands where a cluster has nothing more to do.
+    The tiles of the last rounds are narrower if all clusters end sooner that way. If later parts are awaited, the tiles
+    of the first parts, the last parts or all parts may be narrower. Each cluster takes its tiles in the order of the
+    parts, except for interleaved parts. Tiles that wait for peers therefore come after tiles that peers wait for. An
+    entry of width 0 means that a cluster has no more tiles.
 
-    In what follows, tiles are those of a cluster, taken together.
+    Below, a tile is that of a cluster.
 
     Args:
-        parts: rows and columns of each part of D, those first that can be computed first.
-        clusters: that take tiles.
-        ready: when each part can begin, in times of the widest tile, never sooner than those before; none: at once.
-        shape: if it is another one, all tiles are as wide as it says, in the order of the parts.
-        among: for each part so many parts before it, among whose tiles its own come, evenly; none: behind them.
+        parts: rows and columns of each part of D, in the order in which they can be computed.
+        clusters: number of clusters.
+        ready: ascending start times of the parts, in times of the widest tile; none: all start at once.
+        shape: unless it is WIDEST, all tiles have its width, in the order of the parts.
+        among: for each part, the number of preceding parts with whose tiles its own are interleaved; 0: none.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
@@ -167,7 +168,7 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
 
 
 def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
-    """The tiles, those of some parts among those of parts before them."""
+    """The tiles, with those of some parts interleaved with those of preceding parts."""
     if not any(among):
         return tiles
     counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
@@ -183,7 +184,7 @@ def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
 
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
-    """The tiles, or others of one width in each part, whichever end sooner."""
+    """The tiles, or tiles of one width in each part if these end sooner."""
     candidates = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
     if len(tiles) <= _FEW_ROUNDS * clusters:
         for widths in _widths(len(parts)):
@@ -195,7 +196,7 @@ def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int,
 
 
 def _widths(count: int) -> Iterator[list[int]]:
-    """Widths of the tiles of so many parts: a few first and last ones may be narrower than those between."""
+    """Widths of the tiles of `count` parts: a few first and last parts may have narrower tiles."""
     some = sorted({1, 2, count // 2} & set(range(1, count // 2 + 1)))
     ends = [(WIDTH, 0), *itertools.product((192, 128, 64), some)]
     for (first, head), (last, tail), middle in itertools.product(ends, ends, (WIDTH, 192)):
@@ -203,7 +204,7 @@ def _widths(count: int) -> Iterator[list[int]]:
 
 
 def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
-    """Tiles of one width, in bands of some rows of tiles: neighbours in time share operands in the L2 cache."""
+    """Tiles of one width, in groups of a few rows of tiles: consecutive tiles share operands in the L2 cache."""
     for first, stop in itertools.pairwise((0, rows - rest(rows), rows)):
         for top in range(first, stop, _BAND * ROWS):
             for column in range(0, columns, width * _abreast(rows - top)):
@@ -212,7 +213,7 @@ def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[
 
 
 def _abreast(rows: int) -> int:
-    """CTAs beside each other where so many rows are left of a part."""
+    """Number of CTAs side by side if a part has `rows` rows left."""
     return CLUSTER if beside(rows) else 1
 
 
@@ -241,7 +242,7 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
 
 
 def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -> Iterator[Tile]:
-    """The area of some wide tiles, of which this is the first, in others."""
+    """The area of `count` wide tiles, the first of which is `tile`, in tiles of another width."""
     rows, columns = parts[tile.part]
     abreast = _abreast(rows - tile.row)
     for column in range(tile.column, min(tile.column + count * WIDTH * abreast, columns), width * abreast):
@@ -249,7 +250,7 @@ def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -
 
 
 def _triples(tiles: list[Tile], parts: Sequence[tuple[int, int]]) -> list[tuple[Tile, Tile, Tile]]:
-    """Three tiles each that lie side by side; those of the last tiles first."""
+    """Groups of three adjacent tiles of a row, the last tiles first."""
     left, triples = set(tiles), []
     for tile in reversed(tiles):
         pitch = WIDTH * _abreast(parts[tile.part][0] - tile.row)
@@ -262,7 +263,7 @@ def _triples(tiles: list[Tile], parts: Sequence[tuple[int, int]]) -> list[tuple[
 
 
 def _makespan(widths: list[int], clusters: int) -> float:
-    """Time until the last cluster is done, if each next tile goes to the one that is free first."""
+    """Time until the last cluster ends, if each next tile goes to the first free cluster."""
     free = {0.0: clusters}  # clusters by the time when they are free
     for width, count in Counter(widths).items():
         left = count
@@ -279,7 +280,7 @@ def _makespan(widths: list[int], clusters: int) -> float:
 
 
 def _deal(tiles: list[Tile], clusters: int, ready: Sequence[float]) -> tuple[float, list[list[Tile]]]:
-    """Each next tile goes to the cluster that is free first; when all are done, and what each has got."""
+    """Give each next tile to the first free cluster; returns the end time and the tiles of each cluster."""
     queue, end = [(0.0, cluster) for cluster in range(clusters)], 0.0
     taken: list[list[Tile]] = [[] for _ in range(clusters)]
     for tile in tiles:
@@ -292,7 +293,7 @@ def _deal(tiles: list[Tile], clusters: int, ready: Sequence[float]) -> tuple[flo
 
 
 def _dealt(tiles: list[Tile], clusters: int, ready: Sequence[float] = ()) -> list[Tile]:
-    """The tiles in rounds: each next one goes to the cluster that is free first."""
+    """The tiles in rounds: each next tile goes to the first free cluster."""
     _, taken = _deal(tiles, clusters, ready)
     for line in taken:
         line.sort(key=lambda tile: tile.part)

@@ -1,4 +1,4 @@
-"""The kernels: sums, pushes, all-reduces, a barrier. Compiled for the GPU at hand, launched on any stream.
+"""The kernels: sums, pushes, all-reduces, a barrier. Compiled for the current GPU, launched on any stream.
 
 The sources include nothing but their own common files, so a GPU machine needs no CUDA headers.
 """
@@ -49,18 +49,18 @@ __all__ = [
 ]  # fmt: skip
 
 COPY_THREADS = 128
-"""Of a CTA that copies beside a GEMM."""
+"""Threads of a CTA that copies concurrently with a GEMM."""
 
 _PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
-_COPY_CTAS_PER_SM = 8  # for when there is room for more than one
+_COPY_CTAS_PER_SM = 8  # for multiprocessors that fit more than one
 _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
-_PUSH_NBYTES = 8192  # a CTA copies no less
+_PUSH_NBYTES = 8192  # least bytes of a CTA
 
 
 def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of blocks, taken as one line where nothing lies between their lines."""
+    """Rows and columns of blocks; blocks without gaps between their lines are one line."""
     return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
 
 
@@ -106,7 +106,7 @@ class Kernels(Collectives):
             old_ld: its leading dimension.
             beta: scalar.
             wire: dtype of the terms: float32 or, by default, `dtype`.
-            behind: what follows, before it is rounded; out of kernels that were added for such sums.
+            behind: epilogue before rounding; `add` has compiled its kernels.
         """
         wire = wire or dtype
         beta = complex(beta)
@@ -144,7 +144,7 @@ class Kernels(Collectives):
         target: int,
         target_ld: int,
     ) -> None:
-        """target := beta source; zeros without a look at the source if beta is 0, a copy if it is 1."""
+        """target := beta source; if beta is 0 the source is not read, if it is 1 this is a copy."""
         self._elementwise(
             f"scale_{dtype.name}", stream, dtype, rows, columns, beta, source, source_ld, target, target_ld
         )
@@ -165,7 +165,7 @@ class Kernels(Collectives):
         self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
 
     def copy(self, stream: Stream, block: Block) -> None:
-        """Copy a block within this GPU, beside a GEMM on all of it too: a CTA fits beside one of the Hopper kernel.
+        """Copy a block within this GPU, also during a GEMM: its CTAs fit next to those of the Hopper kernel.
 
         Args:
             stream: handle.
@@ -177,9 +177,9 @@ class Kernels(Collectives):
         self._launch("copy", stream, _COPY_CTAS_PER_SM * self._sms, COPY_THREADS, "copy", scalars)
 
     def push(self, stream: Stream, blocks: Sequence[Block], flags: Sequence[int], counter: int) -> None:
-        """Copy blocks into memory of peers, or from it, and set each flag to 1 when all blocks that name it are there.
+        """Copy blocks into memory of peers, or from it, and set each flag to 1 after all blocks with its index.
 
-        It never waits. A flag that no block names is set too.
+        The kernel never waits. It also sets a flag without blocks.
 
         Args:
             stream: handle.
@@ -199,11 +199,11 @@ class Kernels(Collectives):
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch) -> None:
-        """Wait until all ranks have come here as often as this one.
+        """A barrier of all ranks: wait until all have called it as often as this rank.
 
         Args:
             stream: handle.
-            rank: this one.
+            rank: this rank.
             flags: of each rank, as mapped here: the address of barrier_flags_nbytes().
             epoch: address of this rank's count of calls, 0 at first: the kernel counts, so that a captured launch can
                 be replayed.
@@ -224,21 +224,21 @@ class Kernels(Collectives):
     ) -> None:
         """Set flags at peers, wait until all those of this rank are 1, and make them 0.
 
-        Products end sooner than with streams that wait by themselves (docs/decisions/0006-waiting-by-kernel.md).
+        Products end sooner than with waiting streams (docs/decisions/0006-waiting-by-kernel.md).
 
         Args:
             stream: handle.
             flags: addresses of words of this rank, at most MAX_RANKS.
             sources: ranks that set them.
             watch: when to give up.
-            step: what is recorded then.
-            told: addresses of the peers' flags, as mapped here, at most MAX_RANKS.
+            step: step that the kernel records if it gives up.
+            told: addresses of flags to set at peers, as mapped here, at most MAX_RANKS.
         """
         scalars = (len(flags), len(told), watch.abort, watch.record, watch.timeout, step)
         self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources, told))
 
     def delay(self, stream: int, nanoseconds: int) -> None:
-        """Keep the stream busy for some time, a second at most."""
+        """Delay the stream, by a second at most."""
         self._launch("delay", stream, 1, 1, "delay", (nanoseconds,))
 
     def _elementwise(

@@ -1,4 +1,4 @@
-"""The argument structs of the kernels, as the .cu files declare them, and the numbers that both sides know."""
+"""The argument structs of the kernels, as the .cu files declare them, and constants that both sides use."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 MAX_RANKS = 32
-"""Ranks that one kernel talks to at most; also blocks of one push."""
+"""Most ranks of one kernel; also most blocks of one push."""
 
 MAX_PARTS = 64
 """Terms of one sum at most."""
 
 MAX_CTAS = 512
-"""CTAs of an all-reduce at most, each with flags of its own."""
+"""Most CTAs of an all-reduce; each has its own flags."""
 
 MAX_TERMS, TERM_WORDS = 12, 3
-"""Terms of one expression at most, of so many words each."""
+"""Most terms of one expression, and words of each."""
 
 PART_ALIGNMENT = 16
-"""Elements; the parts of a two-shot all-reduce begin at multiples of it."""
+"""Elements; the shards of a two-shot all-reduce begin at multiples of it."""
 
 NO_STEP = 0xFFFFFFFF
-"""What is recorded as the step of those who do not know what they wait for."""
+"""The step in the record of a kernel that has no step."""
 
 RECORD = np.dtype([("code", "u4"), ("rank", "u4"), ("step", "u4"), ("pad", "u4"), ("time", "u8")])
-"""What a kernel writes before it gives up: why, the rank that it waited for, the step, the GPU's clock in ns."""
+"""Record of a kernel that gives up: the reason, the awaited rank, the step, the GPU's clock in ns."""
 
 ABORTED, LATE = 1, 2
 """Codes of a record: the abort word was set; the deadline passed. 0: nothing happened."""
 
 
 class Block(NamedTuple):
-    """What is copied: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
+    """A block to copy: `lines` lines of `nbytes` bytes, `source_pitch` and `target_pitch` bytes apart.
 
     The struct of the kernel that pushes has the same fields.
 
     Args:
         source: address, as mapped here.
-        target: likewise; of what is pushed one of the two is in a peer's memory.
-        nbytes: of one line.
-        signal: index of the flag that tells of this block; -1: none.
+        target: address, as mapped here; a push has its source or its target in a peer's memory.
+        nbytes: bytes of one line.
+        signal: index of the flag that signals this block; -1: none.
         lines: 1 for a contiguous block.
-        source_pitch: bytes; of no account for one line.
-        target_pitch: likewise.
+        source_pitch: bytes from line to line of the source; unused for one line.
+        target_pitch: bytes from line to line of the target; unused for one line.
     """
 
     source: int
@@ -70,17 +70,17 @@ class Block(NamedTuple):
         return words % 16 == 0
 
     def flat(self) -> Block:
-        """The same as one line, where nothing lies between the lines."""
+        """The same block as one line, if it has no gaps between its lines."""
         if self.lines > 1 and self.source_pitch == self.target_pitch == self.nbytes:
             return Block(self.source, self.target, self.nbytes * self.lines, self.signal)
         return self
 
 
 class EpilogueTerms(NamedTuple):
-    """What follows the last addition of a kernel that was added for it.
+    """The epilogue of a reduction kernel that `add` has compiled.
 
     Args:
-        key: of the kernel (global).
+        key: key of the kernel (global).
         length: elements of a line (local).
         terms: the operands' words, TERM_WORDS each (local).
     """
@@ -91,14 +91,14 @@ class EpilogueTerms(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Where ranks send what is to be added, in packs that say themselves whether they are there: all bits set at first.
+    """Memory that receives terms as LL packets; a packet with all bits set, as initially, has not arrived.
 
     Args:
-        addresses: of each rank, as mapped here: the address of P slots for what each rank sends, multiples of 16, and
-            behind them P more for the sums of each, if an all-reduce is to use them in two shots.
-        nbytes: from slot to slot, a multiple of 16 (global).
-        epoch: address of the word that counts calls, in whose two halves of the slots they take turns; 0: the caller
-            gives slots of the other parity from call to call.
+        addresses: for each rank, as mapped here, the address of P slots, one for each sender, multiples of 16; a
+            two-shot all-reduce has P more slots after them, for the sums of each rank.
+        nbytes: bytes from slot to slot, a multiple of 16 (global).
+        epoch: address of the word that counts calls; calls alternate between two halves of the slots; 0: the caller
+            passes slots of the other parity in each call.
         pitch: bytes from one half to the other (global).
     """
 
@@ -109,11 +109,11 @@ class Slots(NamedTuple):
 
 
 LONGEST = 1 << 56
-"""Nanoseconds, two years: the longest timeout of a kernel. Some wait for a multiple of it, which 63 bits must hold."""
+"""Nanoseconds, two years: the longest timeout of a kernel. Some use a multiple of it, which 63 bits must hold."""
 
 
 class Watch(NamedTuple):
-    """How long waiting kernels wait, where they look meanwhile, and where they say why they stopped.
+    """Deadline of waiting kernels, the abort word that they check, and the record of a kernel that gives up.
 
     Args:
         timeout: nanoseconds, at most `LONGEST`.

@@ -1,5 +1,5 @@
-// An operation between two elements, and an Expression behind the last one; of products perhaps + beta C before it. Rows may
-// be normalised then. OPERATION, SCALED, NORMALISED, Weight and Expression come from endings.py.
+// An operation between two elements, and an Expression after the last one; of products perhaps + beta C before it. Rows may
+// be normalised then. OPERATION, SCALED, NORMALISED, Weight and Expression come from reduction_epilogues.py.
 struct Operation {
     template <class A>
     __device__ __forceinline__ static A of(A x, A y) {

@@ -1,4 +1,4 @@
-"""The kernels of all_reduce.cuh and all_gather.cu, which talk to their peers: reductions, and a gather by packs."""
+"""The kernels of all_reduce.cuh and all_gather.cu: reductions and gathers that communicate with peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
 
 
 class Collectives(Loaded):
-    """Launches of them; addresses, streams and captures as in `Kernels`."""
+    """Launches these kernels; `Kernels` describes addresses, streams and captures."""
 
     def one_shot(
         self,
@@ -45,9 +45,9 @@ class Collectives(Loaded):
         contributing: Sequence[int] | None = None,
         behind: EpilogueTerms | None = None,
     ) -> None:
-        """out := the sum of all ranks' partial products + beta old, on every rank for itself.
+        """out := the sum of all ranks' partial products + beta old, computed by every rank.
 
-        Every rank sends its partial product to all, and adds those of 1, 2, ..., 0 and, last, beta times its own old.
+        Every rank sends its partial product to all, and adds those of ranks 1, 2, ..., 0 and, last, beta times its old.
         All ranks must call it with the same count and dtype.
 
         Args:
@@ -56,14 +56,14 @@ class Collectives(Loaded):
             count: elements (global).
             source: address of this rank's partial product, contiguous.
             out: address; may be old or source.
-            rank: this one.
+            rank: this rank.
             slots: for `count` elements each.
             watch: when to give up.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
+            behind: epilogue after the last addition; `add` has compiled its kernels (global).
         """
         wire, nranks = wire or dtype, len(slots.addresses)
         self._send(
@@ -102,8 +102,8 @@ class Collectives(Loaded):
     ) -> None:
         """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
 
-        Each element belongs to a rank r, which gets it from all, adds that of r+1, r+2, ..., r (cyclic) and, last, beta
-        times its old, and sends the sum to all.
+        Each element has an owner r, which gets it from all ranks. The owner adds those of r+1, r+2, ..., r (cyclic)
+        and, last, beta times its old, and sends the sum to all.
 
         Args:
             stream: handle.
@@ -111,14 +111,14 @@ class Collectives(Loaded):
             first: element with which each rank's share begins, and their number (global).
             source: address of this rank's partial product, contiguous.
             out: address; may be old or source.
-            rank: this one.
+            rank: this rank.
             slots: for the largest share each, and for sums.
             watch: when to give up.
             old: address; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
+            behind: epilogue after the last addition; `add` has compiled its kernels (global).
         """
         wire = wire or dtype
         self._send(
@@ -156,19 +156,19 @@ class Collectives(Loaded):
         contributing: Sequence[int] | None = None,
         behind: EpilogueTerms | None = None,
     ) -> None:
-        """The same as `two_shot`, but that ranks read partial products in the memory of all.
+        """Like `two_shot`, but owners read the partial products in their peers' memory.
 
-        When the kernel has ended, all have read this rank's partial product, so that it may be overwritten; and a call
-        that follows may use the same flags and results. Flags that were waited for are 0 again.
+        When the kernel has ended, all ranks have read this rank's partial product, so it may be overwritten, and the
+        next call may use the same flags and results. The kernel resets the flags to 0.
 
         Args:
-            stream: handle; what wrote this rank's partial product precedes the kernel on it.
+            stream: handle; the partial product is complete in stream order.
             dtype: of out and old (global).
             first: element with which each rank's share begins, a multiple of PART_ALIGNMENT, and their number (global).
             out: address; may be old.
-            rank: this one.
-            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16; up
-                to the next multiple behind its end it is read too.
+            rank: this rank.
+            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16;
+                the kernel also reads up to the next multiple after its end.
             flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
             results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
                 into it, that of this rank is `out` itself, on all ranks.
@@ -177,7 +177,7 @@ class Collectives(Loaded):
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
+            behind: epilogue after the last addition; `add` has compiled its kernels (global).
         """
         assert not any(address % _PACK_NBYTES for address in partials)
         assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
@@ -217,9 +217,9 @@ class Collectives(Loaded):
         contributing: Sequence[int] | None = None,
         behind: EpilogueTerms | None = None,
     ) -> None:
-        """out := the sum of all ranks' partial products of this rank's part + beta old.
+        """out := the sum of all ranks' partial products of this rank's shard + beta old.
 
-        Every rank sends the others their parts, and adds its own in the order r+1, r+2, ..., r (cyclic).
+        Every rank r sends the peers their shards, and adds its own in the order r+1, r+2, ..., r (cyclic).
 
         Args:
             stream: handle.
@@ -227,14 +227,14 @@ class Collectives(Loaded):
             first: element of `source` with which each rank's part begins, and their number (global).
             source: address of this rank's partial product, contiguous.
             out: address of this rank's part of the result, contiguous; may be old.
-            rank: this one.
+            rank: this rank.
             slots: for the largest part each.
             watch: when to give up.
             old: address of this rank's part; not read if beta is 0.
             beta: scalar (global).
             wire: dtype of the partial products: float32 or, by default, `dtype` (global).
             contributing: ranks that have a partial product; None: all (global).
-            behind: what follows the last addition; out of kernels that were added for it (global).
+            behind: epilogue after the last addition; `add` has compiled its kernels (global).
         """
         wire = wire or dtype
         largest = max(stop - start for start, stop in pairwise(first))
@@ -268,20 +268,20 @@ class Collectives(Loaded):
         slots: Slots,
         watch: Watch,
     ) -> None:
-        """out := the parts of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
+        """out := the shards of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
 
         Args:
             stream: handle.
             nbytes: of a number, 2, 4 or 8 (global).
             first: number with which each rank's part begins, and how many there are in all (global).
-            source: address of this rank's part, contiguous; that of its place in `out` if it is there.
+            source: address of this rank's part, contiguous; may be its place in `out`.
             out: address of the whole.
-            rank: this one.
+            rank: this rank.
             slots: one for the largest part of each rank.
             watch: when to give up.
         """
         nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
-        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # there are no slots before them
+        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # a gather needs no slots before them
         self._send(
             f"gather_{nbytes}",
             stream,
@@ -297,13 +297,13 @@ class Collectives(Loaded):
         )
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
-        """A launch of a kernel of a collective, one that was added or is always there.
+        """A prepared launch of a collective's kernel, either built in or from `add`.
 
         Args:
             kind: one of the kernels of all_reduce.cuh, or "all_gather".
-            key: of the kernels; a dtype: its sums, with nothing behind them; of an all-gather the bytes of an element.
-            ctas: how many (global).
-            arguments: those of `_reduce`, which all_reduce.cuh describes.
+            key: key of the kernels; a dtype for sums without an epilogue; bytes of an element for an all-gather.
+            ctas: number of CTAs (global).
+            arguments: arguments of `_reduce`; all_reduce.cuh describes them.
         """
         name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
         function = self._functions[name if name in self._functions else (kind, key)]

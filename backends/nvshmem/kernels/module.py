@@ -26,19 +26,19 @@ class Loaded(Module):
         self._rows: set[Any] = set()  # kernels that normalise rows
 
     def load(self, stream: int) -> None:
-        """Run every kernel once, with arguments that make it do nothing."""
+        """Run every kernel once, with empty arguments, which loads it."""
         for file, names in FILES.items():
             for name in names:
                 self._launch_nothing(name, stream, name if file == "signals" else STRUCT_OF.get(file, file))
 
     def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
-        """Compile kernels of a family, and run them once without arguments; nothing if they are there.
+        """Compile kernels of a family, and run them once without arguments, unless they exist.
 
         Args:
             stream: handle.
-            key: what they are asked for by.
+            key: key of the kernels.
             code: CUDA C++ of the kernels of `KINDS`, each named after its kind and "all".
-            family: of `KINDS`.
+            family: a key of `KINDS`.
         """
         names: dict[Hashable, str] = {(kind, key): f"{kind}_all" for kind in KINDS[family]}
         if names.keys() <= self._functions.keys():

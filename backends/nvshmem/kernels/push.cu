@@ -7,7 +7,7 @@ struct Block {
     const byte* source;
     byte* target;
     integer nbytes;  // of a line
-    integer signal;  // what is told when this block is there; -1: nothing
+    integer signal;  // index of the flag that signals this block; -1: none
     integer lines, source_pitch, target_pitch;
 };
 

@@ -36,7 +36,7 @@ struct WaitArguments {
     Watch watch;
     word* flag[MAX_RANKS];
     integer source[MAX_RANKS];  // the rank that sets it
-    word* told[MAX_RANKS];      // at peers
+    word* told[MAX_RANKS];      // flags to set at peers
 };
 
 // Sets flags at peers, waits until all those of this rank are 1, and makes them 0. It may look for them while the kernel before

@@ -1,15 +1,15 @@
-"""How much memory kernels need beside their operands, and how many CTAs those have that talk to peers."""
+"""Memory that kernels need in addition to operands, and the number of CTAs of communicating kernels."""
 
 from __future__ import annotations
 
 from pblas.backends.nvshmem.kernels.arguments import MAX_CTAS, MAX_RANKS
 
-_SENT_NBYTES, _MOST_CTAS = 2048, 256  # a CTA sends no less
-_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # or pulls
+_SENT_NBYTES, _MOST_CTAS = 2048, 256  # least bytes that a CTA sends
+_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # least bytes that a CTA pulls
 
 
 def push_counter_nbytes() -> int:
-    """Bytes of device memory, zeroed once, that pushes count in; one such region for each stream that pushes."""
+    """Bytes of the counters of pushes in device memory, zeroed once; each pushing stream has its own."""
     return 4 * MAX_RANKS
 
 

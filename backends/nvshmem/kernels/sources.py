@@ -1,4 +1,4 @@
-"""The sources of the kernels, and what the kernels in them are called."""
+"""The sources of the kernels, and the names of the kernels in them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _COMPLEX = (np.dtype(np.complex64), np.dtype(np.complex128))
 _DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
 
 NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
-"""What a kernel is called after: the dtype of the result, and of the terms if they are wider."""
+"""Suffix of a kernel's name: the dtype of the result, and of the terms if they are wider."""
 
 KINDS = {
     "all_reduce": ("one_shot", "two_shot", "scatter", "pulled"),
     "rows": ("one_shot",),
     "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),
 }
-"""The kernels of a family that can be compiled with something behind their last addition."""
+"""The kernels of a family that can be compiled with an epilogue after their last addition."""
 
 FILES = {
     "sum": [f"{kind}_{name}" for name in NAMES.values() for kind in KINDS["sum"]],
@@ -42,17 +42,17 @@ FILES = {
 """The files, and the kernels in each."""
 
 STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
-"""Files and families whose arguments are those of another one."""
+"""Files and families that use the argument struct of another one."""
 
 
 def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: EpilogueTerms | None) -> Any:
-    """What a kernel is asked for by.
+    """The key of a kernel.
 
     Args:
-        kind: of KINDS.
-        dtype: of the result.
-        wire: of the terms.
-        behind: what follows the last addition.
+        kind: one of KINDS.
+        dtype: dtype of the result.
+        wire: dtype of the terms.
+        behind: epilogue after the last addition.
     """
     return f"{kind}_{NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
 

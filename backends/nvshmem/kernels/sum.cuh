@@ -1,4 +1,4 @@
-// out = parts[0] + parts[1] + ... + beta old, in this order, and what follows the last addition, rounded once.
+// out = parts[0] + parts[1] + ... + beta old, in this order, and the epilogue, rounded once.
 #include "common.cuh"
 
 constexpr int MAX_PARTS = 64;
@@ -9,7 +9,7 @@ struct SumArguments {
     integer rows, columns, out_ld, old_ld;
     Factor beta;
     integer parts;
-    Terms terms;  // of what follows
+    Terms terms;  // operands of the epilogue
     const byte* part[MAX_PARTS];
     integer part_ld[MAX_PARTS];
 };

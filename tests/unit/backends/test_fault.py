@@ -1,4 +1,4 @@
-"""What breaks a context on GPUs is told in one word, and in one text."""
+"""A fault that breaks a context on GPUs, as one word and as one text."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_sums_that_are_stored_everywhere_do_not_spill(terms: int, places: int, t
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
     macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
-    check_registers(compiled(tmp_path / "hopper.cu", f"{source('hopper')}\n{law}\n", TYPE='"bf16"', **macros))
+    check_registers(compiled(tmp_path / "hopper.cu", f"{hopper_source()}\n{law}\n", TYPE='"bf16"', **macros))
 
 
 @needs_nvcc

@@ -1,4 +1,4 @@
-"""What a tape launches on operands elsewhere is what would have been launched on them."""
+"""A replay on operands at other addresses launches what an execution on them would launch."""
 
 from __future__ import annotations
 
