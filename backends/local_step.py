@@ -15,12 +15,12 @@ class LocalStep:
     joins that agreement at once, with its error. The block costs a fraction of a microsecond.
 
     Args:
-        agree: agree(verb, error) is an agreement with an error, which raises (global).
-        verb: name of the operation, for the message (global).
+        agree: agree(operation, error) is an agreement with an error, which raises (global).
+        operation: name of the operation, for the message (global).
         kind: class of the error that replaces an exception of another library; None: `WorkspaceError` for a
             `MemoryError`, else `PblasError` (global).
 
-    >>> def agree(verb, error):
+    >>> def agree(operation, error):
     ...     raise error
     >>> try:
     ...     with LocalStep(agree, "load"):
@@ -30,15 +30,15 @@ class LocalStep:
     load: ValueError: invalid literal for int() with base 10: 'x'
     """
 
-    __slots__ = ("_agree", "_kind", "_verb")
+    __slots__ = ("_agree", "_kind", "_operation")
 
     def __init__(
         self,
         agree: Callable[[str, errors.PblasError], object],
-        verb: str,
+        operation: str,
         kind: type[errors.PblasError] | None = None,
     ) -> None:
-        self._agree, self._verb, self._kind = agree, verb, kind
+        self._agree, self._operation, self._kind = agree, operation, kind
 
     def __enter__(self) -> None:
         pass
@@ -49,20 +49,20 @@ class LocalStep:
         # KeyboardInterrupt and SystemExit pass: they are no errors of the call. After a PeerTimeout no rank agrees.
         if not isinstance(caught, Exception) or isinstance(caught, errors.PeerTimeout):
             return
-        error = local_error(self._verb, caught, self._kind)
+        error = local_error(self._operation, caught, self._kind)
         try:
-            self._agree(self._verb, error)
+            self._agree(self._operation, error)
         except errors.PblasError as agreed:  # perhaps that of a lower rank
             agreed.__context__, agreed.__cause__ = None, None if error is caught else caught
             raise
         raise AssertionError("an agreement with an error raises")
 
 
-def local_error(verb: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:
+def local_error(operation: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:
     """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text.
 
     Args:
-        verb: name of the operation (global).
+        operation: name of the operation (global).
         caught: the exception; a `PblasError` is returned unchanged (local).
         kind: as in `LocalStep` (global).
     """
@@ -74,4 +74,4 @@ def local_error(verb: str, caught: Exception, kind: type[errors.PblasError] | No
         text = "it has no text"
     if kind is None:
         kind = errors.WorkspaceError if isinstance(caught, MemoryError) else errors.PblasError
-    return kind(f"{verb}: {type(caught).__name__}: {text}")
+    return kind(f"{operation}: {type(caught).__name__}: {text}")

@@ -60,19 +60,19 @@ def check_start(nbytes: Any, device: Any, timeout: Any) -> None:
     _check_device("init_nvshmem", device)
 
 
-def _check_timeout(verb: str, timeout: Any) -> None:
+def _check_timeout(operation: str, timeout: Any) -> None:
     if not (_is(timeout, Real) and timeout > 0):
-        raise errors.ArgumentError(f"{verb}: timeout must be a positive number of seconds, got {timeout!r}")
+        raise errors.ArgumentError(f"{operation}: timeout must be a positive number of seconds, got {timeout!r}")
 
 
-def _check_count(verb: str, name: str, value: Any) -> None:
+def _check_count(operation: str, name: str, value: Any) -> None:
     if value is not None and not (_is(value, Integral) and value >= 1):
-        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+        raise errors.ArgumentError(f"{operation}: {name} must be None or a positive integer, got {value!r}")
 
 
-def _check_device(verb: str, device: Any) -> None:
+def _check_device(operation: str, device: Any) -> None:
     if device is not None and not _is(device, Integral):
-        raise errors.ArgumentError(f"{verb}: device must be None or the number of a visible GPU, got {device!r}")
+        raise errors.ArgumentError(f"{operation}: device must be None or the number of a visible GPU, got {device!r}")
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -4,4 +4,4 @@ from pblas.backends.mpi.backend import MpiBackend as MpiBackend
 from pblas.backends.mpi.rendezvous import peers_of as peers_of
 from pblas.backends.mpi.rendezvous import rendezvous as rendezvous
 
-__all__ = ["MpiBackend", "arrive", "peers_of"]
+__all__ = ["MpiBackend", "peers_of", "rendezvous"]

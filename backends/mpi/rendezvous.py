@@ -12,12 +12,12 @@ from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_except
 from pblas.backends.mpi.peers import MpiPeers
 
 
-def peers_of(comm: MPI.Intracomm | None, verb: str) -> MpiPeers:
+def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiPeers:
     """The ranks of a communicator; sends no message (local).
 
     Args:
         comm: an mpi4py intracommunicator; None for COMM_WORLD (global).
-        verb: name of the operation, for messages (global).
+        operation: name of the operation, for messages (global).
 
     Raises:
         ArgumentError: `comm` is no intracommunicator.
@@ -29,7 +29,7 @@ def peers_of(comm: MPI.Intracomm | None, verb: str) -> MpiPeers:
             "COMM_NULL" if isinstance(candidate, MPI.Comm) and candidate == MPI.COMM_NULL else type(candidate).__name__
         )
         raise errors.ArgumentError(
-            f"{verb}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
+            f"{operation}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
         )
     check_launcher()
     end_job_on_uncaught_exception()

@@ -32,20 +32,20 @@ class Executor(Protocol):
 
     @property
     def lends(self) -> bool:
-        """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+        """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
 
     def publish(self, x: Any) -> bool:
-        """Say where the arrays of an execution are; true if peers cannot reach them there (local)."""
+        """Publish the locations of an execution's arrays; true if peers cannot reach them there (local)."""
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Copy arrays to where peers reach them, if those of any rank need it.
+        """Copy arrays to memory that peers reach, if the arrays of any rank need it.
 
         Returns:
             Whether all ranks must agree before they run.
         """
 
     def run(self, x: Any) -> None:
-        """**Collective.** Do it, with these arrays."""
+        """**Collective.** Run the plan with these arrays."""
 
 
 class Pushed(Protocol):
@@ -57,13 +57,13 @@ class Pushed(Protocol):
 
     @property
     def bound(self) -> bool:
-        """Whether there is a D whose place the peers know."""
+        """Whether a D is bound, whose addresses the peers know."""
 
     def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results into this D at once, if every rank's lies in symmetric memory."""
+        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank."""
 
     def run(self, x: Operands) -> None:
-        """Launch it, with these arrays (local)."""
+        """Launch the plan with these arrays (local)."""
 
 
 _EXECUTORS: dict[type[ProductPlan], Any] = {
@@ -89,11 +89,11 @@ def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dty
         plan: what to run (global).
         backend: ranks, memory and messages (global).
         dtype: of the matrices (global).
-        wire: dtype in which partial products travel (global).
+        wire: dtype in which partial products are sent (global).
         orders: storage orders of the operands in the plan's orientation (global).
 
     Raises:
-        WorkspaceError: shared memory does not suffice.
+        WorkspaceError: too little shared memory.
     """
     runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtype, wire, orders)
     return runner
@@ -102,13 +102,13 @@ def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dty
 def pushed(
     plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
 ) -> Pushed:
-    """**Collective.** As `executor`, for plans of the push transport, which run on the backend's engine.
+    """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine.
 
     Args:
         plan: what to run (global).
         backend: ranks, memory and the engine (global).
         dtype: of the matrices (global).
-        wire: dtype in which partial products travel (global).
+        wire: dtype in which partial products are sent (global).
         orders: storage orders of the operands in the plan's orientation (global).
         tf32: multiply float32 in TF32 where the hardware has it (global).
     """

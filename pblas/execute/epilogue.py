@@ -22,12 +22,12 @@ def finish(
     """Out := the epilogue of x, in the precision in which x's elements are added, rounded once.
 
     Args:
-        backend: whose arrays they are (local).
-        epilogue: a good one (global).
+        backend: owner of the arrays (local).
+        epilogue: a valid one (global).
         x: m x n (local).
         operands: numbers, and arrays of n elements or m x n, by name (local).
         out: m x n, of x's dtype; may be x, or an operand (local).
-        stream: on GPUs, where to launch it; None for the library's current one (local).
+        stream: on GPUs, the stream of the launch; None for the library's current one (local).
     """
     if not out.size:
         return

@@ -1,4 +1,4 @@
-"""Products of operands whose rows, columns or inner dimension lie in several runs (cyclic layouts)."""
+"""Products of operands whose rows, columns or inner dimension consist of several runs (cyclic layouts)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PANEL = 512
 
 
 class IndexRuns:
-    """Which elements of one dimension of a first matrix meet which of a second; never changed.
+    """Pairing of the indices of one dimension of two matrices, as runs; immutable.
 
     Args:
         runs: (start in the first, start in the second, length), in order (local).
@@ -61,12 +61,12 @@ class IndexRuns:
     @staticmethod
     @lru_cache(256)  # every execution asks for the same few
     def whole(length: int) -> IndexRuns:
-        """All of both, in the same order."""
+        """All indices of both, in the same order."""
         return IndexRuns([(0, 0, length)])
 
     @staticmethod
     def global_to_local(ranges: list[tuple[int, int]], l0: int = 0, l1: int | None = None) -> IndexRuns:
-        """From global indices to places l0..l1 of a local array that holds the ranges one after the other.
+        """From global indices to indices l0..l1 of a local array that holds the ranges one after the other.
 
         >>> IndexRuns.global_to_local([(4, 6), (10, 12)], 1, 3).runs
         [(5, 0, 1), (10, 1, 1)]
@@ -81,7 +81,7 @@ class IndexRuns:
 
     @staticmethod
     def of_rows(product: Product, rank: int) -> IndexRuns:
-        """The rows of op(A) that a rank multiplies, and those of its D that they make."""
+        """The rows of op(A) that a rank multiplies, and the rows of its D that result from them."""
         rows = product.d.along("rows")
         if rows is None:
             return IndexRuns.whole(product.m)
@@ -124,7 +124,7 @@ def gemm_runs(
     packs: bool = False,
     finish: Finish | None = None,
 ) -> None:
-    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; what is not in the runs is neither read nor written.
+    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; elements outside the runs are neither read nor written.
 
     Args:
         alpha: scalar (local).
@@ -136,9 +136,9 @@ def gemm_runs(
         n: columns of Y and of Z (local).
         k: columns of X and rows of Y (local).
         conj: conjugate x, y.
-        multiply: as `gemm`, which it replaces (local).
-        packs: whether short runs are copied side by side, so that one product takes many; NumPy's arrays only (local).
-        finish: what follows Z, which `multiply` does then; not with `packs` (local).
+        multiply: replaces `gemm` (local).
+        packs: copy short runs side by side, so that one product multiplies many; NumPy's arrays only (local).
+        finish: epilogue of Z, which `multiply` applies; not with `packs` (local).
     """
     if not k.runs:
         k = IndexRuns.whole(0)
@@ -171,7 +171,7 @@ def gemm_runs(
 
 
 def _part(x: Array, i: int, rows: int, j: int, columns: int) -> Array:
-    """X[i : i + rows, j : j + columns]; X itself where that is all of it, since on GPUs a view takes its time."""
+    """X[i : i + rows, j : j + columns]; X itself if that is all of it, since on GPUs a view takes time."""
     return x if x.shape == (rows, columns) else x[i : i + rows, j : j + columns]
 
 
@@ -187,7 +187,7 @@ def _gemm_panels(
     conj: tuple[bool, bool],
     multiply: Callable[..., None],
 ) -> None:
-    """As `gemm_runs` of one run of rows and one of columns, several runs of K at a time."""
+    """`gemm_runs` for one run of rows and one of columns, several runs of K at a time."""
     (m_x, m_z, rows), (n_y, n_z, columns) = m, n
     target = z[m_z : m_z + rows, n_z : n_z + columns]
     for panel in _grouped(k.runs):

@@ -23,7 +23,7 @@ class Orders:
 
 @dataclass(slots=True)
 class Operands:
-    """Local parts of D = alpha op(A) op(B) + beta C, turned into the plan's orientation.
+    """Local arrays of D = alpha op(A) op(B) + beta C, in the plan's orientation.
 
     Args:
         left: op(A), or op(B)^T if the plan is transposed (local).
@@ -33,7 +33,7 @@ class Operands:
         conj: conjugate left, right (global).
         alpha: scalar (global).
         beta: scalar (global).
-        finish: what follows the product, with operands like `result`; None for nothing (local).
+        finish: epilogue, with operands like `result`; None without one (local).
     """
 
     left: Array
@@ -47,9 +47,9 @@ class Operands:
 
     @property
     def unfinished(self) -> Operands:
-        """The same without what follows (local)."""
+        """The same operands without the epilogue (local)."""
         return self if self.finish is None else replace(self, finish=None)
 
     def finish_of(self, view: Callable[[Any], Any]) -> Finish | None:
-        """What follows a part of `result` (local)."""
+        """The epilogue of a view of `result` (local)."""
         return None if self.finish is None else self.finish.of(view)

@@ -1,14 +1,14 @@
-"""All-reduce, all-gather and reduce-scatter of plain arrays: rounds of laying out, combining and collecting pieces.
+"""All-reduce, all-gather and reduce-scatter of plain arrays: rounds of staging, combining and collecting pieces.
 
-With r this rank, part q the elements that rank q combines, and one round at a time of each part:
+With r this rank and part q the elements that rank q combines, of which each round handles a piece:
 
     one_shot        out[:] = x_1[:] + x_2[:] + ... + x_0[:]                    on every rank
     two_shot        out[part r] = x_r+1[part r] + ... + x_r[part r];           out[part q] from rank q
     reduce_scatter  the first half of it; all-gather is the second half, with x in place of sums
 
-A near rank's pieces are read where it has laid them out, or in its x itself if every rank's x lies in a window; sums go
-straight into the other ranks' out if these do. Far ranks send and get messages. The order of additions does not depend
-on any of that.
+A rank reads a near rank's pieces in its staging memory, or in its x itself if every rank's x is in a window. It writes
+sums directly into the other ranks' out if these are in windows. Far ranks exchange messages. The order of additions is
+the same in all cases.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from pblas.plans.collective import Rounds
 
 X_TABLE, OUT_TABLE = 0, 1
-"""Where ranks publish x and out."""
+"""Location tables of x and out."""
 
 
 class Steps(NamedTuple):
-    """What a collective does.
+    """Description of a collective.
 
     Args:
         verb: for messages (global).
         operation: a key of `OPERATIONS`, or None: nothing is combined (global).
         shares: whether every rank gets the parts of the others (global).
-        rounds: how the elements are cut (global).
+        rounds: partition of the elements (global).
         unit: elements that an epilogue needs together (global).
-        reads_x: near ranks read x where it lies (global).
+        reads_x: near ranks read x in place (global).
         writes_out: ranks, all of them near, write sums into each other's out (global).
         by_messages: ranks of a node treat each other as far (global).
     """
@@ -62,7 +62,7 @@ class Collective:
 
     Args:
         staging: memory (global).
-        steps: what is done (global).
+        steps: description of the collective (global).
         x: this rank's array (local).
     """
 
@@ -76,7 +76,7 @@ class Collective:
         self._arriving: dict[tuple[int, int], tuple[Transfer, Flat]] = {}
 
     def lay_out(self, number: int) -> None:
-        """Copy what near ranks read in a round to where they do (local)."""
+        """Copy the pieces that near ranks read in a round to staging memory (local)."""
         steps, staging = self._steps, self._staging
         if steps.reads_x or not self._near:
             return
@@ -88,10 +88,10 @@ class Collective:
             self._x.read(a, b, slot.get(a, b))
 
     def run(self, outs: list[Flat], finish: Finish | None) -> None:
-        """All rounds, of which `lay_out` has done the first one's copies, and a meeting or agreement followed.
+        """Run all rounds, after `lay_out` of the first round and a meeting or agreement.
 
         Args:
-            outs: where the results go, numbered as x is (local).
+            outs: destinations of the results, with the element numbers of x (local).
             finish: epilogue, or None (global).
         """
         self._outs, self._finish = outs, finish
@@ -116,17 +116,17 @@ class Collective:
             staging.turn += 1
 
     def _readers(self) -> list[int]:
-        """The near ranks for which pieces are laid out; one stands for all if they read the same."""
+        """The near ranks for which pieces are staged; a single one if all read the same pieces."""
         if self._steps.operation is None:
             return [self._rank]
         return self._near[:1] if self._rounds.whole else self._near
 
     def _span(self, reader: int, number: int) -> tuple[int, int]:
-        """What a rank reads of this rank's x in a round."""
+        """The elements of this rank's x that a rank reads in a round."""
         return self._rounds.piece(reader if self._steps.operation else self._rank, number)
 
     def _post(self, number: int) -> None:
-        """Start the messages of a round in which pieces of x travel."""
+        """Start the messages of a round that carry pieces of x."""
         staging, kind = self._staging, GIVEN if self._steps.operation else ADDED
         self._sent[number] = []
         for peer in self._far:
@@ -154,11 +154,11 @@ class Collective:
         elif steps.shares and self._near:
             for result, sink in enumerate(sinks):
                 sink.append(staging.slot(ADDED, self._rank, staging.turn, 0, span, self._dtype, result))
-        # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from where rank q has laid it out)
+        # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from the staging memory of rank q)
         fold(OPERATIONS[steps.operation or ""], parts, span, steps.unit, self._finish, sinks)
 
     def _part(self, peer: int, number: int, span: tuple[int, int]) -> Flat:
-        """The elements of one rank, when they have arrived."""
+        """The elements of one rank, once they have arrived."""
         staging = self._staging
         if peer == self._rank:
             return self._x
@@ -198,7 +198,7 @@ class Collective:
                     source = Flat(staging.published(X_TABLE, peer, stop - start, self._dtype).x, start)
                 else:
                     source = staging.slot(ADDED, peer, staging.turn, 0, span, self._dtype, result)
-                # out[part q] = what rank q has   (in its memory)
+                # out[part q] = what rank q has   (read in its memory)
                 out.write(a, b, source.get(a, b))
         for transfer, out, memory, (a, b) in arriving:
             self._wait([transfer], "parts of other ranks")
@@ -216,15 +216,15 @@ class Collective:
 
 
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
-    """A collective by MPI's own: an all-to-all before the additions, an all-gather behind them.
+    """A collective by MPI's collectives: an all-to-all before the additions, an all-gather after them.
 
-    These have no deadline: an agreement before each names the rank that does not arrive.
+    MPI's collectives have no deadline. An agreement before each names a rank that does not arrive.
 
     Args:
         backend: of the context (global).
-        steps: what is done (global).
+        steps: description of the collective (global).
         x: this rank's array (local).
-        outs: where the results go (local).
+        outs: destinations of the results (local).
         finish: epilogue, or None (global).
     """
     for number in range(len(steps.rounds)):
@@ -246,7 +246,7 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
 def _exchanged(
     backend: HostRanks, steps: Steps, x: Flat, spans: list[tuple[int, int]], finish: Finish | None, count: int
 ) -> list[Array]:
-    """This rank's results of a round, of which every rank adds a span."""
+    """This rank's results of a round, in which every rank adds one span."""
     a, b = own = spans[backend.rank]
     received = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])

@@ -31,7 +31,7 @@ class Flat:
         """The same memory as an array of one dimension, if it can be one."""
 
     def get(self, a: int, b: int) -> Array:
-        """Elements a..b-1, tight: in place if they lie so, else a copy."""
+        """Elements a..b-1, tight: a view if they are contiguous, otherwise a copy."""
         if self.line is not None:
             return self.line[a - self.base : b - self.base]
         copy = np.empty(b - a, self.x.dtype)
@@ -55,7 +55,7 @@ class Flat:
             part[...] = piece
 
     def _pairs(self, a: int, b: int, tight: Array) -> Iterator[tuple[Array, Array]]:
-        """Views of the array, and what corresponds to them in a tight one."""
+        """Views of the array, each with the corresponding view of a tight array."""
         start = 0
         for view in spans(self.x, a - self.base, b - self.base):
             yield view, tight[start : start + view.size].reshape(view.shape)

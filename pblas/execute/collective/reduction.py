@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
-"""How two elements become one. NaN stays NaN under all of them."""
+"""Functions that combine two elements. All of them propagate NaN."""
 _ADDED_NBYTES = 256 << 10
-"""Pieces that no epilogue follows: an addition makes nothing on the way, so that they may be larger."""
+"""Bytes of pieces without an epilogue: an addition has no intermediate arrays, so that pieces may be larger."""
 
 
 class Pointwise:
     """An expression of pieces of a flat result: whole lines of it, or a part of one.
 
     Args:
-        expression: a good one (global).
+        expression: a valid one (global).
         operands: numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line
             (global).
-        wide: dtype in which sums are formed (global).
+        wide: dtype of the sums (global).
         base: number of its first element (local).
         length: elements of a line (local).
         by_columns: lines are columns, so that vectors have an element for each of them (global).
@@ -58,11 +58,11 @@ class Pointwise:
                 self._arrays[name] = Flat(value, base)
 
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array]:
-        """The value for elements a..b-1, whose sums are `total`, perhaps in its place."""
+        """The value for elements a..b-1, whose sums are `total`; it may overwrite `total`."""
         line, first = divmod(a - self._base, self._length)
         shape = rows, columns = max(1, (b - a) // self._length), min(b - a, self._length)
         operands = self._numbers.copy()
-        # Tight operands of one dtype: NumPy's functions may round otherwise in memory with gaps.
+        # Tight operands of one dtype: NumPy's functions may round differently in memory with gaps.
         for name, flat in self._arrays.items():
             operands[name] = flat.get(a, b).astype(total.dtype, copy=False).reshape(shape)
         for name, vector in self._vectors.items():
@@ -71,7 +71,7 @@ class Pointwise:
         return ((value if value.shape == shape else np.broadcast_to(value, shape)).reshape(-1),)
 
     def may_overwrite(self, out: Array) -> bool:
-        """Whether sums may be formed in `out`: no operand lies there (local)."""
+        """Whether sums may be formed in `out`: it shares no memory with operands (local)."""
         operands = (*self._vectors.values(), *(flat.x for flat in self._arrays.values()))
         return not any(np.may_share_memory(operand, out) for operand in operands)
 
@@ -99,16 +99,16 @@ class Normalised:
         self._weight = None if weight is None else np.ascontiguousarray(weight)
         self._residual = None if residual is None else Flat(residual, base)
 
-    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - epilogues share one interface
         """No: the sums may be the second result."""
         return False
 
-    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
+    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - epilogues share one interface
         """B: pieces are whole rows."""
         return b
 
     def __call__(self, total: Array, a: int, b: int) -> tuple[Array, ...]:
-        """The normalised rows of elements a..b-1, and what was normalised if a residual was added."""
+        """The normalised rows of elements a..b-1, and the rows before normalisation if a residual was added."""
         if self._residual is not None:
             total += self._residual.get(a, b)
         weight = None if self._weight is None else self._weight.astype(total.dtype, copy=False)
@@ -122,13 +122,13 @@ class ByFunction:
     def __init__(self, function: Callable[[Array], Array]) -> None:
         self._function = function
         self.error: errors.ArgumentError | None = None
-        """What it raised first (local)."""
+        """Its first error (local)."""
 
-    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - what finishes shares one interface
+    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - epilogues share one interface
         """Yes: the function gets a copy."""
         return True
 
-    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - what finishes shares one interface
+    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - epilogues share one interface
         """B: any piece."""
         return b
 
@@ -149,7 +149,7 @@ class ByFunction:
 
 
 Finish = Pointwise | Normalised | ByFunction
-"""What a piece of sums becomes: results in their precision, one for each sink."""
+"""Epilogues of a piece of sums: results in the precision of the sums, one for each sink."""
 
 
 def fold(
@@ -168,7 +168,7 @@ def fold(
         span: first element and the one after the last.
         unit: elements that an epilogue needs together.
         finish: epilogue, or None.
-        sinks: where each of the results goes; elements of the last of the `parts` may be among them (local).
+        sinks: destinations of each result; the last of the `parts` may be one of them (local).
     """
     dtype = parts[0].x.dtype
     total = accumulator_dtype(dtype)
@@ -181,12 +181,12 @@ def fold(
         added = _reduce(operation, pieces, total, out.get(a, b) if memory is None else memory[: b - a])
         for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
             rounded = value.astype(dtype, copy=False)
-            for target in targets:  # NumPy moves nothing to where it is
+            for target in targets:  # NumPy skips a copy of an array to itself
                 target.write(a, b, rounded)
 
 
 def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
-    """Pieces of a span, as even as whole units allow, none of more than so many elements."""
+    """Pieces of a span with at most `most` elements, as even as whole units allow."""
     a, stop = span
     nunits = -(-(stop - a) // unit)
     even = unit * -(-nunits // max(1, -(-(stop - a) // most)))
@@ -198,7 +198,7 @@ def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) ->
 
 
 def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], out: Array) -> Array:
-    """Out := all pieces, combined in their order; the last one may lie where `out` does."""
+    """Out := all pieces, combined in their order; the last piece may be `out`."""
     wide = [piece.astype(total, copy=False) for piece in pieces]
     if len(wide) == 1:
         out[...] = wide[0]
@@ -209,6 +209,6 @@ def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], 
         running = operation(running, piece, out=buffer)
     if out.size > 1:
         operation(running, wide[-1], out=out)
-    else:  # NumPy rounds a single complex product otherwise where it goes into a factor's place
+    else:  # NumPy rounds a single complex product differently if it overwrites a factor
         out[...] = operation(running, wide[-1])
     return out

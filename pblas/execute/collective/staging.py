@@ -1,8 +1,8 @@
-"""Memory in which each rank lays out pieces for the others, in two halves that take turns.
+"""Staging memory for pieces that other ranks read, in two halves that alternate between turns.
 
-A half is written again two turns later. By then every rank has passed a meeting that follows its last look at it: one
-meeting for each turn is enough, and what a call has laid out last needs none, because the agreement with which the next
-call begins is one.
+A rank overwrites a half two turns later. By then every rank has passed a meeting after its last read of that half, so
+one meeting per turn is enough. The last pieces of a call need none: the agreement at the start of the next call is a
+meeting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pblas.backends.peers import Transfer
 
 GIVEN, ADDED = 0, 1
-"""What is laid out to be combined, and what has been."""
+"""Regions of pieces to combine, and of combined pieces."""
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _BYTE = np.dtype(np.uint8)
@@ -31,14 +31,14 @@ class Staging:
 
     Args:
         backend: the ranks and their memory (global).
-        nbytes: that a rank lays out in one turn, at least (global).
+        nbytes: minimum size of the pieces that a rank stages in one turn (global).
     """
 
     def __init__(self, backend: HostRanks, nbytes: int) -> None:
         nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
         self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
         self.turn = 0
-        """Of the round that is under way (global)."""
+        """Turn of the current round (global)."""
         self.others = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
         self.near = [peer for peer in self.others if backend.is_near(peer)]
         self.far = [peer for peer in self.others if not backend.is_near(peer)]
@@ -47,7 +47,7 @@ class Staging:
         self._halves: list[dict[int, Array]] = []
         self._tables: list[Any] = []
         if backend.shared:
-            # A second result has a place of its own behind the first.
+            # A second result has memory of its own after the first.
             self._blocks = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
             self._tables = [backend.location_table(), backend.location_table()]
             self._halves = [
@@ -59,11 +59,11 @@ class Staging:
     def slot(
         self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
     ) -> Flat:
-        """Elements of a span where a near rank, or this one, lays them out.
+        """Elements of a span in the staging memory of a near rank or this one.
 
         Args:
             region: `GIVEN` or `ADDED`.
-            peer: whose memory it is.
+            peer: owner of the memory.
             turn: of the round.
             place: elements before them in the slot.
             span: first element and the one after the last.
@@ -73,11 +73,11 @@ class Staging:
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
         elements = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
-        assert elements.line is not None, "what is laid out would go into a copy"
+        assert elements.line is not None, "staging memory is contiguous"
         return elements
 
     def publish(self, table: int, x: Flat) -> bool:
-        """Say where an array lies; false if near ranks cannot reach it there (local)."""
+        """Publish the location of an array; false if near ranks cannot reach it (local)."""
         if x.line is None:
             return False
         return self.backend.publish(self._tables[table], x.line[:, None])
@@ -102,7 +102,7 @@ class Staging:
         return self.backend.channel.receive(x[:, None], peer, TAG + kind)
 
     def meet(self, step: str) -> None:
-        """Return when all ranks of the node are here, and what they wrote before is to be seen (local to the node).
+        """Return when all ranks of the node have arrived and their earlier writes are visible (local to the node).
 
         Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
         """

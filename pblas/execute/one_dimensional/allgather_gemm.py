@@ -1,4 +1,4 @@
-"""AllGatherGemm: the shards of the right operand are multiplied one after the other, the own one first."""
+"""AllGatherGemm: a rank multiplies the shards of the right operand one after the other, its own first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
     lends = True
-    """As of `RunLocalGemm`: an operand, or the copy that is made of it before an agreement (global)."""
+    """See `RunLocalGemm`: peers read an operand, or a copy of it made before an agreement (global)."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class RunAllGatherGemm:
         return self._gather.workspace_nbytes
 
     def publish(self, operands: Operands) -> bool:
-        """Say where the own shard lies; true if it has to be staged first."""
+        """Publish the location of the own shard; true if it must be staged first."""
         return self._gather.publish(operands.right)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the shards if some rank must; true if the ranks then have to agree once more."""
+        """**Collective.** Stage the shards if any rank must; true if the ranks must then agree once more."""
         if scratch:
             self._gather.stage()
         return scratch
@@ -68,7 +68,7 @@ class RunAllGatherGemm:
             right = self._gather.fetch(step)
             if self._along_k and step.source != self._steps[0][0].source:
                 beta = 1.0
-            # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] lies on, or arrived from, rank step.source)
+            # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] is on, or arrived from, rank step.source)
             gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
         if x.finish is not None:
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)

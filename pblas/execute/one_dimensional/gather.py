@@ -1,7 +1,7 @@
-"""The movement of AllGatherGemm: every rank reads every shard of one operand.
+"""The transfers of AllGatherGemm: every rank reads every shard of one operand.
 
-Ranks of one node read a shard where it lies, in the owner's window. Between nodes shards travel in pieces, two of them
-in flight on the receiving side, so that one arrives while the GEMM consumes the other.
+Ranks of one node read a shard in place, in the owner's window. Between nodes shards are sent in pieces. The receiver
+has two pieces in flight: one arrives while the GEMM consumes the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TAG = 1000
 
 
 class Gather:
-    """Movement of one AllGatherGemm plan; its buffers live as long as the plan.
+    """Transfers of one AllGatherGemm plan; the buffers live as long as the plan.
 
     Args:
         backend: the ranks and their memory (global).
-        plan: what is gathered (global).
+        plan: the plan (global).
         dtype: of the operands (global).
         order: storage order of the gathered operand in the plan's orientation, "F" or "C" (global).
     """
@@ -38,7 +38,7 @@ class Gather:
     def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
-        readers = backwards(rank, plan.product.nprocs)  # in the order in which they reach this rank's shard
+        readers = backwards(rank, plan.product.nprocs)  # in the order in which they read this rank's shard
         self._sends_to = [peer for peer in readers if not backend.is_near(peer) and plan.takes_part(peer)]
         self._steps = list(plan.steps(rank))
         self._far = [step for step in self._steps if step.source != rank and not backend.is_near(step.source)]
@@ -54,11 +54,11 @@ class Gather:
         return sum(buffer.nbytes for buffer in self._buffers) + self._home.workspace_nbytes
 
     def publish(self, shard: Array) -> bool:
-        """Say where this rank's shard lies; true if it must be staged first, which all ranks then do together."""
+        """Publish the location of this rank's shard; true if all ranks must stage their shards first."""
         return self._home.publish(shard)
 
     def stage(self) -> None:
-        """**Collective** at first. Copy a shard that does not lie in a window into one that does."""
+        """**Collective** at first. Copy a shard that is not in a window into a window."""
         self._home.stage()
 
     def begin(self) -> None:
@@ -80,7 +80,7 @@ class Gather:
                 self._backend.wait(transfer.done, "AllGatherGemm: gathering before the GEMM")
 
     def fetch(self, step: GatherStep) -> Array:
-        """The columns that a step multiplies, when they have arrived; valid until the next fetch."""
+        """The columns that a step multiplies, once they have arrived; valid until the next fetch."""
         is_near = self._backend.is_near(step.source)
         if is_near or step.source == self._backend.rank:
             self.progress()
@@ -96,12 +96,12 @@ class Gather:
         return piece
 
     def progress(self) -> None:
-        """Let MPI move what is on its way."""
+        """Let MPI progress the messages under way."""
         for transfer, *_ in self._posted:
             transfer.done()
 
     def end(self) -> None:
-        """Return when the own shard may be overwritten as far as other nodes are concerned."""
+        """Return when messages to other nodes no longer read the own shard."""
         for transfer in self._sends:
             self._backend.wait(transfer.done, "AllGatherGemm: sending the own shard")
         self._sends = []
@@ -116,7 +116,7 @@ class Gather:
 
 
 def _placement(plan: AllGatherGemm) -> Placement:
-    """Where the gathered operand lies, in the plan's orientation."""
+    """Placement of the gathered operand, in the plan's orientation."""
     product, shards = plan.oriented, plan.shards
     across = product.n if plan.along_k else product.k
     whole = Split(across, max(1, across), 1)

@@ -1,4 +1,4 @@
-"""GemmReduceScatter and GemmAllReduce: partial products of others' columns first, the own columns last."""
+"""GemmReduceScatter and GemmAllReduce: partial products of other ranks' columns first, the own columns last."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class RunGemmReduce:
 
     @property
     def lends(self) -> bool:
-        """As of `RunLocalGemm`, by this execution: sums that all ranks get, and workspace that others use too (global).
+        """See `RunLocalGemm`: peers read sums that all ranks get, and workspace that other plans use too (global).
 
-        A rank has all partial products when it returns, and its own workspace is written again behind an agreement.
+        A rank has all partial products when it returns. Its own workspace is overwritten only after an agreement.
         """
         return self._reduction.lends
 
     def publish(self, operands: Operands) -> bool:
-        """Say where the own part of D lies; true if others cannot add there."""
+        """Publish the location of the own shard of D; true if other ranks cannot add there."""
         return self._reduction.publish(operands.result)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Note that D of some rank cannot be added in; nothing that the others have to wait for."""
+        """Note whether sums are formed in scratch memory, not in D. No agreement is needed."""
         self._in_scratch = scratch
         return False
 
@@ -79,7 +79,7 @@ class RunGemmReduce:
             self._arrays.assign(total, part)
 
     def _finish(self, x: Operands, step: ReduceStep, n: IndexRuns) -> None:
-        """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], and what follows."""
+        """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], then the epilogue."""
         columns, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
         own = self._columns(x.result, *columns)
         others = self._reduction.collect(step)
@@ -110,7 +110,7 @@ class RunGemmReduce:
         gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.packs)
 
     def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
-        """Columns of a part of D on this rank: a replicated D has everybody's, else only its own are asked for."""
+        """Columns of D on this rank: those of any owner in a replicated D, otherwise of this rank only."""
         if self._width is None:
             return d[:, c0:c1]
         first = (piece * self._plan.product.nprocs + owner) * self._width

@@ -1,4 +1,4 @@
-"""LocalGemm: every rank multiplies what it has."""
+"""LocalGemm: every rank multiplies its local operands."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class RunScaling:
-    """Runs any plan where nothing is multiplied: K is empty, or alpha is 0."""
+    """Runs any plan without a product: K is empty, or alpha is 0."""
 
     workspace_nbytes = 0
     lends = False
-    """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+    """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
 
     def __init__(self, backend: Any) -> None:
         self._arrays = backend.arrays
 
     def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
-        """Nothing that others would read."""
+        """False: peers read nothing."""
         return False
 
     def prepare(self, *, scratch: bool) -> bool:  # noqa: ARG002 - the executors share one interface
-        """Nothing that the others have to wait for."""
+        """False: no agreement is needed."""
         return False
 
     def run(self, x: Operands) -> None:
@@ -62,7 +62,7 @@ class RunLocalGemm(RunScaling):
 
 
 def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
-    """Where the product is added: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
+    """Accumulator of the product: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
     sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
     if x.old is not None and x.old is not sums:
         arrays.assign(x.old, sums)

@@ -1,10 +1,10 @@
-"""The movement of GemmReduceScatter and GemmAllReduce: partial products to the owners, finished columns to all.
+"""The transfers of GemmReduceScatter and GemmAllReduce: partial products to the owners, finished columns to all.
 
-On one node a rank forms its partial product where the owner adds it: the first contributor in the owner's accumulator
-itself, which is D's own memory when nothing forbids it, the others in slots of their own windows. An empty message then
-says that it is there. Between nodes a partial product travels in pieces, two going out and two coming in.
+On one node the first contributor forms its partial product in the owner's accumulator itself, which is D's memory if
+possible. The other contributors use slots of their own windows. An empty message then signals the partial product.
+Between nodes a partial product is sent in pieces, at most two in each direction at a time.
 
-Whatever the algorithm, the owner adds in the plan's order, so that the bits are the same.
+The owner always adds in the plan's order, so that the bits are the same with every transport.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ TAG_PART, TAG_DONE = 1001, 1002
 
 
 class Reduction:
-    """Movement of one GemmReduceScatter or GemmAllReduce plan; its buffers live as long as the plan.
+    """Transfers of one GemmReduceScatter or GemmAllReduce plan; the buffers live as long as the plan.
 
     Args:
         backend: the ranks and their memory (global).
-        plan: what is reduced (global).
-        wire: dtype in which partial products travel (global).
+        plan: the plan (global).
+        wire: dtype in which partial products are sent (global).
         total: dtype in which they are added (global).
         dtype: of D (global).
         order: storage order of D in the plan's orientation, "F" or "C" (global).
@@ -66,8 +66,8 @@ class Reduction:
         self._slot_nbytes = m * self._largest * wire.itemsize
         self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
         self._workspace_slot, self._scratch = backend.workspace_slot, None
-        # In the scratch lie the sums, and behind them what is finished, if it is narrower: in the place of the sums it
-        # would overwrite those of the pieces to come.
+        # The scratch memory holds the sums and, after them, the finished columns if these are narrower: in the memory
+        # of the sums they would overwrite the sums of later pieces.
         narrower = total != dtype and backend.shared and plan.replicates
         self._done_offset = m * self._largest * total.itemsize if narrower else 0
         self._done_nbytes = m * self._largest * (dtype if narrower else total).itemsize
@@ -78,7 +78,7 @@ class Reduction:
         self._sum: Array
 
     def _expected_parts(self, sources: list[int]) -> list[tuple[int, int, int, int]]:
-        """(source, piece, c0, c1) of what this rank adds, in the order in which the sources send it."""
+        """(source, piece, c0, c1) of the partial products that this rank adds, in the order of their arrival."""
         owned = self._pieces[self._backend.rank]
         if self._plan.replicates:
             return [(source, *piece) for piece in owned for source in sources]
@@ -92,22 +92,22 @@ class Reduction:
 
     @property
     def lends(self) -> bool:
-        """Whether peers read memory of this rank that may be written again before the next agreement (global)."""
+        """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
         takes_turns, shares = self._workspace_slot is not None, self._plan.replicates
         return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)
 
     def publish(self, d: Array) -> bool:
-        """Say where this rank's part of D lies; true if that is not in a window, so that all ranks use a scratch."""
+        """Publish the location of this rank's shard of D; true if it is in no window, so that ranks use scratch."""
         if self._location is None:
             return False
         return not self._backend.publish(self._location, d) and bool(self._near)
 
     def begin(self, columns: Columns, *, scratch: bool) -> None:
-        """**Collective** at first. Prepare the accumulator, and receive what the others will send.
+        """**Collective** at first. Prepare the accumulator, and start to receive partial products.
 
         Args:
-            columns: (owner, piece, c0, c1) -> where these columns of D lie on this rank (local).
-            scratch: add in a scratch, not in D itself (global).
+            columns: (owner, piece, c0, c1) -> view of these columns of D on this rank (local).
+            scratch: add in scratch memory, not in D itself (global).
         """
         rank, plan = self._backend.rank, self._plan
         self._columns, self._in_scratch = columns, scratch
@@ -131,7 +131,7 @@ class Reduction:
         self._post()
 
     def accumulator(self, step: ReduceStep) -> Array:
-        """Where the owner adds the columns of a step: in D, or in the scratch."""
+        """The owner's accumulator of the columns of a step: in D, or in scratch memory."""
         if self._in_scratch:
             return self._sum[:, step.c0 : step.c1]
         return self._columns(step.owner, step.piece, step.c0, step.c1)
@@ -149,7 +149,7 @@ class Reduction:
         return self._owners_columns(step.owner, step.piece, step.c0, step.c1)
 
     def send(self, step: ReduceStep, part: Array) -> None:
-        """Hand this rank's partial product of a step to its owner."""
+        """Send this rank's partial product of a step to the owner of its columns."""
         if self._backend.is_near(step.owner):
             self._backend.sync()
             self._signals.append(self._backend.channel.signal(step.owner, TAG_PART))
@@ -160,7 +160,7 @@ class Reduction:
         self.progress()
 
     def collect(self, step: ReduceStep) -> bool:
-        """Return when the others' partial products are in the accumulator; false if there are none."""
+        """Return when the other ranks' partial products are in the accumulator; false if there are none."""
         if not self._expectations:
             return False
         if self._left[step.piece]:
@@ -180,7 +180,7 @@ class Reduction:
         self.progress()
 
     def progress(self) -> None:
-        """Add what has arrived, and let MPI move the rest."""
+        """Add the partial products that have arrived, and let MPI progress the other messages."""
         while self._arriving and self._arriving[0][0].done():
             _, source, piece, c0, c1, buffer = self._arriving.popleft()
             self._add(source, piece, c0, c1, buffer)
@@ -191,7 +191,7 @@ class Reduction:
             transfer.done()
 
     def end(self) -> None:
-        """Return when everything has arrived and this rank's messages have left."""
+        """Return when all messages have arrived and this rank's messages have left."""
         for transfer, owner, piece, c0, c1 in self._results:
             self._backend.wait(transfer.done, self._text("result of", owner, piece))
             if self._backend.is_near(owner):
@@ -210,11 +210,11 @@ class Reduction:
         return self._wire == self._total and self._first[owner] == source
 
     def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:
-        """A block of rank `peer` as the part of D that `owner` owns."""
+        """A block of rank `peer` as the shard of D that `owner` owns."""
         return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
 
     def _done(self, owner: int) -> Array:
-        """The finished columns of `owner`, in its scratch."""
+        """The finished columns of `owner`, in its scratch memory."""
         return self._array(self._scratch, owner, owner, self._dtype, self._done_offset)
 
     def _slot(self, source: int, owner: int) -> Array:

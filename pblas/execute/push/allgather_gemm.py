@@ -1,4 +1,4 @@
-"""Pushed plans that gather: shards of op(B) arrive, and are multiplied as they come."""
+"""Push plans that gather: a rank multiplies shards of op(B) as they arrive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RunPushGather(RunPush):
         self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
         self._nbytes = self._gathered.nbytes
         self._m = IndexRuns.of_rows(product, self._rank)
-        self._sums: tuple[tuple[int, int], Order] | None = None  # what is added up in 32 bits, before D
+        self._sums: tuple[tuple[int, int], Order] | None = None  # 32-bit sums, before they are rounded to D
         if self._along_k and self._total != self._dtype:
             rows = product.d.split
             assert rows is not None, "AllGatherGemm splits D"
@@ -47,7 +47,7 @@ class RunPushGather(RunPush):
 
     def _take(self) -> None:
         super()._take()
-        self._slots: Any = None  # what the kernel sends to that gathers
+        self._slots: Any = None  # slots of the all-gather kernel
         if any(isinstance(op, AllGather) for op in self._ops):
             self._shares = [self._gathered.offset(line) // self._dtype.itemsize for line in self._gathered.first]
             largest = max(stop - start for start, stop in pairwise(self._shares))
@@ -67,7 +67,7 @@ class RunPushGather(RunPush):
             self._engine.finish("main", x.finish, x.result)
 
     def bind(self, d: Array | None) -> None:
-        """Nothing is put anywhere but into workspaces."""
+        """Nothing: all puts go to workspaces."""
 
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         del index
@@ -87,7 +87,7 @@ class RunPushGather(RunPush):
         return x.right[block.start : block.stop] if self._along_k else x.right[:, block.start : block.stop]
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
-        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        """Destination of a put: bytes from the start of the peer's workspace, and storage order."""
         del peer, x
         return self._gathered.offset(block.start), self._gathered.order
 
@@ -130,7 +130,7 @@ class RunPushGather(RunPush):
                     self._beta = 1.0
 
     def _multiply_arrivals(self, op: GemmAsArriving, x: Operands) -> None:
-        """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one for them."""
+        """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one."""
         lane, arrivals = op.lane, op.arrivals
         parts, ready = list[tuple[Arrival, list[Portion]]](), 0.0
         for arrival in arrivals:
@@ -150,7 +150,7 @@ class RunPushGather(RunPush):
                 gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=finish)
 
     def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float) -> Iterator[Portion]:
-        """The portions of D that some gathered lines, each a column of op(B), take part in."""
+        """The portions of D that depend on some gathered lines, each a column of op(B)."""
         stack, right, start, stop = self._gathered, x.right, operand.start, operand.stop
         if operand.buffer == "shard":
             start, stop = (line + stack.first[self._rank] for line in (start, stop))

@@ -1,7 +1,7 @@
 """Runs the schedule of a plan of the push transport on an engine: streams of a GPU, or a shared window.
 
-An engine (`pblas.backends.push_engine`) owns the workspace and the flags, and offers the verbs that are called below
-and in `push_gather` and `push_reduce`; what is there is which bytes they touch.
+An engine (`pblas.backends.push_engine`) owns the workspace and the flags, and executes the operations. The executors of
+this package compute the addresses of the operations.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class RunPush(ABC):
         plan: what to run, with an algorithm (global).
         backend: ranks, memory and the engine (global).
         dtype: of the matrices (global).
-        wire: dtype in which partial products travel (global).
+        wire: dtype in which partial products are sent (global).
         orders: storage orders in the plan's orientation (global).
         tf32: multiply float32 in TF32 where the hardware has it (global).
     """
 
     _nbytes: int
-    """Of the workspace, in each parity."""
+    """Bytes of the workspace in each parity."""
     _own_nbytes = 0
-    """Of memory of this rank alone, which executions use one after the other."""
+    """Bytes of private memory, which executions use one after the other."""
     _own: Any
-    """That memory, during an execution."""
+    """The private memory, during an execution."""
     _bound: Any = None
-    """D whose place the peers know, and that place on every rank."""
+    """The bound D, and its address on every rank."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class RunPush(ABC):
 
     @abstractmethod
     def _prepare(self, orders: Orders) -> None:
-        """Lay out the workspace, and memory of this rank alone."""
+        """Lay out the workspace and the private memory."""
 
     def _take(self) -> None:
-        """**Collective.** Memory that the ranks reach."""
+        """**Collective.** Allocate memory that the ranks access."""
         self._workspace = self._engine.reserve(self._nbytes, MAX_PHASES)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes that this plan needs: of the context's workspace in both parities, and of its own."""
+        """Bytes that this plan needs: of the context's workspace in both parities, and of private memory."""
         return 2 * self._nbytes + self._own_nbytes
 
     def run(self, x: Operands) -> None:
@@ -108,7 +108,7 @@ class RunPush(ABC):
 
     @abstractmethod
     def _run(self, x: Operands) -> None:
-        """Walk through the schedule, and do what comes before it and behind."""
+        """Walk through the schedule, with the work before and after it."""
 
     def _walk(self, ops: tuple[Op, ...], x: Operands) -> None:
         engine = self._engine
@@ -131,16 +131,16 @@ class RunPush(ABC):
 
     @abstractmethod
     def _operate(self, index: int, op: Op, x: Operands) -> None:
-        """Issue an operation that not all plans have."""
+        """Issue an operation that only some plans have."""
 
     @property
     def bound(self) -> bool:
-        """Whether there is a D whose place the peers know."""
+        """Whether a D is bound, whose addresses the peers know."""
         return self._bound is not None
 
     @abstractmethod
     def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results into this D at once, on every rank, if it lies in symmetric memory.
+        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank.
 
         Args:
             d: in the plan's orientation; None to bind nothing (global).
@@ -157,7 +157,7 @@ class RunPush(ABC):
 
     @abstractmethod
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
-        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        """Destination of a put: bytes from the start of the peer's workspace, and storage order."""
 
     def _burst(
         self, lane: Lane, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], x: Operands
@@ -166,7 +166,7 @@ class RunPush(ABC):
         self._engine.burst(lane, copies, phase, peers, awaits, self._step(phase))
 
     def _lines(self, start: int, stop: int) -> IndexRuns:
-        """Which global lines those of a stack are; known from the first time on, which is at planning."""
+        """The global lines of an interval of the stack; cached from planning on."""
         if (start, stop) not in self._known_lines:
             self._known_lines[start, stop] = self._find_lines(start, stop)
         return self._known_lines[start, stop]
@@ -184,7 +184,7 @@ class RunPush(ABC):
 
 
 def is_one_run(*dimensions: IndexRuns) -> bool:
-    """Whether each of these dimensions lies in one piece."""
+    """Whether each of these dimensions is one run."""
     return all(len(runs.runs) == 1 for runs in dimensions)
 
 
@@ -192,7 +192,7 @@ _WHAT = ("shards or partial products of", "results of")
 
 
 def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """(global start, from, to) of the parts of ranges that are lines start..stop of a local array of them."""
+    """(global start, from, to) of the parts of ranges that are lines start..stop of the local array."""
     local = 0
     for g0, g1 in ranges:
         a, b = max(start, local), min(stop, local + g1 - g0)

@@ -1,4 +1,4 @@
-"""Pushed plans that reduce: partial products leave as they are made, and are added by those who own D."""
+"""Push plans that reduce: ranks send partial products as they are computed, and the owners of D add them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pblas.execute.push.base import Order
     from pblas.plans.one_dimensional import GemmReduceScatter
 
-_MOST_SENT_NBYTES = 16 << 20  # to one rank; beyond, partial products are pulled, or pushed and added by two kernels
+_MOST_SENT_NBYTES = 16 << 20  # to one rank; larger partial products are pulled, or pushed and added by two kernels
 
 
 class RunPushReduce(RunPush):
@@ -58,8 +58,8 @@ class RunPushReduce(RunPush):
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
-        # The workspace: the part of the partial product that is pulled, a slot for every rank, results. The other part
-        # of the partial product is this rank's alone.
+        # The workspace: the pulled lines of the partial product, a slot for every rank, results. The other lines of
+        # the partial product are in private memory.
         self._pulled = self._slots_at = results = 0
         own = self._partial.nbytes
         if isinstance(plan, GemmAllReduce):
@@ -71,8 +71,8 @@ class RunPushReduce(RunPush):
         self._results_at = self._slots_at + nprocs * self._slot_nbytes
         self._nbytes = self._results_at + results
         self._k = IndexRuns.of_inner(plan, self._rank)
-        # Several GEMMs add into one partial product where K lies in several runs: in 32 bits, rounded once.
-        self._wide: int | None = None  # where those sums begin
+        # If K consists of several runs, several GEMMs add to one partial product: in 32 bits, rounded once.
+        self._wide: int | None = None  # offset of those sums
         self._own_nbytes = own
         if len(self._k.runs) > 1 and self._wire != self._total:
             self._wide = padded(own)
@@ -81,7 +81,7 @@ class RunPushReduce(RunPush):
     def _take(self) -> None:
         super()._take()
         nprocs = self._product.nprocs
-        self._slots: Any = None  # what one kernel sends to that adds
+        self._slots: Any = None  # slots of the reduction kernel
         for op in self._ops:
             match op:
                 case AllReduce(shots=2):
@@ -133,7 +133,7 @@ class RunPushReduce(RunPush):
                 raise AssertionError(op)
 
     def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results into this D at once, on every rank, if it lies in symmetric memory.
+        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank.
 
         Args:
             d: in the plan's orientation; None to bind nothing (global).
@@ -146,14 +146,14 @@ class RunPushReduce(RunPush):
         return d.shape, d.strides, self._engine.address(d)
 
     def _homes(self, x: Operands, block: Block) -> list[int] | None:
-        """Where a block of D lies on every rank, if it is the one that was bound."""
+        """Address of a block of D on every rank, if D is the bound one."""
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
         return [home + self._results.offset(block.start) for home in self._bound[1]]
 
     @staticmethod
     def _lines_of(block: Block, x: Operands) -> Output:
-        """Lines of D, to which those of C are added, and what follows them."""
+        """Lines of D as the destination of a sum, with the lines of C and the epilogue."""
         lines = slice(None), slice(block.start, block.stop)
         return Output(x.result[lines], x.beta, None if x.old is None else x.old[lines], x.finish_of(itemgetter(lines)))
 
@@ -164,15 +164,15 @@ class RunPushReduce(RunPush):
         return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
-        """As `_target`, but for sums, which go to D itself if the peers may write there.
+        """Destination of a put: `_target`, or D itself for sums if it is bound.
 
-        They may when they have sent what was added here.
+        The put to a peer's D is safe, since the peer has sent its partial products, which were added here.
         """
         homes = self._homes(x, block) if block.buffer == "results" else None
         return self._target(block) if homes is None else (self._engine.offset(peer, homes[peer]), "F")
 
     def _target(self, block: Block) -> tuple[int, Order]:
-        """Bytes from the start of the workspace, and the storage order, of what a put writes at the peer."""
+        """Destination of a put in the peer's workspace: bytes from its start, and storage order."""
         if block.buffer == "results":
             return self._result_at(block), "F"
         return self._slot_at(block), self._order
@@ -192,7 +192,7 @@ class RunPushReduce(RunPush):
         return self._engine.array(self._result_at(block), self._results.shape(len(block)), self._dtype, "F")
 
     def _partial_block(self, block: Block) -> Array:
-        """Partial products of this rank, in its workspace where they are pulled."""
+        """A block of this rank's partial products, in its workspace if peers pull it."""
         stack, shape = self._partial, self._partial.shape(len(block))
         if block.buffer == "pulled":
             return self._engine.array(stack.offset(block.start - self._pulled), shape, self._wire, stack.order)
@@ -226,7 +226,7 @@ class RunPushReduce(RunPush):
                     self._engine.sum(lane, [sums], Output(block))
 
     def _multiply_reduce(self, index: int, op: GemmReduce, x: Operands) -> None:
-        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D are sums."""
+        """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D := sums."""
         engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
         at_once = self._multiply_at_once(op, x)
         for beside in op.beside:
@@ -244,7 +244,7 @@ class RunPushReduce(RunPush):
             self._make(lane, strip, x)
 
     def _make(self, lane: Lane, strip: Strip, x: Operands) -> None:
-        """One strip by kernels of its own."""
+        """Compute one strip by separate kernels."""
         engine = self._engine
         self._multiply(lane, strip.lines, x)
         if strip.target is not None:
@@ -257,7 +257,7 @@ class RunPushReduce(RunPush):
             self._burst(lane, strip.puts, strip.tells, [put.peer for put in strip.puts], (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
-        """Finished lines to D, unless peers have put them there, or from there to where peers get them."""
+        """Copy finished lines to D, unless peers have put them there, or from D to the memory that peers get."""
         if copy.target.buffer == "results":
             self._engine.copy(copy.lane, self._source(copy.source, x), self._result_block(copy.target))
         elif self._homes(x, copy.target) is None:
@@ -267,7 +267,7 @@ class RunPushReduce(RunPush):
         return get.peer, self._result_at(get.source), self._source(get.target, x)
 
     def _multiply_at_once(self, op: GemmReduce, x: Operands) -> bool:
-        """One kernel for all strips; if there is none, nothing is done."""
+        """Compute all strips by one kernel; false, and nothing is done, if there is none."""
         lines = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *lines):
             return False
@@ -284,7 +284,7 @@ class RunPushReduce(RunPush):
             if strip.offered is not None:
                 places = (*places, (self._result_block(strip.offered), None))
             late = algorithm_of(self._plan).kind == "fused_stores"
-            # Own lines whose parts were stored two pieces before come among those of the last one.
+            # Own lines whose parts were stored two pieces before are interleaved with the last piece.
             among = sum(earlier.phase > strip.phase + 2 for earlier in op.strips[:number]) if strip.puts else 0
             own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
             portions.append(replace(own, at=(0, strip.target.start)))
@@ -292,7 +292,7 @@ class RunPushReduce(RunPush):
         return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish)
 
     def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
-        """Lines of another rank, in memory from which they are copied, or where that rank adds them."""
+        """Lines of another rank, stored in private memory for a copy, or directly in that rank's slot."""
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
         if not strip.puts:
             return Portion(*factors, block, mark=mark, partial=True)
@@ -300,11 +300,11 @@ class RunPushReduce(RunPush):
         return Portion(*factors, place, tells=flag, partial=True)
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
-        """Where a strip is stored at peers, and the flags behind that."""
+        """A strip's destinations at peers, each with the flag to set after the store."""
         return tuple((self._place_at(put, shape, x), (put.peer, strip.tells)) for put in strip.puts)
 
     def _place_at(self, put: Put, shape: tuple[int, int], x: Operands) -> Array:
-        """Where a put writes at the peer."""
+        """The destination of a put, as an array in the peer's memory."""
         offset, order = self._target_at(put.peer, put.target, x)
         return self._engine.place(put.peer, offset, shape, self._dtype, order)
 

@@ -30,7 +30,7 @@ class RunLocal:
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def bind(self, d: Array | None) -> None:
-        """Nothing is put anywhere."""
+        """Nothing: the plan has no puts."""
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""

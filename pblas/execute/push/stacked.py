@@ -1,4 +1,4 @@
-"""Blocks of a workspace, one per rank, as matrices: where their lines begin, and which of them are one matrix."""
+"""Blocks of a workspace, one per rank, as matrices: offsets of lines, and intervals that form one matrix."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Stack:
-    """Blocks of memory, one per rank, that lie one after the other, each tight; where lines are slow, one matrix.
+    """Consecutive tight blocks of memory, one per rank. If lines are contiguous, all blocks form one matrix.
 
     Args:
         counts: lines of each block (global).
         across: elements of a line (global).
         order: storage order in the plan's orientation (global).
-        axis: along which the lines are counted: 1 for columns, 0 for rows (global).
+        axis: direction of the lines: 1 for columns, 0 for rows (global).
         itemsize: bytes of an element (global).
     """
 
@@ -32,7 +32,7 @@ class Stack:
         self.nbytes = padded(self.first[-1] * self._line_nbytes)
 
     def offset(self, start: int) -> int:
-        """Bytes before a line; where lines are fast, the first line of a block."""
+        """Bytes before a line; if lines are strided, before the first line of a block."""
         return start * self._line_nbytes
 
     def shape(self, lines: int) -> tuple[int, int]:
@@ -47,8 +47,8 @@ class Stack:
         groups: list[tuple[int, int, int]] = []
         for a, b in pairwise(self.first):
             if max(a, start) < min(b, stop):
-                assert start <= a, "a block whose lines are fast is used as a whole"
-                assert b <= stop, "a block whose lines are fast is used as a whole"
+                assert start <= a, "a block of strided lines is used as a whole"
+                assert b <= stop, "a block of strided lines is used as a whole"
                 if groups and (groups[-1][1] - groups[-1][0]) // groups[-1][2] == b - a:
                     groups[-1] = (groups[-1][0], b, groups[-1][2] + 1)
                 else:

@@ -1,7 +1,7 @@
-"""What lies in arrays at hand, brought to its place by bands: whole columns, from all ranks that have part of them.
+"""Assembly of a local array from several readable source arrays, one column panel at a time.
 
-Rows of several ranks interleave in a column. Brought rank by rank, they would have the target walked through once for
-each; a band is assembled from all of them at once, and what is scaled or added is so in whole columns, in cache.
+Rows of several ranks interleave in a column. A copy rank by rank would walk through the target once per rank. A column
+panel is assembled from all ranks at once, and scaled or added as whole columns, in cache.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from pblas.layouts.messages import Move
     from pblas.layouts.strided import Places, StridedRun
 
-# Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
+# Nanoseconds, measured on one core of an AMD EPYC with float64; they decide between views and indices.
 _PER_RUN, _PER_VIEW, _PER_GATHERED = 14.0, 1000.0, 1.6
 
 _LONG = 64
-"""Elements of a run from which on a row of it is copied as fast as an item."""
+"""Minimum length of a run, in elements, whose rows are copied as fast as items."""
 
 _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
-"""Elements of a band: where they are copied only, so many that views cost little; else what stays in cache."""
+"""Elements of a panel: for copies so many that views cost little; otherwise as many as stay in cache."""
 
 
 class Assembly:
-    """All that a rank brings to one array, from arrays that it can read.
+    """Copies from readable arrays to all of one array of this rank.
 
     Args:
-        moves: to this rank: all of the array (local).
-        known: combs of the runs of other moves, which share them; these ones' are added.
+        moves: to this rank, for all of the array (local).
+        known: cache of strided runs, shared with other moves.
     """
 
     def __init__(self, moves: Iterable[Move], known: KnownRuns) -> None:
@@ -46,12 +46,12 @@ class Assembly:
         self._panels: dict[bool, list[_ColumnPanel]] = {}
 
     def bring(self, array: Callable[[int], Array], out: Array, put: Put) -> bool:
-        """Put all elements to `out`; false, and nothing is done, if not all arrays are stored in one order.
+        """Put all elements to `out`; false, and nothing is done, if the arrays have different storage orders.
 
         Args:
-            array: the array of a rank (local).
-            out: this rank's (local).
-            put: how each element is brought.
+            array: gives the array of a rank (local).
+            out: this rank's array (local).
+            put: applied to the elements.
         """
         arrays = {move.peer: array(move.peer) for move in self._moves}
         straight = _is_by_columns(out)
@@ -66,7 +66,7 @@ class Assembly:
         return True
 
     def _grouped(self, straight: bool) -> list[_ColumnPanel]:
-        """The moves by their columns, or by their rows for an array that is stored by rows."""
+        """Column panels: moves with equal columns, or with equal rows for an array stored by rows."""
         groups: dict[Any, list[tuple[int, Sequence[StridedRun]]]] = {}
         for move in self._moves:
             rows, columns = (move.rows, move.columns) if straight else (move.columns, move.rows)
@@ -75,11 +75,11 @@ class Assembly:
 
 
 class _ColumnPanel:
-    """Columns that the same ranks have part of, each of them some rows.
+    """Columns of which the same ranks hold rows.
 
     Args:
-        shares: the ranks and their rows, which together are all of the target's (local).
-        columns: which they are (local).
+        shares: the ranks with their rows, which together are all rows of the target (local).
+        columns: of the panel (local).
     """
 
     __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
@@ -104,7 +104,7 @@ class _ColumnPanel:
         return [line for strided_run in self._columns for line in strided_run.lines(max(1, limit // self._height))]
 
     def bring(self, sources: Sequence[Array], out: Array, put: Put) -> None:
-        """Put the elements to `out`, all arrays being stored by columns."""
+        """Put the elements to `out`; all arrays are stored by columns."""
         dtype, copies = sources[0].dtype, put == COPY and sources[0].dtype == out.dtype
         lines = self._lines(_GATHERED if self._gathers else _COPIED if copies else _COMBINED)
         width = max(count for *_, count in lines)
@@ -126,14 +126,14 @@ class _ColumnPanel:
                 put(assembled, panel)
 
     def _put_blocks(self, sources: Sequence[Array], panel: Array, put: Put) -> None:
-        """Block by block, to where they belong at once."""
+        """Put block by block directly to the target."""
         for x, rows in zip(sources, self._rows, strict=True):
             for strided_run in rows:
                 (source, _, target), length = strided_run.starts, strided_run.length
                 put(x[source : source + length], panel[target : target + length])
 
     def _copy(self, sources: Sequence[Array], panel: Array) -> None:
-        """Run by run."""
+        """Copy run by run."""
         target = flat(panel).view(np.uint8)
         for x, rows in zip(sources, self._rows, strict=True):
             source = flat(x).view(np.uint8)
@@ -141,7 +141,7 @@ class _ColumnPanel:
                 _runs(target, panel, strided_run, TARGET)[...] = _runs(source, x, strided_run, SOURCE)
 
     def _gather(self, sources: Sequence[Array], panel: Array, memory: Array, width: int) -> None:
-        """Element by element: those of each rank one after the other, then all to their places."""
+        """Gather the elements of each rank, one rank after the other, then permute all to their order."""
         start = 0
         for p, x in enumerate(sources):
             index = self._source_index(p, x.strides[1] // x.itemsize, width)
@@ -152,14 +152,14 @@ class _ColumnPanel:
         np.take(memory, self._order(width)[: panel.shape[1]], out=panel.T, mode="wrap")
 
     def _source_index(self, p: int, across: int, width: int) -> Array:
-        """Where the elements of each column are that the p-th rank has."""
+        """Indices of the p-th rank's elements of each column."""
         if (p, across) not in self._indices:
             rows = np.concatenate([elements(strided_run, SOURCE) for strided_run in self._rows[p]])
             self._indices[p, across] = np.arange(width)[:, None] * across + rows
         return self._indices[p, across]
 
     def _order(self, width: int) -> Array:
-        """Where the elements of each column are when those of each rank lie together."""
+        """Indices of the elements of each column in memory ordered by rank."""
         if (-1, 0) not in self._indices:
             index, start = np.empty((width, self._height), np.intp), 0
             for share in self._rows:
@@ -181,7 +181,7 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
 
 
 def _runs(memory: Array, x: Array, strided_run: StridedRun, place: int) -> Array:
-    """The runs of a comb in each column of x: columns x runs, short ones being items, or columns x runs x elements.
+    """The runs of a strided run in each column of x: columns x runs of items if short, else columns x runs x elements.
 
     NumPy copies a short item several times as fast as a short row.
     """

@@ -1,7 +1,7 @@
 """Copies between blocks of local arrays and packed messages.
 
-A cyclic layout puts a message in many places, but at regular distances: equal runs one period apart are one strided
-view, so that the number of copies depends on the layouts and not on the size of the matrix.
+A cyclic layout scatters a message, but at regular distances. Equal runs one period apart form one strided view, so
+that the number of copies depends on the layouts and not on the size of the matrix.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
     _Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
 
-# Nanoseconds, measured on one core of an AMD EPYC with float64: what decides between views and indices.
+# Nanoseconds, measured on one core of an AMD EPYC with float64; they decide between views and indices.
 _PER_VIEW, _PER_STRIDED_VIEW, _PER_RUN, _PER_ELEMENT = 1500, 13000, 14.0, 0.5
 _PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
 
-# A transposing copy goes by tiles of so many rows and columns, rows being what lies together in the result. Each tile
-# is first copied as it lies, to lines a little longer than those of the tile: at distances of a power of two they would
-# drive each other out of the first cache.
+# A transposing copy uses tiles of this many rows and columns; rows are contiguous in the result. Each tile is first
+# copied without a transposition, to lines a little longer than the tile's: at distances of a power of two the lines
+# would evict each other from the first-level cache.
 _TILE, _APART = (256, 128), 8
 
 _TOGETHER = 32768
-"""Elements that are brought before the next columns: they, and temporaries of a combination, stay in cache."""
+"""Elements copied before the next columns: they, and temporaries of a combination, stay in cache."""
 
 
 class BlockCopy:
-    """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message."""
+    """Copies of one part of a message: a product of runs of rows and columns, or a trapezoid's part of a block."""
 
     __slots__ = ("_columns", "_mask", "_methods", "_rows", "_shape", "nelements")
 
@@ -64,15 +64,15 @@ class BlockCopy:
         return single and self._mask is None
 
     def block(self, x: Array, place: int) -> Array:
-        """Its elements in x, if it is a block or a part of one."""
+        """Its elements in x, if they form a block or a part of one."""
         return _view(x, self._rows[0], self._columns[0], place)
 
     def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
-        """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
+        """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET."""
+        """Put its elements from x to out; each array is a SOURCE, PACKED or TARGET."""
         if self._mask is not None:
             self._copy_masked(self._mask, x, origin, out, goal, put)
             return
@@ -103,12 +103,12 @@ class BlockCopy:
 
 
 def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transposed: bool) -> _Views | Indexed:
-    """The fastest way to copy: by views of single runs, by strided views of combs, or by indices.
+    """The fastest copy: by views of single runs, by views of strided runs, or by indices.
 
     Args:
-        rows: what lies together in the result (local).
+        rows: the dimension that is contiguous in the result (local).
         columns: the other dimension (local).
-        transposed: whether it does not lie together in the source (local).
+        transposed: whether rows are not contiguous in the source (local).
     """
     many_rows, many_columns = ([run for strided_run in side for run in strided_run.runs()] for side in (rows, columns))
     plain = sum(strided_run.count == 1 for strided_run in rows) * sum(strided_run.count == 1 for strided_run in columns)
@@ -123,7 +123,7 @@ def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *
 
 
 def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-    """Some columns of all combs of rows, then the next ones: memory is walked through in its order."""
+    """Copy some columns of all strided runs of rows, then the next columns, in the order of memory."""
     rows, columns = views
     together = max(1, _TOGETHER // sum(row_run.length * row_run.count for row_run in rows))
     for column_run in columns:
@@ -136,7 +136,7 @@ def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, 
 
 
 def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-    """A transposing copy, each tile of which is first copied as it lies."""
+    """A transposing copy by tiles, each of which is first copied without a transposition."""
     high, wide = _TILE
     memory = np.empty((high, wide + _APART), x.dtype)
     for column_run, row_run in itertools.product(*reversed(views)):
@@ -151,7 +151,7 @@ def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, 
 
 
 def _parts(strided_run: StridedRun, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
-    """What cuts one dimension of a view in parts of about `limit` elements: (runs, elements), or (elements,)."""
+    """Slices of one dimension of a view, of about `limit` elements each: (runs, elements), or (elements,)."""
     if strided_run.count > 1 and strided_run.length < limit:
         step = limit // strided_run.length
         return [(slice(i, i + step), slice(None)) for i in range(0, strided_run.count, step)]
@@ -162,13 +162,13 @@ def _parts(strided_run: StridedRun, limit: int, *, strided: bool) -> list[tuple[
 
 
 class Message:
-    """What travels from one rank to another: copies between the sender's array, the message and the receiver's.
+    """A message between two ranks: copies between the sender's array, the message and the receiver's array.
 
     Args:
-        peer: the rank at the other end; the rank itself for what stays.
-        parts: moves between these two, each as a whole or as far as it belongs to a trapezoid.
+        peer: the other rank, or the rank itself for elements that stay.
+        parts: moves between the two ranks, each whole or restricted to a trapezoid.
         order: "F" or "C", of the elements of a part in the message.
-        known: combs of the runs of other messages, which share them; this one's are added.
+        known: cache of strided runs, shared with other messages.
         block_type: class that copies each part; None for `BlockCopy`.
     """
 
@@ -187,7 +187,7 @@ class Message:
         self.nelements = sum(block.nelements for block in self._blocks)
 
     def block(self, x: Array, place: int) -> Array | None:
-        """What travels as one block of consecutive rows and columns of x, which is the SOURCE or TARGET, if it is."""
+        """The message as one block of consecutive rows and columns of x (SOURCE or TARGET); None if it is several."""
         if len(self._blocks) != 1 or not self._blocks[0].is_block:
             return None
         return self._blocks[0].block(x, place)
@@ -215,7 +215,7 @@ class Message:
 
 
 def known_strided_runs(runs: tuple[Run, ...], known: KnownRuns) -> list[StridedRun]:
-    """The combs of runs, found once."""
+    """The strided runs of some runs, cached."""
     if runs not in known:
         known[runs] = strided_runs(runs)
     return known[runs]
@@ -226,7 +226,7 @@ def _is_by_columns(x: Array) -> bool:
 
 
 def _view(x: Array, rows: StridedRun, columns: StridedRun, place: int) -> Array:
-    """The elements of x in the runs of two combs: 2-D for single runs, else runs x rows x runs x columns."""
+    """The elements of x in two strided runs: 2-D for single runs, otherwise runs x rows x runs x columns."""
     (i, j), (down, across) = (rows.starts[place], columns.starts[place]), x.strides
     if rows.count == columns.count == 1 and rows.is_touching and columns.is_touching:
         return x[i : i + rows.length, j : j + columns.length]

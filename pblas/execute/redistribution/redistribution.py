@@ -20,7 +20,7 @@ class Moved(NamedTuple):
     Args:
         source: op(A) (local).
         target: B (local).
-        put: how elements of op(A) are brought to those of B (global).
+        put: applied to elements of op(A) and B (global).
     """
 
     source: Array
@@ -32,7 +32,7 @@ class RunRelayout:
     """Runs a RedistributionPlan on one rank."""
 
     def __init__(self, plan: RedistributionPlan, backend: Any, dtype: np.dtype[Any]) -> None:
-        # Without A, B's own elements meet themselves, and only they are read.
+        # If A is not read, B is moved to itself, and only B is read.
         source, desc = plan.target, plan.b
         if plan.reads_a:
             source, desc = plan.source, plan.a if plan.trans == "N" else plan.a.T
@@ -47,11 +47,11 @@ class RunRelayout:
         return self._home.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: Moved) -> bool:
-        """Say where A lies; true if it must be staged first."""
+        """Publish the location of A; true if it must be staged first."""
         return self._home.publish(x.source if self.lends else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage A, if that of any rank must be."""
+        """Stage A if any rank must."""
         if scratch and self.lends:
             self._home.stage()
         return scratch and self.lends
@@ -63,5 +63,5 @@ class RunRelayout:
         self._home.release()
 
     def rest(self) -> None:
-        """Keep no memory for messages and copies until it is needed again; all ranks do so."""
+        """Free the memory of messages and copies until it is needed again; all ranks do so."""
         self._movement.rest()

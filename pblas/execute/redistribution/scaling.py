@@ -1,4 +1,4 @@
-"""How elements are brought to where they go: copied, conjugated, scaled, added."""
+"""Elementwise updates of a destination: copy, conjugate, scale, add."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 Put = Callable[["Array", "Array"], None]
-"""put(x, out): bring the elements of x to those of out, of one shape and any number of dimensions.
+"""put(x, out): update out by the elements of x; both have one shape and any number of dimensions.
 
-On GPUs it is a `Scaling`, whose scalars a kernel takes.
+On GPUs it is a `Scaling`, whose scalars are arguments of a kernel.
 """
 
 
@@ -40,7 +40,7 @@ class Scaling:
     conj: bool = False
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Apply it to two arrays of one shape; those of x may be narrower if they are added to 32 bits (local)."""
+        """Update out by x, of the same shape; x may be narrower if it is added to 32-bit sums (local)."""
         alpha, beta = self.alpha, self.beta
         if alpha == 1 and beta == 0:
             if self.conj:

@@ -1,8 +1,8 @@
-"""One matrix, or a part of it, on its way from one placement to another: in place within a node, by messages between.
+"""Transfer of a matrix, or a part of it, to another placement: reads in place within a node, messages between nodes.
 
-A `SourceMatrix` says where the local arrays of a matrix lie; a `Movement` brings a part of it to another placement.
-Both are built once and used many times. Several movements of one home may be under way at once: a product starts the
-next panel before it multiplies with this one.
+A `SourceMatrix` publishes the local arrays of a matrix; a `Movement` transfers a part of it to another placement. Both
+are built once and used many times. Several movements of one source may be under way at once: a product starts the next
+panel before it multiplies with the current one.
 
     home.publish(x)                 # then an agreement of all ranks, which may ask for home.stage()
     movement.begin()                # returns at once: sends what far ranks need, awaits what they send
@@ -37,26 +37,26 @@ TAG = 1020
 
 
 def own_memory(backend: HostRanks, nbytes: int) -> Array:
-    """Bytes of one plan, where its rank multiplies; on CPUs of a turn, if the plan has one (local)."""
+    """Private memory of one plan, in the backend's memory; on CPUs from the workspace slot, if there is one (local)."""
     memory: Array = backend.arrays.empty(nbytes) if backend.gpus else backend.buffer(nbytes)
     return memory
 
 
 class Buffers:
-    """Memory for messages that is used again: movements that are never under way together share it.
+    """Reusable memory for messages, shared by movements that are never under way together.
 
     Args:
-        backend: whose memory it is (local).
+        backend: allocates the memory (local).
     """
 
     def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
         self._free: list[Array] = []
         self.nbytes = 0
-        """All memory that was taken so far (local)."""
+        """Bytes allocated so far (local)."""
 
     def take(self, nbytes: int) -> Array:
-        """At least so many bytes (local)."""
+        """A buffer of at least `nbytes` bytes (local)."""
         fitting = [i for i, buffer in enumerate(self._free) if buffer.nbytes >= nbytes]
         if fitting:
             return self._free.pop(min(fitting, key=lambda i: self._free[i].nbytes))
@@ -64,11 +64,11 @@ class Buffers:
         return own_memory(self._backend, nbytes)
 
     def give(self, buffer: Array) -> None:
-        """Return what was taken (local)."""
+        """Return a buffer (local)."""
         self._free.append(buffer)
 
     def drop(self) -> None:
-        """Free what was returned; all was (local)."""
+        """Free all buffers; all have been returned (local)."""
         self._free, self.nbytes = [], 0
 
 
@@ -77,7 +77,7 @@ class SourceMatrix:
 
     Args:
         backend: the ranks and their memory (global).
-        placement: who holds what (global).
+        placement: distribution of the matrix (global).
         dtype: of the matrix (global).
         order: storage order of the local arrays, "F" or "C" (global).
     """
@@ -94,16 +94,16 @@ class SourceMatrix:
         self._stage: Any = None
         self._shapes: dict[int, tuple[int, int]] = {}
         self.staged = False
-        """Whether peers read a copy, so that the array itself may be overwritten while they do (local)."""
+        """Whether peers read a copy, so that the array itself may be overwritten meanwhile (local)."""
         self.local: Array
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's copy of an array that does not lie in a window."""
+        """Bytes of this rank's copy of an array that is in no window."""
         return 0 if self._stage is None else int(self._stage.nbytes)
 
     def publish(self, x: Array) -> bool:
-        """Say where this rank's array lies; true if it must be staged first, which all ranks then do together."""
+        """Publish the location of this rank's array; true if all ranks must stage their arrays first."""
         self.local, self.staged = x, False
         if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
             return False
@@ -113,7 +113,7 @@ class SourceMatrix:
         return False
 
     def stage(self) -> None:
-        """**Collective** at first. Copy an array that does not lie in a window into one that does."""
+        """**Collective** at first. Copy an array that is not in a window into a window."""
         assert self._location is not None, "only an array that a peer reads in place is staged"
         if self._stage is None:
             nelements = self.placement.rows.max_count * self.placement.columns.max_count
@@ -136,7 +136,7 @@ class SourceMatrix:
         return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
     def place(self, peer: int) -> tuple[int, ...]:
-        """What tells where the array of a near rank lies (local)."""
+        """Published location of a near rank's array (local)."""
         assert self._location is not None, "near peers have published"
         return self.backend.published(self._location, peer)
 
@@ -150,18 +150,18 @@ class SourceMatrix:
 
 
 class Movement:
-    """A part of a matrix from its home to another placement.
+    """Transfer of a part of a matrix to another placement.
 
     Args:
-        home: where the matrix is (global).
-        target: where the part goes (global).
+        home: the source matrix (global).
+        target: placement of the part after the transfer (global).
         part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
-        place: another reading of the same local arrays, of which `part` is then a part: a process column as a matrix of
-            its own, a copy without the others; None: where the matrix is at home (global).
-        trapezoid: which elements of the part are moved; None for all (global).
-        buffers: memory for messages; None for memory of its own (local).
-        tag: of the messages. Movements that are under way together between the same ranks need no tags of their own if
-            all ranks begin them in the same order (global).
+        place: another placement of the same local arrays, to which `part` refers: one process column as a matrix, or
+            one copy without the others; None: the placement of the source matrix (global).
+        trapezoid: elements of the part to move; None for all (global).
+        buffers: memory for messages; None for separate memory (local).
+        tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
+            the same order (global).
     """
 
     def __init__(
@@ -202,21 +202,21 @@ class Movement:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of memory for messages that was taken so far (local)."""
+        """Bytes of memory for messages allocated so far (local)."""
         return self._buffers.nbytes
 
     @property
     def near(self) -> list[int]:
-        """Near ranks in whose arrays this rank reads (local)."""
+        """Near ranks whose arrays this rank reads (local)."""
         return [message.peer for message in self._readable if message.peer != self._backend.rank]
 
     @property
     def has_messages(self) -> bool:
-        """Whether this rank sends or receives any; else there is nothing to begin and nothing to wait for (local)."""
+        """Whether this rank sends or receives any; otherwise `begin` and `sent` do nothing (local)."""
         return bool(self._far or self._outgoing)
 
     def begin(self) -> None:
-        """Start to receive what far ranks have, and to send them what they need."""
+        """Start to receive from far ranks and to send to them."""
         self._backend.sync()
         with self._backend.arrays.beside("send pieces" if self._outgoing else ""):
             self._begin()
@@ -238,14 +238,14 @@ class Movement:
             self._sending.append((channel.send(flat[:, None], message.peer, self._tag), buffer))
 
     def progress(self) -> None:
-        """Let MPI move what is on its way."""
+        """Let MPI progress the messages under way."""
         for transfer, *_ in self._arriving:
             transfer.done()
         for transfer, _ in self._sending:
             transfer.done()
 
     def in_place(self) -> Array | None:
-        """The whole part where it lies, if that is one block of this rank's array or a near one's; else None."""
+        """A view of the whole part, if it is one block of this rank's array or of a near rank's; otherwise None."""
         if self._far or len(self._readable) != 1:
             return None
         block = self._readable[0].block(self._array(self._readable[0].peer), SOURCE)
@@ -255,7 +255,7 @@ class Movement:
 
     @property
     def is_own(self) -> bool:
-        """Whether this rank has all of its part (local)."""
+        """Whether this rank holds all of its part (local)."""
         return not self._far and all(message.peer == self._backend.rank for message in self._readable)
 
     def finish(self, out: Array, put: Put = COPY) -> None:
@@ -264,11 +264,11 @@ class Movement:
         self.sent()
 
     def receive(self, out: Array, put: Put = COPY) -> None:
-        """Bring this rank's elements of the part to `out`, those that are here first, then as they arrive.
+        """Put this rank's elements of the part to `out`: first those in readable memory, then messages as they arrive.
 
         Args:
             out: this rank's array under the target placement (local).
-            put: how elements are brought: every one of `out` is met once, in no order that may be relied on.
+            put: applied once to every element of `out`, in no particular order.
         """
         with self._backend.arrays.beside("bring pieces" if put == COPY else "add pieces"):
             self._receive(out, put)
@@ -297,31 +297,31 @@ class Movement:
         self._sending = []
 
     def rest(self) -> None:
-        """Keep no memory for messages and copies until it is needed again; all ranks do so (local)."""
+        """Free the memory of messages and copies until it is needed again; all ranks do so (local)."""
         self._buffers.drop()
         self.home.drop()
 
     def _array(self, peer: int) -> Array:
-        """What rank `peer` holds of the part."""
+        """The elements of the part that rank `peer` holds."""
         if peer not in self._offsets:
             self._offsets[peer] = self._place.local_offset(*self._corner, peer)
         i, j = self._offsets[peer]
         return self.home.array(peer)[i:, j:]
 
     def _count(self, message: Message) -> None:
-        """What is read in a near rank's memory counts as received, once."""
+        """Count the bytes that are read in a near rank's memory."""
         if message.peer != self._backend.rank:
             self._backend.read_nbytes += message.nelements * self.home.dtype.itemsize
 
     def _message(self, move: Move, place: Placement, side: int, trapezoid: Trapezoid | None) -> Message:
-        """A move as a message; `place` is where its runs are on this rank, whose side is 0 to send and 1 to receive."""
+        """A move as a message; `place` is its placement on this rank, `side` is 0 to send and 1 to receive."""
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
             parts = trapezoid.cut(move, place, self._backend.rank, side)
         return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.patch)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
-        """Memory for the elements of a message, and the buffer that it is in."""
+        """Memory for the elements of a message, and its buffer."""
         buffer = self._buffers.take(message.nelements * self.home.dtype.itemsize)
         return self._backend.arrays.array(buffer, (message.nelements,), self.home.dtype), buffer
 

@@ -1,4 +1,4 @@
-"""Panels of one operand, one after the other: the next travels while this one is multiplied."""
+"""Panels of one operand, one after the other: the next panel is transferred while the current one is multiplied."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _WHAT = "bring a panel"
 
 
 class Panels:
-    """The panels of an operand that this rank multiplies, and what it sends of those of others.
+    """The panels of an operand that this rank multiplies, and its messages for panels of other ranks.
 
     Args:
-        home: where the operand lies (global).
+        home: the operand (global).
         steps: for each step the movements in which this rank takes part (local).
         mine: for each step the placement of this rank's own panel, and its movement; None without one (local).
-        offered: movements of what this rank only sends, as it lies: ranks ask for it in orders of their own, so that
-            all leave with the first step and nothing is waited for before the end (local).
+        offered: movements in which this rank only sends. Receivers need them in different orders, so this rank
+            starts all of them with the first step and waits for them at the end (local).
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Panels:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of panels that did not lie in one piece (local)."""
+        """Bytes of copied panels (local)."""
         return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
 
     @property
@@ -53,35 +53,35 @@ class Panels:
         return bool(self._offered) or any(self._steps)
 
     def places(self) -> list[tuple[int, ...]]:
-        """Where the arrays lie in which panels are read (local)."""
+        """Published locations of the arrays that this rank reads (local)."""
         near = {peer for own in self._own_panels if own is not None for peer in own[1].near}
         return [self._home.place(peer) for peer in sorted(near)]
 
     def is_own(self, step: int) -> bool:
-        """Whether this rank has its panel of a step, or needs none (local)."""
+        """Whether this rank holds its panel of a step, or needs none (local)."""
         own = self._own_panels[step]
         return own is None or own[1].is_own
 
     def begin(self, step: int) -> None:
-        """Start to move the panels of a step."""
+        """Start the transfers of a step."""
         if not step:
-            self._home.backend.sync()  # near ranks have told where their arrays lie
+            self._home.backend.sync()  # near ranks have published their arrays
         for movement in self._steps[step] if step else (*self._offered, *self._steps[step]):
             movement.begin()
 
     def fetch(self, step: int) -> Array | None:
-        """This rank's panel when it has arrived, valid until the next but one is fetched; None without one.
+        """This rank's panel, once it has arrived; None without one. It is valid until the next but one is fetched.
 
-        What was sent two steps before has left then.
+        The messages of two steps before have then left.
         """
         panel, arrived = self.fetch_columns(step, [slice(None)])
         self._home.backend.arrays.follow(next(arrived))
         return panel
 
     def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, Iterator[Any]]:
-        """As `fetch`, and for each part of its columns a mark, which a product with it has to follow.
+        """`fetch`, with a mark for each part of the columns, which a product with the part must follow.
 
-        A block of a near rank is copied part after part, each when its mark is asked for.
+        A near rank's block is copied part after part, each when the iterator reaches its mark.
         """
         own, arrays = self._own_panels[step], self._home.backend.arrays
         before, self._multiplied = self._multiplied, arrays.mark()
@@ -104,7 +104,7 @@ class Panels:
         return panel, arrived
 
     def _copied(self, block: Array, panel: Array, parts: Sequence[slice]) -> Iterator[Any]:
-        """Copies a block to this rank's panel, part after part, with a mark behind each."""
+        """Copy a block to this rank's panel, part after part, with a mark after each."""
         arrays = self._home.backend.arrays
         for part in parts:
             with arrays.beside(_WHAT):
@@ -113,12 +113,12 @@ class Panels:
             yield mark
 
     def progress(self, step: int) -> None:
-        """Let MPI move the panels of a step."""
+        """Let MPI progress the transfers of a step."""
         for movement in (*self._steps[step], *self._offered):
             movement.progress()
 
     def end(self) -> None:
-        """Return when everything that this rank sent has left."""
+        """Return when all messages of this rank have left."""
         self._multiplied = None
         if self._steps:
             self._sent(len(self._steps) - 1)
@@ -130,7 +130,7 @@ class Panels:
             movement.sent()
 
     def _buffer(self, step: int, shape: tuple[int, int]) -> Array:
-        """Memory for a panel, in the operand's order: what BLAS is told of it is the same as in place."""
+        """Memory for a panel, in the operand's order, so that BLAS gets the same arguments as in place."""
         home, i = self._home, step % 2
         arrays = home.backend.arrays
         nbytes = shape[0] * shape[1] * home.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Partial products of D on their way to the ranks that add them, layer after layer, and sums on their way to D."""
+"""Transfers of partial products to the ranks that add them, layer after layer, and of sums to D."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
 class Partials:
     """**Collective.** The partial products of a plan, in panels of columns.
 
-    Every owner adds those of layer 0, 1, ... in this order: the same bits whatever the transport.
+    Every owner adds the partial products of layers 0, 1, ... in this order: the same bits with every transport.
 
     Args:
         backend: the ranks and their memory (global).
-        plan: whose partial products they are (global).
-        panels: (n0, n1) of each panel; one with all columns, or parts of them where all ranks form all (global).
+        plan: the plan (global).
+        panels: (n0, n1) of each panel: one with all columns, or several if all ranks form all of them (global).
         dtype: of D (global).
-        wire: in which partial products travel (global).
+        wire: dtype in which partial products are sent (global).
         order: storage order of D in the plan's orientation, "F" or "C" (global).
     """
 
@@ -86,7 +86,7 @@ class Partials:
         return sorted({peer for peer in peers if self._backend.is_near(peer)})
 
     def _prepare_sums(self, buffers: Buffers) -> None:
-        """What is needed where sums are not added in D: memory for them, and their way to D."""
+        """Memory for sums that are not formed in D, and their transfer to D."""
         backend, plan, rank = self._backend, self._plan, self._backend.rank
         self._sums: Array | None = None
         self._sums_home: SourceMatrix | None = None
@@ -112,7 +112,7 @@ class Partials:
             self._workspace_nbytes += int(self._sums.nbytes)
 
     def _private(self, shape: tuple[int, int]) -> Array:
-        """Memory for sums, of this rank alone."""
+        """Private memory for sums."""
         arrays = self._backend.arrays
         memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
         sums: Array = arrays.array(memory, shape, self._total, self._order)
@@ -120,11 +120,11 @@ class Partials:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's partial products, their messages and sums."""
+        """Bytes of this rank's partial products, messages and sums."""
         return self._workspace_nbytes + self._buffers.nbytes
 
     def begin(self, x: Operands) -> None:
-        """Start an execution: C, or nothing, is what the first partial product is added to."""
+        """Start an execution: the first partial product is added to beta C, or overwrites the sums."""
         self._x = x
         self._free: list[list[Transfer]] = [[] for _ in self._panels]
         self._signals: list[Transfer] = []
@@ -137,7 +137,7 @@ class Partials:
             self._backend.arrays.scale(x.beta, self._target)
 
     def part(self, s: int) -> Array:
-        """Where this rank forms its partial product of panel s, once nobody needs what was there."""
+        """Memory for this rank's partial product of panel s, once no rank needs its old contents."""
         if s >= 2:
             for transfer in self._free[s - 2]:
                 self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
@@ -149,17 +149,17 @@ class Partials:
         return part[:, : n1 - n0] if len(self._panels) > 1 else part
 
     def send(self, s: int) -> None:
-        """Hand this rank's partial product of panel s to those who add it, and start to receive theirs."""
+        """Send this rank's partial product of panel s to the owners, and start to receive other ranks' products."""
         backend, channel = self._backend, self._backend.channel
         backend.sync()
-        self._lead()
+        self._follow_products()
         for movement in self._movements[s]:
             movement.begin()
         self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
         self._free[s] = [channel.await_signal(peer, TAG_FREE) for peer in self._readers[s]]
 
     def collect(self, s: int) -> None:
-        """Add the partial products of panel s to what this rank owns."""
+        """Add the partial products of panel s to this rank's sums."""
         backend, channel = self._backend, self._backend.channel
         text = f"{self._plan.name}: partial products of panel {s}"
         for transfer in [channel.await_signal(peer, TAG_READY) for peer in self._sources[s]]:
@@ -177,15 +177,15 @@ class Partials:
             self._collected[s] = backend.arrays.mark()
             self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
 
-    def _lead(self) -> None:
-        """Let what moves follow what was multiplied."""
+    def _follow_products(self) -> None:
+        """Make the side lane follow the products."""
         arrays = self._backend.arrays
         made = arrays.mark()
         with arrays.beside():
             arrays.follow(made)
 
     def end(self) -> None:
-        """Bring the sums to D, and return when everything that this rank sent has left."""
+        """Transfer the sums to D, and return when all messages of this rank have left."""
         for movements, free in list(zip(self._movements, self._free, strict=True))[-2:]:
             for transfer in free:
                 self._backend.wait(transfer.done, f"{self._plan.name}: partial products that others read")
@@ -202,7 +202,7 @@ class Partials:
         del self._x, self._target  # a finished execution keeps no matrix alive
 
     def _share(self) -> None:
-        """D = sums + beta C, the sums being brought from where they were added."""
+        """D = sums + beta C, with the sums transferred from the ranks that formed them."""
         backend, channel, arrays, x = self._backend, self._backend.channel, self._backend.arrays, self._x
         if self._rounded is not self._target:
             arrays.assign(self._target, self._rounded)
@@ -212,7 +212,7 @@ class Partials:
                 arrays.assign(x.old, x.result)
             put = Scaling(1.0, x.beta)
         backend.sync()
-        self._lead()
+        self._follow_products()
         self._last.begin()
         self._signals += [channel.signal(peer, TAG_SUM) for peer in self._sum_readers]
         for transfer in [channel.await_signal(peer, TAG_SUM) for peer in self._sum_sources]:

@@ -1,4 +1,4 @@
-"""SummaA: op(A) stays, panels of op(B) arrive, partial products of D leave for their owners, who add them."""
+"""SummaA: op(A) stays, panels of op(B) arrive, ranks send partial products of D to the owners, which add them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TAG_A, TAG_B = 1021, 1022
 
 
 class RunSummaA:
-    """Runs a SummaA plan on one rank; of a transposed one op(A) is the user's op(B)^T."""
+    """Runs a SummaA plan on one rank; in a transposed plan op(A) is the user's op(B)^T."""
 
     lends = True
-    """As of `RunLocalGemm` (global)."""
+    """See `RunLocalGemm` (global)."""
 
     def __init__(
         self, plan: SummaA, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
@@ -69,12 +69,12 @@ class RunSummaA:
         return total + self._right.nbytes + (self._left.nbytes if self._left else 0)
 
     def publish(self, operands: Operands) -> bool:
-        """Say where the operands lie that move; true if one has to be staged first."""
+        """Publish the locations of the operands that move; true if one must be staged first."""
         alone = self._homes[0].publish(operands.right)
         return (self._left is not None and self._homes[1].publish(operands.left)) or alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage what moves if some rank must; true if the ranks then have to agree once more."""
+        """**Collective.** Stage operands that move if any rank must; true if the ranks must then agree once more."""
         if scratch:
             for home in self._homes:
                 home.stage()

@@ -1,4 +1,4 @@
-"""SummaC: D stays, panels of op(A) and op(B) arrive while the panels before them are multiplied."""
+"""SummaC: D stays, panels of op(A) and op(B) arrive while earlier panels are multiplied."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""Columns of D between two looks at messages: narrower GEMMs would pack op(A) anew too often. On GPUs the first part of
-a panel that is multiplied while the rest arrives, and the last part of D that is rounded when nothing else is left."""
+"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs also the columns of
+the first part of a panel, multiplied while the rest arrives, and of the last part of D, rounded after all products."""
 _GROWTH = 4
-"""By how much what has arrived grows from part to part: a GEMM of 8192 rows takes four times as long as its columns
-take to arrive (16 bits, H200)."""
+"""Growth of the arrived columns from part to part: a GEMM of 8192 rows takes four times as long as the arrival of its
+columns (16 bits, H200)."""
 
 
 class RunSummaC:
     """Runs a SummaC plan on one rank."""
 
     lends = True
-    """As of `RunLocalGemm` (global)."""
+    """See `RunLocalGemm` (global)."""
 
     def __init__(
         self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
@@ -60,7 +60,7 @@ class RunSummaC:
         self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
 
     def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
-        """The panels of op(A) or op(B), 0 or 1, and what this rank, of a layer or none, sends of them."""
+        """The panels of op(A) (x = 0) or op(B) (x = 1); `layer` is this rank's, or None."""
         home, panel_of = self._homes[x], (self._panel_of_a, self._panel_of_b)[x]
         coordinates = home.placement.coordinates(self._backend.rank)
         own_part = None if coordinates is None else coordinates[1 - x]
@@ -79,7 +79,7 @@ class RunSummaC:
         return Panels(home, steps, own_panels, offered)
 
     def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
-        """Where a panel of op(A) goes: rows m(i) to all ranks (i, j, layer)."""
+        """Target and movement of a panel of op(A): rows m(i) to all ranks (i, j, layer)."""
         home, width = self._homes[0], panel.stop - panel.start
         (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
         target = Placement(cuboids.m, Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
@@ -88,7 +88,7 @@ class RunSummaC:
         return target, Movement(home, target, part, place=place, buffers=buffers, tag=TAG_A)
 
     def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
-        """Where a panel of op(B) goes: columns n(j) to all ranks (i, j, layer)."""
+        """Target and movement of a panel of op(B): columns n(j) to all ranks (i, j, layer)."""
         home, width = self._homes[1], panel.stop - panel.start
         (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
         target = Placement(Split(width, width, 1), cuboids.n, (1, j, i), cuboids.m.nprocs, l * layer)
@@ -104,13 +104,13 @@ class RunSummaC:
         return total + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, operands: Operands) -> bool:
-        """Say where the operands lie; true if one has to be staged first."""
+        """Publish the locations of the operands; true if one must be staged first."""
         left, right = self._homes
         alone = left.publish(operands.left)
         return right.publish(operands.right) or alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if some rank must; true if the ranks then have to agree once more."""
+        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree once more."""
         if scratch:
             for home in self._homes:
                 home.stage()
@@ -131,7 +131,7 @@ class RunSummaC:
             home.release()
 
     def _key(self, x: Operands) -> Any:
-        """Everything on which it depends what the GPU is asked for: where all arrays lie, and the scalars."""
+        """Key of a recording: the addresses of all arrays, and the scalars."""
         arrays = (x.left, x.right, x.result, x.old)
         own = [None if y is None else (self._backend.address(y), y.strides) for y in arrays]
         return x.alpha, x.beta, *own, *self._a.places(), *self._b.places()
@@ -158,14 +158,14 @@ class RunSummaC:
             if overlap and s + 1 < self._count:
                 self._begin(s + 1)
             parts = self._parts(s, total, result)
-            # op(B)[k, n] arrives from the ranks that have these k, op(A)[m, k] likewise
+            # op(A)[m, k] and op(B)[k, n] arrive from the ranks that have these k
             b, arrived = self._b.fetch_columns(s, parts)
             a = self._a.fetch(s)
             if a is None or b is None:
                 continue
             mark = next(arrived)
             for columns in parts:
-                before, mark = mark, next(arrived, None)  # the next part leaves before the host sees to this product
+                before, mark = mark, next(arrived, None)  # the copy of the next part starts before this product
                 self._arrays.follow(before)
                 # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
                 self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
@@ -183,7 +183,7 @@ class RunSummaC:
         self._b.begin(s)
 
     def _progress(self, s: int) -> None:
-        """Let MPI move the panels of a step between two GEMMs."""
+        """Let MPI progress the panels of a step between two GEMMs."""
         if self._looks:
             self._a.progress(s)
             self._b.progress(s)
@@ -194,7 +194,7 @@ class RunSummaC:
         Args:
             s: the step (local).
             total: the sums (local).
-            result: what they are rounded to after the last step, if D is narrower; or the sums themselves (local).
+            result: D, to which sums are rounded after the last step if it is narrower, or the sums themselves (local).
         """
         n: int = total.shape[1]
         if self._looks:
@@ -208,7 +208,7 @@ class RunSummaC:
         return [slice(j0, j1) for j0, j1 in pairwise(borders)]
 
     def _round(self, total: Array, result: Array) -> None:
-        """D := the sums, beside the products of other columns."""
+        """D := the sums, concurrently with products of other columns."""
         arrays = self._arrays
         made = arrays.mark()
         with arrays.beside("round"):
@@ -217,7 +217,7 @@ class RunSummaC:
 
 
 def growing(n: int) -> list[int]:
-    """Borders of parts of n columns, of which the first is narrow and each ends at a multiple of the one before.
+    """Borders of parts of n columns: the first part is narrow, and the borders grow by a constant factor.
 
     >>> growing(8192), growing(3000), growing(600)
     ([0, 512, 2048, 8192], [0, 512, 3000], [0, 600])

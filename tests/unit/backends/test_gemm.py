@@ -14,14 +14,14 @@ from pblas.backends.dtypes import DTYPES, accumulator_dtype
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, gauge
 
 POISON = -99
-# Order "F" or "C", and elements of padding behind each column or row.
+# Order "F" or "C", and elements of padding after each column or row.
 LAYOUTS = (("F", 0), ("F", 3), ("C", 0), ("C", 2))
 SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 8, 1), (7, 1, 1), (9, 2, 3))
 EMPTY = ((0, 8, 9), (7, 0, 9), (0, 0, 0), (0, 8, 0))
 
 
 def stored(x: Array, order: str, padding: int) -> tuple[Array, Array]:
-    """(the memory, poisoned, and in it a view that equals x) in an order, with a gap behind each column or row."""
+    """(poisoned memory, a view in it that equals x) in a storage order, with a gap after each column or row."""
     if order == "C":
         memory, view = stored(x.T, "F", padding)
         return memory, view.T
@@ -57,7 +57,7 @@ def test_product_in_every_order(name: str, m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "complex128"])
 @pytest.mark.parametrize("largest", [2, 4, 8, 10])
-def test_what_is_too_long_for_the_integers_of_blas_is_multiplied_in_parts(
+def test_sizes_beyond_the_integers_of_blas_are_multiplied_in_parts(
     name: str, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype, passed, ints = dtype_of(name), list[tuple[int, ...]](), backend._INTS
@@ -183,7 +183,7 @@ def test_scaled_sum_follows_the_rules_of_nan(name: str) -> None:
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("factor", "element"), [(1e5, 1e-3), (1e-8, 6e4), (0.1, 7.0)])
 def test_factors_are_not_rounded_to_16_bits(name: str, factor: float, element: float) -> None:
-    """In which many have no finite value, or are 0."""
+    """Many factors overflow or underflow in 16 bits."""
     x = np.full((2, 3), element, dtype_of(name))
     expected = (x.astype(np.float32) * np.float32(factor)).astype(x.dtype)
     scaled, copied = x.copy(), np.full_like(x, np.nan)

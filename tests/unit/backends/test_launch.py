@@ -27,8 +27,8 @@ from pblas import MatrixDescriptor
 
 def product(ctx):
     a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs))
-    found, whole = (a @ a).to_global(None), a.to_global(None)
-    assert np.allclose(found, whole @ whole)
+    product, whole = (a @ a).to_global(None), a.to_global(None)
+    assert np.allclose(product, whole @ whole)
     return a
 
 ctx = pblas.Context(timeout=TIMEOUT)
@@ -51,7 +51,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(command: list[str], folder: Path, **more: str) -> Ended:
-    """Run a job to its end; a job that does not come to an end is a failed test."""
+    """Run a job to its end; a job that hangs fails the test."""
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -67,7 +67,7 @@ def run(command: list[str], folder: Path, **more: str) -> Ended:
     except subprocess.TimeoutExpired:
         process.terminate()
         output, _ = process.communicate(timeout=10)
-        pytest.fail(f"the job hangs; it said:\n{output}")
+        pytest.fail(f"the job hangs; its output:\n{output}")
     pids = [int(path.read_text()) for path in folder.glob("pid.*")]
     end = time.monotonic() + 5
     while any(map(runs, pids)) and time.monotonic() < end:

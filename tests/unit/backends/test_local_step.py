@@ -9,7 +9,7 @@ from pblas.backends.local_step import LocalStep, local_error
 
 
 class Agreement:
-    """Ranks of which this one has a lower one beside it, which may have found an error too."""
+    """Two ranks, of which this is rank 1; rank 0 may have an error too."""
 
     def __init__(self, other: errors.PblasError | None = None) -> None:
         self.heard: list[tuple[str, errors.PblasError]] = []
@@ -46,23 +46,23 @@ def test_an_error_of_pblas_is_agreed_on_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "text"),
+    ("raised", "kind", "text"),
     [
         (ZeroDivisionError("by zero"), errors.PblasError, "save: ZeroDivisionError: by zero"),
         (PermissionError(13, "denied"), errors.PblasError, "save: PermissionError: [Errno 13] denied"),
         (MemoryError(), errors.WorkspaceError, "save: MemoryError: "),
         (Silent(), errors.PblasError, "save: Silent: it has no text"),
     ],
-    ids=lambda given: type(given).__name__,
+    ids=lambda value: type(value).__name__,
 )
 def test_any_other_exception_is_named_by_an_error_of_pblas(
-    given: Exception, kind: type[errors.PblasError], text: str
+    raised: Exception, kind: type[errors.PblasError], text: str
 ) -> None:
     with pytest.raises(errors.PblasError) as caught, LocalStep(Agreement(), "save"):
-        raise given
+        raise raised
     assert type(caught.value) is kind
     assert str(caught.value) == f"{text}; found on rank 1 of 2"
-    assert caught.value.__cause__ is given, "whoever debugs this rank needs the line that failed"
+    assert caught.value.__cause__ is raised, "the cause shows the line that failed"
 
 
 def test_libraries_may_have_a_class_of_error_for_what_they_raise() -> None:
@@ -78,7 +78,7 @@ def test_the_error_of_a_lower_rank_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, errors.PeerTimeout])
-def test_what_is_no_error_of_the_call_passes(kind: type[BaseException]) -> None:
+def test_interrupts_and_timeouts_pass(kind: type[BaseException]) -> None:
     agreement = Agreement()
     with pytest.raises(kind), LocalStep(agreement, "save"):
         raise kind

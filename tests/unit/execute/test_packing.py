@@ -1,4 +1,4 @@
-"""Laws of packing: combs are the runs they stand for, and copies bring every element to its place."""
+"""Laws of packing: strided runs equal the runs that they replace, and copies put every element in its place."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_combination_reads_what_it_must_and_rounds_once(name: str, alpha: float,
 @pytest.mark.parametrize("order_out", ["F", "C"])
 @pytest.mark.parametrize("blocks", [(64, 100), (7, 5), (700, 1)])
 def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: tuple[int, int]) -> None:
-    """Large enough that every way to copy goes in parts."""
+    """The matrix is so large that every method copies it in parts."""
     n = 1400
     rows, columns = (overlaps(Split(n, blocks[0], 2), 0, Split(n, blocks[1], 2, src))[1] for src in (0, 1))
     message = Message(0, [(Move(0, tuple(rows), tuple(columns)), None)], "F", {})
@@ -155,7 +155,7 @@ def test_copies_of_many_tiles_and_columns(order_out: Literal["F", "C"], blocks: 
     ("before", "after"), [(64, 100), (7, 5), (5, 1), (1, 6), (64, 1), (700, 3), (40, 40), (300, 150)]
 )
 def test_panels_are_assembled_from_all_ranks(order: Literal["F", "C"], name: str, before: int, after: int) -> None:
-    """Copied and added, to a tight array and to one with gaps between its columns; what is beside them stays."""
+    """Copies and adds to a tight array and to one with gaps between its columns; the gaps stay unchanged."""
     shape, dtype = (431, 397), dtype_of(name)
     source = Placement(Split(431, before, 2, 1), Split(397, before, 3, 1), (3, 1, 6))
     target = Placement(Split(431, after, 3), Split(397, after, 2), (2, 1, 6))
