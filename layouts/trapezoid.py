@@ -66,7 +66,7 @@ class Trapezoid:
         return Trapezoid(self.uplo, self.diagonal + i0 - j0)
 
     def cut(self, move: Move, place: Placement, rank: int, side: int) -> Iterator[tuple[Move, Trapezoid | None]]:
-        """The part of a move inside it: moves that are wholly inside, and blocks across the diagonal with their trapezoid.
+        """The part of a move inside it: moves that are wholly inside, and blocks on the diagonal with their trapezoid.
 
         Both ends of a message cut in the same way.
 

@@ -35,7 +35,7 @@ class Trace:
     def __init__(self, title: str, nprocs: int) -> None:
         self.title, self.nprocs = title, nprocs
         self.events: tuple[Event, ...] = ()
-        """The operations of all ranks, by rank, lane and time, in seconds since the first; empty but on rank 0 (local)."""
+        """The operations of all ranks, by rank, lane and time, in seconds since the first; only on rank 0 (local)."""
         self.is_whole = True
         """Whether all was recorded: a rank keeps 200,000 operations (local)."""
 
