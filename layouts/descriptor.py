@@ -409,7 +409,7 @@ lld=None takes the least.
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
 
         Args:
-            max_width: characters per line, >= 30; blocks that do not fit are left out, and said to be.
+            max_width: characters per line, >= 30; blocks that do not fit are left out, with a note.
 
         >>> print(MatrixDescriptor(3, 8, 2, 3, Grid(2, 2)).picture())
         3 x 8 matrix, blocks of 2 x 3 over a 2 x 2 grid
@@ -447,7 +447,7 @@ lld=None takes the least.
         return html_picture(self._drawing())
 
     def _drawing(self) -> Drawing:
-        """What pictures show of it."""
+        """The properties that pictures show."""
         from pblas.layouts.drawing.text import Drawing
 
         return Drawing(self.grid, self.rows, self.columns, self.order, self.lld)

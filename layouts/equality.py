@@ -74,7 +74,7 @@ def _is_shared(split: Split) -> bool:
 
 
 def _steps(split: Split, stride: int) -> tuple[int, ...]:
-    """What tells the ranks of one dimension's blocks, relative to the first block, from those of any other.
+    """A key of the ranks of one dimension's blocks relative to the first block: equal keys, equal ranks.
 
     Args:
         split: the dimension, not empty.

@@ -1,4 +1,4 @@
-"""The messages of a redistribution: what each rank sends to whom and receives from whom, by arithmetic.
+"""The messages of a redistribution: the elements that each pair of ranks exchanges, by arithmetic.
 
 Every rank of the target receives each of its elements once: from itself if it holds it, else from one of those that
 hold a copy, chosen by a rule that both sides know. Nothing here loops over elements, or over ranks that share nothing.
@@ -39,7 +39,7 @@ class Move:
 
 
 def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
-    """What `rank` sends to other ranks, from the next rank on.
+    """The messages of `rank` to other ranks, from the next rank on.
 
     Args:
         source: where the matrix is (global).
@@ -71,7 +71,7 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 
 
 def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
-    """What `rank` receives: first what it has already, then from the previous rank back.
+    """The messages to `rank`: first the one from itself, then from the previous rank back.
 
     Args:
         source: where the matrix is (global).
@@ -99,7 +99,7 @@ def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 
 
 def received_count(source: Placement, target: Placement, rank: int) -> int:
-    """Elements that `rank` receives from others: what it needs and does not have.
+    """Number of elements that `rank` receives from others: those that it needs and does not have.
 
     Args:
         source: where the matrix is (global).

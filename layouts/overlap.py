@@ -11,7 +11,7 @@ Run = tuple[int, int, int]
 
 
 def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
-    """What coordinate p owns, by the coordinates of another split that own it too.
+    """The elements of coordinate p, grouped by the coordinates of another split that own them too.
 
     Only p's own blocks and the blocks of `other` inside them are walked, so coordinates that share nothing cost
     nothing.
@@ -56,7 +56,7 @@ def _first(split: Split) -> int:
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     """How many elements coordinate p of one split and coordinate q of another both own.
 
-    Behind their first blocks both repeat, so that one period is counted for all.
+    After their first blocks both splits repeat, so that one period is counted for all.
 
     >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
     2

@@ -1,4 +1,4 @@
-"""Which rank holds which block of a matrix, copies included: what a redistribution goes from and to."""
+"""Which rank holds which block of a matrix, copies included: the source or target of a redistribution."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Placement:
             is of no importance (global).
         copies: how many ranks hold each block (global), copies >= 1.
         start: rank at (0, 0, 0) (global), start >= 0.
-        ranks: the numbers that the ranks so far stand for, in order; None: they stand for themselves (global).
+        ranks: new numbers of ranks 0, 1, ...; None: the ranks are not renumbered (global).
 
     Raises:
         LayoutError: a replicated split, or strides or ranks that give two coordinates one rank.
@@ -64,7 +64,7 @@ class Placement:
 
         Args:
             desc: distribution (global).
-            ranks: what the ranks of its grid stand for; None: themselves (global).
+            ranks: new numbers of the ranks of its grid; None: they are not renumbered (global).
 
         >>> Placement.of(MatrixDescriptor.replicated(2, 3, 4)).copies
         4
@@ -95,7 +95,7 @@ class Placement:
 
     @property
     def _span(self) -> int:
-        """The same of the ranks before they stand for others."""
+        """The same before `ranks` renumbers them."""
         return self.start + 1 + sum(s * (e - 1) for s, e in zip(self.strides, self.extents, strict=True))
 
     @property
@@ -168,7 +168,7 @@ class Placement:
         )
 
     def layer(self, z: int) -> Placement:
-        """The ranks of copy z alone, 0 <= z < copies; as partial sums lie, of which every copy has its own.
+        """The ranks of copy z alone, 0 <= z < copies; for partial sums, of which every copy has its own.
 
         >>> place = Placement.of(MatrixDescriptor.replicated(2, 3, 4)).layer(2)
         >>> [place.local_shape(rank) for rank in range(4)]

@@ -45,7 +45,7 @@ class StridedRun:
         return self.strides == _TOUCHING
 
     def runs(self) -> Iterator[StridedRun]:
-        """The same elements as combs of one run."""
+        """The same elements as strided runs of one run each."""
         for i in range(self.count):
             yield StridedRun(self._at(i, 0), (0, 0, 0), self.length, 1, self.strides)
 
@@ -89,7 +89,7 @@ def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
     spaced = _spaced(_merged(runs))
     n = len(spaced)
     period, a, b = n, 0, n
-    # The first and the last run may be short; what lies between them repeats.
+    # The first and the last run may be short; the runs between them repeat.
     for first, last in ((0, n), (1, n), (0, n - 1), (1, n - 1)):
         if last - first > 1:
             period, a, b = _period(spaced[first:last]), first, last

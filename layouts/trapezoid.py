@@ -66,9 +66,9 @@ class Trapezoid:
         return Trapezoid(self.uplo, self.diagonal + i0 - j0)
 
     def cut(self, move: Move, place: Placement, rank: int, side: int) -> Iterator[tuple[Move, Trapezoid | None]]:
-        """What of a move belongs to it: moves that do as a whole, and blocks across the diagonal with their trapezoid.
+        """The part of a move inside it: moves that are wholly inside, and blocks on the diagonal with their trapezoid.
 
-        Both ends of a message cut alike.
+        Both ends of a message cut in the same way.
 
         Args:
             move: what would travel of the whole matrix.

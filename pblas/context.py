@@ -141,8 +141,8 @@ class Context(Creation, Collectives):
 
         Raises:
             ArgumentError: another suffix; before anything is run.
-            BackendError: a picture without Matplotlib, likewise.
-            FileFormatError: there is no such folder, likewise; a file cannot be written, at the end.
+            BackendError: a picture without Matplotlib; before anything is run.
+            FileFormatError: there is no such folder, before anything is run; a file cannot be written, at the end.
         """
         return Tracing(self.runtime, paths, title)
 

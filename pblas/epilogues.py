@@ -1,8 +1,8 @@
-"""What is done to the result of a last addition before it is stored: elementwise expressions, and a few with names.
+"""Epilogues, applied to a result before it is stored: elementwise expressions, and a few with names.
 
 An expression is Python's, of a short white list. It is parsed into a tree of three kinds of nodes, which knows no array
-library: `pblas.backends.cpu.pointwise` evaluates it with NumPy, and what prints it as source code for another machine
-needs the same two tables, `FUNCTIONS` and `COMPARISONS`.
+library: `pblas.backends.cpu.pointwise` evaluates it with NumPy; a printer of CUDA source
+code needs the same two tables, `FUNCTIONS` and `COMPARISONS`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REAL_FUNCTIONS = MappingProxyType(
 """Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2))). gelu_tanh is the
 approximation that some models are trained with: half of x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
-"""What an expression may call, with the number of arguments."""
+"""The functions of expressions, with their numbers of arguments."""
 _TANH_OF_AUX = "tanh(0.7978845608028654 * (aux + 0.044715 * aux * aux * aux))"
 NAMED = MappingProxyType(
     {
@@ -53,7 +53,7 @@ NAMED = MappingProxyType(
 """Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
 which is the operand `aux`, and of swiglu's two arguments into the one that is named."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
-"""What may stand as the first argument of `where`, and nowhere else."""
+"""Functions that are allowed as the first argument of `where`, and nowhere else."""
 
 _OPERATORS = {
     ast.Add: "add",
@@ -155,7 +155,7 @@ def parse(text: str) -> Node:
 @lru_cache(_MAX_PARSED)
 def _parsed(line: str) -> Node:
     """The tree of an expression in one line; programs have few of them, and make them again with every call."""
-    if "#" in line:  # what follows would be taken for a comment, also where it stood in a line of its own
+    if "#" in line:  # Python would ignore the rest of the line, also where the text had several lines
         raise _error(line, line.index("#") + 1, "an expression has no comments")
     try:
         body = ast.parse(line, mode="eval").body
@@ -167,7 +167,7 @@ def _parsed(line: str) -> Node:
 
 
 class _Parser:
-    """Turns Python's tree into ours, or says at which column it cannot."""
+    """Converts Python's tree into ours, or raises with the column of the error."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -256,16 +256,16 @@ def substituted(text: str, argument: str) -> str:
 
 
 def _error(text: str, column: int, what: str) -> errors.ArgumentError:
-    """The error of an expression, of which a long one is shown around the column only."""
+    """The error of an expression; a long expression is shown around the column only."""
     start, stop = (0, len(text)) if len(text) <= _MAX_SHOWN else (max(0, column - 30), column + 30)
     shown = f"{'…' * (start > 0)}{text[start:stop]}{'…' * (stop < len(text))}"
     return errors.ArgumentError(f"{shown!r}, column {column}: {what}")
 
 
 class Epilogue:
-    """What is done to the result of a collective before it is stored, in the precision in which it was added.
+    """A function that is applied to a result before it is stored, in the precision of the last addition.
 
-    Made once, it can be used in many calls. What is wrong with it is said by the call that gets it, on every rank.
+    Made once, it can be used in many calls. The call that gets it raises its errors, on every rank.
 
     Args:
         expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
@@ -295,7 +295,7 @@ class Epilogue:
         self.tree: Node | None = None
         """The expression's tree; None of "rmsnorm" (global)."""
         self.problem: str | None = None
-        """What is wrong with the expression or the names of the operands (global)."""
+        """The error of the expression or of the names of the operands; None if there is none (global)."""
         try:
             if self.is_rmsnorm:
                 _check_rmsnorm(operands)

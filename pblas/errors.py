@@ -32,7 +32,7 @@ class DescriptorError(PblasError, ValueError):
 
 
 class ArgumentError(PblasError, ValueError):
-    """A scalar, a flag or an array that a verb cannot use."""
+    """A scalar, a flag or an array that an operation cannot use."""
 
 
 class PblasArgumentError(ArgumentError):

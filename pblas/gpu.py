@@ -1,4 +1,4 @@
-"""GPUs of a job: how NVSHMEM starts. A context over GPUs starts it by itself; this is for those who want a say."""
+"""GPUs of a job: how NVSHMEM starts. A context over GPUs starts it by itself; call this to choose its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def init_nvshmem(
 ) -> None:
     """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.
 
-    What it finds wrong on one rank, all ranks of `comm` raise. If it runs already, as large as it has to be and on the
+    An error of one rank is raised on all ranks of `comm`. If it runs already, as large as it has to be and on the
     same GPU, nothing is done.
 
     Without this call the first context over GPUs starts it over COMM_WORLD: all ranks have to make one then. If the
@@ -32,7 +32,7 @@ def init_nvshmem(
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
 
     Raises:
-        ArgumentError: what is no communicator, size, GPU or number of seconds.
+        ArgumentError: an invalid communicator, size, GPU or number of seconds.
         BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy; NVSHMEM runs already, and
             is smaller, on another GPU, or on some ranks only.
         MismatchError: sizes that differ between ranks.

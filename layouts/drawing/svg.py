@@ -37,7 +37,7 @@ COLOURS = ("#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#b
 """Pale colours for ranks 0..7; all but the last are Paul Tol's 'light' scheme, made for colour-blind readers."""
 
 SHARED = "#d5d7da"
-"""Colour of what every rank holds."""
+"""Colour of replicated blocks."""
 
 GREY = "#757b84"
 """Grey with a contrast above 4 on white and on black."""
@@ -70,7 +70,7 @@ class Stripe:
 
 
 def colour_of_rank(rank: int) -> str:
-    """The colour of what a rank owns: eight chosen ones, then hues a golden angle apart.
+    """The colour of the blocks of a rank: eight chosen ones, then hues a golden angle apart.
 
     >>> colour_of_rank(0), colour_of_rank(8) != colour_of_rank(9)
     ('#77aadd', True)
@@ -86,7 +86,7 @@ def svg_picture(drawing: Drawing) -> str:
     """The matrix as an SVG document: its blocks to scale, coloured by the rank that owns them.
 
     Small blocks are drawn larger than to scale, so that their label fits. Blocks beyond the first ones are left out,
-    and said to be. Each block tells its ranges, its process and its local ranges when pointed at.
+    with a note. The tooltip of a block shows its ranges, its process and its local ranges.
 
     Args:
         drawing: the distribution.
@@ -163,7 +163,7 @@ def _longest_label(grid: Grid, rows: list[Band], columns: list[Band]) -> int:
 
 
 def _cell(drawing: Drawing, row: Stripe, column: Stripe) -> str:
-    """One block: its rectangle, its label, and its particulars for the pointer."""
+    """One block: its rectangle, its label, and its tooltip."""
     x, y = column.start, row.start
     middle_x, middle_y = column.middle, row.middle + 4
     if row.band.left_out or column.band.left_out:
@@ -180,7 +180,7 @@ def _cell(drawing: Drawing, row: Stripe, column: Stripe) -> str:
 
 
 def _particulars(drawing: Drawing, row: Band, column: Band, label: str) -> str:
-    """What the pointer is told about a block."""
+    """The tooltip of a block."""
     place = f"A[{row.g0}:{row.g1}, {column.g0}:{column.g1}]"
     if ALL in (row.p, column.p):
         return f"{place} on {'all ranks' if label == 'all' else 'ranks ' + label}"
@@ -239,7 +239,7 @@ def _key(x: float, y: float, fill: str, words: str) -> str:
 
 
 def _empty(bottom: float) -> str:
-    """What stands in the place of a matrix without elements."""
+    """The frame that stands for a matrix without elements."""
     frame = (
         f'<rect x="14" y="42" width="226" height="{_px(bottom - 42)}" rx="4" fill="none" stroke="{GREY}" '
         f'stroke-dasharray="4 4"/>'

@@ -1,4 +1,4 @@
-"""Pictures of a distribution: which parts of the matrix are drawn, in which words, and the one for the terminal."""
+"""Pictures of a distribution: the blocks that are drawn, their words, and the picture for the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What a picture shows of a distribution.
+    """The properties of a distribution that a picture shows.
 
     Args:
         grid: arrangement of the ranks.
@@ -169,7 +169,7 @@ def headline(drawing: Drawing) -> str:
 
 
 def details(drawing: Drawing) -> str:
-    """What the blocks do not show: the numbering of the ranks, the local arrays and the largest share.
+    """The facts that blocks do not show: the numbering of the ranks, the local arrays and the largest share.
 
     >>> from pblas.layouts import Grid, Split
     >>> details(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1), order="C"))
@@ -187,7 +187,7 @@ def details(drawing: Drawing) -> str:
 
 
 def left_out_words(rows: list[Band], columns: list[Band]) -> str:
-    """What a picture leaves out, as a sentence; empty if it shows everything.
+    """A sentence about the blocks that a picture leaves out; empty if it shows everything.
 
     >>> left_out_words([Band(0, 2, 0), Band(2, 98, 1, left_out=48), Band(98, 100, 1)], [Band(0, 9, 0)])
     'Left out: 48 blocks of rows (2:98).'
@@ -251,7 +251,7 @@ def rank_lines(drawing: Drawing) -> list[str]:
 
 
 def _fit(drawing: Drawing, rows: list[Band], available: int) -> tuple[list[Band], int]:
-    """The bands of columns that fit into `room` characters, and the width of a cell."""
+    """The bands of columns that fit into `available` characters, and the width of a cell."""
     columns = bands_from_split(drawing.columns, max(3, available // 4))
     while True:
         labels = [owner_label(drawing.grid, r.p, c.p) for r in rows for c in columns if not (r.left_out or c.left_out)]
@@ -299,6 +299,6 @@ def _block(split: Split) -> str:
 
 
 def _gap_words(band: Band, what: str) -> str:
-    """What a gap stands for."""
+    """The blocks that a gap stands for, in words."""
     blocks = "1 block" if band.left_out == 1 else f"{band.left_out} blocks"
     return f"{blocks} of {what} ({band.g0}:{band.g1})"

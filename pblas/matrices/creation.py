@@ -227,7 +227,7 @@ class Creation:
         self.runtime.agree(verb, {})
 
     def _checked_matrix(self, verb: str, array: Any) -> Array:
-        """An array of two dimensions, wherever it lies."""
+        """An array of two dimensions, in host or GPU memory."""
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
         try:

@@ -37,7 +37,7 @@ class DistMatrix(Operators):
         self.desc, self.runtime, self.conj = desc, runtime, conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
-        # What tells this matrix from others to plans that keep what they have checked; None once it is closed.
+        # Identifies this matrix to plans that remember checked matrices; None once it is closed.
         self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char, id(runtime))
         runtime.matrices.add(self)
 
@@ -73,7 +73,7 @@ class DistMatrix(Operators):
 
     @property
     def H(self) -> DistMatrix:
-        """The conjugate transposed matrix, a mark on the same memory; for real matrices the same as `.T` (local)."""
+        """The conjugate transposed matrix, a flag on the same memory; for real matrices the same as `.T` (local)."""
         conj = self.dtype.kind == "c" and not self.conj
         return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
 
@@ -161,7 +161,7 @@ class DistMatrix(Operators):
             files.discard(temporary)
 
     def signature(self) -> dict[str, Any]:
-        """What must be equal on all ranks, for agreements."""
+        """The properties that must be equal on all ranks, for agreements."""
         return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conj}
 
     def detach(self) -> None:

@@ -58,7 +58,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         FileFormatError: no such file, another format, not a matrix, or fewer bytes than the header promises.
     """
     try:
-        if Path(path).is_fifo():  # opening it would wait for somebody who writes
+        if Path(path).is_fifo():  # opening it would wait for a writer
             raise FileFormatError(f"{path}: cannot be read: it is a pipe; every rank reads its own part of a file")
         with Path(path).open("rb") as file:
             version = npy.read_magic(file)
@@ -110,7 +110,7 @@ def destination(path: str | os.PathLike[str]) -> Path:
     """
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
-        raise FileFormatError(f"{path}: cannot be written: what has this name is no file; choose another one")
+        raise FileFormatError(f"{path}: cannot be written: this name is not that of a file; choose another one")
     return place
 
 
@@ -175,7 +175,7 @@ def unused(path: str | os.PathLike[str]) -> str:
 
 
 def _begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
-    """The name of a temporary file beside `path`, and the file, which who may read new files may read."""
+    """The name of a temporary file beside `path`, and the file, with the permissions of new files."""
     place = destination(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
     os.fchmod(handle, 0o666 & ~_umask())

@@ -101,7 +101,7 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
                 packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
                 backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
         return
-    assert whole is not None, "root has room"
+    assert whole is not None, "root has the memory"
     for peer in holders:
         if peer == rank:
             part = local
@@ -118,7 +118,7 @@ def pass_on(runtime: Runtime, whole: Array, order: str) -> None:
 
     Args:
         runtime: of the context (global).
-        whole: the matrix on rank 0, room for it on the others.
+        whole: the matrix on rank 0, memory for it on the others.
         order: its storage order (global).
     """
     backend, rank, sent = runtime.backend, runtime.rank, None
@@ -143,7 +143,7 @@ def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
 def _panels(x: Array, order: str, itemsize: int) -> Iterator[Array]:
     """Parts of x, of a size that travels well.
 
-    Sender and receiver cut alike: by the order and the dtype of the distributed matrix, not by how x is stored.
+    Sender and receiver cut in the same way: by the order and dtype of the distributed matrix, not by the storage of x.
     """
     if not x.size:
         return

@@ -1,4 +1,4 @@
-"""Algorithms of the push transport: copy engines beside several GEMMs, or the multiprocessors before or after one.
+"""Algorithms of the push transport: copy engines during several GEMMs, or the multiprocessors before or after one.
 
 Each algorithm's time is estimated (`pblas.planner.cost_model`) with figures that were measured on H200 of one host; the
 shortest is taken, and everywhere a measurement replaces the estimate (`pblas.operations.autotune`). The same integers
@@ -17,17 +17,18 @@ from pblas.plans.partition import MAX_PIECES
 from pblas.plans.plan import Algorithm, ProductPlan, Topology
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
-"""Plans that take tile signals unmeasured, if clusters have so many tiles each: where it was seen to be faster."""
+"""Minimum rounds of tiles per cluster before a plan uses tile signals unmeasured."""
 _STORED, _LATER, _FLAT = 1.5, 2.5, 2048
-"""Likewise reductions fused stores, if K is not deep; reduce-scatters later, unless a rank's K is flat. Then they
-do not take tiles, between whose products terms have no room."""
+"""Minimum rounds of tiles per cluster before a reduction uses fused stores unmeasured, if K is not deep: _STORED for an
+all-reduce and for K <= _FLAT, otherwise _LATER. With K <= _FLAT a reduce-scatter does not use tile signals: its tiles
+are too short to add the peers' terms between their steps."""
 
 _MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
 _FEW_TILES = 4  # of a rank's lines of D, one below the other
 
 SHORTLIST_LENGTH = 4
-"""Algorithms that are measured for one plan at most: one agreement compares so many times."""
-_MARGIN, _LATENCY_US = 1.35, 20.0  # others take more than so many times the best, and so much more: they are hopeless
+"""Maximum number of algorithms that are measured for one plan: one agreement compares so many times."""
+_MARGIN, _LATENCY_US = 1.35, 20.0  # slower estimates are not measured: factor, and microseconds
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -61,7 +62,7 @@ _LEAVING_ROOM = {
 
 
 def choose_algorithm(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> Algorithm:
-    """The algorithm that was measured to be the fastest, or else is estimated to be.
+    """The algorithm that was measured to be the fastest, or that is estimated to be.
 
     Args:
         plan: without an algorithm (global).
@@ -151,9 +152,9 @@ def _rounds_of(plan: ProductPlan) -> float:
 
 
 def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
-    """In how many copies shards arrive: the first, so that work begins early, or the last, so that little is left.
+    """Pieces of each arriving shard: the first shard is cut to begin early, or the last to leave little work.
 
-    Of a reduce-scatter, the sizes of pieces.
+    For a reduce-scatter, the relative sizes of pieces.
     """
     if isinstance(plan, GemmReduceScatter):
         return _pieces_of_tiles(plan.shards.max_count, plan.product.nprocs)
@@ -162,7 +163,7 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
 
 
 def _has_tiles(plan: ProductPlan) -> bool:
-    """Whether each rank has lines for a tile: reductions of fewer are not worth pieces and copies."""
+    """Whether each rank has the lines of a tile: smaller reductions are not worth pieces and copies."""
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
 
 
@@ -183,9 +184,9 @@ def _all_reduce_algorithms(plan: GemmAllReduce, count: int | None, *, tiles: boo
 
 
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
-    """Relative sizes of pieces of which each rank has whole tiles: nearly alike, or the last one of a tile only.
+    """Relative sizes of pieces with whole tiles on each rank: nearly equal, or with a last piece of one tile.
 
-    If it has few, of tiles half as high and twice as wide.
+    With few tiles also for tiles half as high and twice as wide.
 
     >>> _pieces_of_tiles(1024, 8), _pieces_of_tiles(256, 8)
     ([(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)], [(1,), (1, 1)])
@@ -202,12 +203,12 @@ def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
 
 
 def _alike(pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those without a short one at the end: where tiles store, own lines come too soon behind it, 6 % more at worst."""
+    """The cuts without a short last piece: with fused stores its own lines come too soon, up to 6 % slower."""
     return [weights for weights in pieces if max(weights) - min(weights) <= 1]
 
 
 def _evenly(total: int, count: int) -> tuple[int, ...]:
-    """So many integers that differ by one at most, larger ones first.
+    """`count` integers of this sum that differ by one at most, larger ones first.
 
     >>> _evenly(7, 3)
     (3, 2, 2)

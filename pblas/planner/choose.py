@@ -42,23 +42,23 @@ _THIN, _LONG = 32, 5e8
 Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
 (docs/performance.md)."""
 _TOO_DEAR = 16
-"""A plan that fits the memory of a machine that is not at hand, but costs so much more than one that does not, is of no
-use: its simulation is to say what memory there should be."""
+"""On described hardware a plan that fits into memory is rejected if it costs so many times as much as one that does
+not: the simulation shall then say how much memory is needed."""
 _BYTES_PER_FLOP = 1 / 16
-"""Bytes that arrive in the time of a flop: 50 GFLOP/s of a core beside 3 GB/s; it weighs ranks that idle."""
+"""Bytes that arrive in the time of a flop, 3 GB/s at 50 GFLOP/s of a core: the cost of idle ranks."""
 _GOOD = 1.2
-"""Others are looked for if what is found receives more than this much of the lower bound."""
+"""The search goes on if the best plan so far receives more than this multiple of the lower bound."""
 _LITTLE = 2 << 20
-"""None is looked for if what is found costs no more than so many bytes: to pack panels takes longer than to receive a
-third of that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
+"""The search ends if the best plan so far costs no more than so many bytes: packing panels takes longer than receiving
+a third of that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
 _AS_GOOD = 1.02
 """The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
 _LESS = 0.75
 """A plan over the grids of the matrices is taken if it costs less than this much of a one-dimensional one, and an
-arrangement of all ranks if it costs less than this much of either: they pack panels and carry partial products or D
-behind the last GEMM, which no count of bytes shows."""
+arrangement of all ranks if it costs less than this much of either: they pack panels and move partial products or D
+after the last GEMM, which no count of bytes shows."""
 _LAYOUTS = 256
-"""Of so many products the plan is remembered: loops multiply matrices of the same few layouts again and again."""
+"""Size of the cache of plans: loops multiply matrices of the same few layouts again and again."""
 
 
 def choose(
@@ -78,11 +78,11 @@ def choose(
     queue: int | None = None,
     wire: str = "",
 ) -> ProductPlan:
-    """The plan that receives the fewest bytes of those that serve these layouts, and does not idle for it.
+    """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
 
-    Of plans that fit into memory; if none does, the one that needs least. If the memory is that of `hardware`, one that
-    does not fit is taken where all that do cost many times as much. Where GEMMs would be thin, plans that receive about
-    as much are compared by the time that they would take.
+    Plans must fit into memory; if none does, the one that needs least is taken. If the limit is that of `hardware`, a
+    plan that does not fit is taken if all others cost many times as much. If GEMMs would be thin, plans that receive
+    about as much are compared by simulated time.
 
     Args:
         dtype: name of the dtype (global).
@@ -97,9 +97,7 @@ def choose(
         hardware: what is planned for, if that is not this machine (global).
         memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
             (global).
-        known: the times of a plan's algorithms, its own algorithm left open, that were measured before; None if none
-            were
-            (global).
+        known: measured times of the algorithms of a plan without one; None if there are none (global).
         queue: of its executions (global).
         wire: dtype of partial products that travel, if it is another one (global).
 
@@ -117,7 +115,7 @@ def choose(
     """
     orders = a.order + b.order + d.order
     context = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
-    if memory_nbytes is None and hardware is None:  # else the algorithm, of which times are known, counts for what fits
+    if memory_nbytes is None and hardware is None:  # else the measured algorithm decides whether a plan fits
         return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
     return context.complete(_best(dtype, a, b, d, context, strict=strict))
 
@@ -125,7 +123,7 @@ def choose(
 def _best(
     dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
 ) -> ProductPlan:
-    """What `choose` returns, before it is completed."""
+    """The plan of `choose`, before `PlanningContext.complete`."""
     nprocs, topology = context.nprocs, context.topology
     conforming = list(one_dimensional(dtype, a, b, d, nprocs))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
@@ -160,14 +158,14 @@ def _general(
     Args:
         context: the settings that all compared plans share (global).
         product: with placements (global).
-        misfits_: what does not conform (global).
-        best: what has been found among one-dimensional plans (global).
-        large: plans that need more memory than there is, in case that all do; others are added (global).
+        misfits_: why the layouts do not conform (global).
+        best: the best one-dimensional plan, if there is one (global).
+        large: plans that need too much memory, in case that all do; others are appended (global).
         strict: arrange no other ranks than those of a matrix (global).
     """
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
-    if best is not None and context.chunks is None and _is_thin(best):  # who asks for chunks means those of this plan
+    if best is not None and context.chunks is None and _is_thin(best):  # chunks= refers to this plan
         best = _quicker(context, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _MARGIN * cost])
     for plan in on_grids(product, misfits_):
         if cost <= good:
@@ -178,7 +176,7 @@ def _general(
             else:
                 large.append(plan)
     if strict and best is None and not large:
-        raise PlanError("strict=True, and op(A), op(B) and D all lie in copies, so that none of them can stay")
+        raise PlanError("strict=True, and op(A), op(B) and D are all replicated, so that none of them can stay")
     most = min(most, _LESS * cost)
     if not strict and cost > good:
         for plan in over_all_ranks(product, misfits_, most / product.itemsize):
@@ -193,7 +191,7 @@ def _general(
 
 
 def _with_memory(context: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
-    """The best plan that fits into memory, or one of those that do not, if there is none that is of use."""
+    """The best plan that fits into memory; a plan that does not fit if no other one is useful."""
     if best is None:
         return min(large, key=lambda plan: needed_nbytes(context.complete(plan)))
     if large and context.memory_nbytes is None:
@@ -218,11 +216,11 @@ def _is_thin(plan: ProductPlan) -> bool:
 
 
 def _cost(plan: ProductPlan, most: float = math.inf) -> float:
-    """Bytes that the busiest rank receives, and what it could receive while it multiplies more than its share.
+    """Bytes that the busiest rank receives, plus those that it could receive in its GEMM time above the average.
 
     Args:
         plan: any (global).
-        most: a plan that costs so much is of no interest, and need not be counted to the end (global).
+        most: the count may stop when the cost reaches this (global).
     """
     product = plan.product
     share = 2 * product.m * product.n * product.k / product.nprocs
@@ -358,7 +356,9 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         elif product.d.axis == "all":
             yield GemmAllReduce(product, f"{why}, D is replicated: add on one rank, send to all", product.m > product.n)
         else:
-            yield GemmReduceScatter(product, f"{why}: add the partial products where D lies", product.d.axis == "rows")
+            yield GemmReduceScatter(
+                product, f"{why}: the owners of D add the partial products", product.d.axis == "rows"
+            )
 
 
 def _alike(first: Split | None, second: Split) -> bool:

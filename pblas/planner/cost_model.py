@@ -1,7 +1,7 @@
 """How long an algorithm of the push transport takes, about: figures of H200 of one host, whose links are NVLink.
 
-What pays depends on the time of the transfers over the time of the GEMM; a small simulation of the streams, or of the
-order in which one kernel makes its tiles, says how long each algorithm takes. On other GPUs the estimate is a guess.
+The best algorithm depends on the ratio of transfer time to GEMM time. A small simulation of the streams, or of the
+order in which one kernel forms its tiles, estimates the time of each algorithm. On other GPUs the estimate is a guess.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pblas.plans.partition import ahead
 from pblas.plans.plan import Algorithm, ProductPlan
 
 # Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
-# that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 by packs, a sum reads and writes 3.8 TB/s; a node of
-# a graph, a flag included, takes 3.
+# that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 with LL packets, a sum reads and writes 3.8 TB/s; a
+# node of a graph, a flag included, takes 3.
 # Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
 # (docs/performance/gpu_algorithms.json); their ranks fall out of step: copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
@@ -38,7 +38,7 @@ _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
 # One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
-# copy beside it takes 11 us with the wait before it and the flag behind it, and 4 alone. Fitted to 39 reductions on 4
+# copy beside it takes 11 us with the wait before it and the flag after it, and 4 alone. Fitted to 39 reductions on 4
 # H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
 TILE, CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _SENT_US, _GOT_US = 11.0, 4.0
@@ -48,12 +48,12 @@ _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 # The same where tiles of partial products are stored at their owners: a launch, the last sums, and, of so few rounds,
 # the rate of large tiles, which power limits.
 _STORES_US, _LAST_US, _STORES_RATE = 4.0, 8.0, 620e6
-_TERM_US = 1.5  # of a tile, where terms come behind its products
+_TERM_US = 1.5  # of a tile whose terms are added after its products
 
 # Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
-# products and stores, how much the longer takes more; of each piece. What a tile stores is told of a part of a round
-# later, and sums are copied to D beside the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8 that were
-# played: 120 to within 10 % (docs/decisions/0021-spread-stores.md).
+# products and stores, how much the longer takes more; of each piece. The signal of a tile's stores arrives a part of a
+# round later, and sums are copied to D during the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8
+# that were played: 120 to within 10 % (docs/decisions/0021-spread-stores.md).
 _STORING_TILE_RATE, SHALLOW = 820e6, 4096
 _STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
 _SIGNAL_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
@@ -95,7 +95,7 @@ def _all_gather(plan: AllGatherGemm, algorithm: Algorithm) -> float:
 
 
 def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, algorithm: Algorithm) -> float:
-    """One GEMM of all shards: whatever arrives last, its tiles and all behind it are still to be multiplied then."""
+    """One GEMM of all shards: when a shard arrives, its tiles and those of later shards remain to be multiplied."""
     arrived, arrivals = 0.0, [(0.0, lines)]
     for step in range(nprocs - 1):
         parts = algorithm.groups[step] if step < len(algorithm.groups) else 1
@@ -110,7 +110,7 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, al
 
 
 def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int) -> float:
-    """The tiles of as many lines of each rank, if nobody has to wait."""
+    """The time of the tiles of so many lines of each rank, without waiting."""
     _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS)
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
@@ -144,8 +144,8 @@ def _in_storing_order(
         parts: a rank's part of each piece.
         nprocs: ranks.
         made_us: of the tiles of a round.
-        stored_us: of what a line's tiles store at all peers.
-        round_us: of a round, a whole one at least, behind some of which is told of what it stores.
+        stored_us: of the stores of a line's tiles at all peers.
+        round_us: of a round, at least a whole one; signals arrive a part of it after the stores.
         gathers: whether sums are stored at all ranks.
     """
     end, signalled, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
@@ -168,7 +168,7 @@ def _in_storing_order(
 
 
 def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, int | None]]:
-    """Of which piece parts are sent, and of which own lines are formed, at a time: as the schedule has it.
+    """(piece whose lines are sent, piece whose own lines are formed), step by step, as in the schedule.
 
     >>> list(_storing_order(2, gathers=False))
     [(0, None), (1, None), (None, 0), (None, 1)]
@@ -187,9 +187,9 @@ def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, 
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
-    """One GEMM by whose side copies take partial products to their owners, and bring what those have summed.
+    """One GEMM during which copies take partial products to their owners, and bring the finished sums.
 
-    What is copied waits for a round of tiles: uneven pieces end in the middle of one.
+    A copy waits for a round of tiles; uneven pieces end in the middle of a round.
 
     Args:
         m: rows of D, in the plan's orientation.
@@ -198,8 +198,8 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: 
         parts: a rank's part of each piece.
         gathers: whether all ranks get the sums; those of the last piece by a kernel.
     """
-    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # as if nobody had waited
-    copied = 0.0  # when all that was given is copied
+    start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # without waiting
+    copied = 0.0  # when the copies issued so far have ended
 
     def made() -> float:
         return start + per_round * math.ceil(rounds - 1e-6)  # tiles of a round end together
@@ -246,14 +246,14 @@ def _reduced_at_once(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
 
 
 class _Part(NamedTuple):
-    """What a rank sums of a piece, on average: lines, and rounds of tiles."""
+    """A rank's share of a piece, on average: lines, and rounds of tiles."""
 
     lines: float
     rounds: float
 
     @staticmethod
     def of(lines: list[int], rows: int) -> _Part:
-        """Of a piece of which the ranks have so many lines."""
+        """The average share of a piece with these numbers of lines on the ranks."""
         return _Part(sum(lines) / len(lines), sum(_rounds(rows, count) for count in lines) / len(lines))
 
 
@@ -294,7 +294,7 @@ def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     if algorithm.is_one_kernel:
         return _reduced_at_once(plan, algorithm)
     shares = [weight / sum(algorithm.groups) for weight in algorithm.groups]
-    done = copied = 0.0  # when the main lane and the copies have ended what they were given
+    done = copied = 0.0  # when the main lane and the copies are idle
     arrived, sent = list[float](), list[float]()
 
     def copies(share: float, ready: float) -> float:

@@ -31,7 +31,7 @@ _ADDING = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """What all plans have in common that are compared for one product.
+    """The settings that all plans compared for one product share.
 
     Args:
         topology: ranks of a node, and what they share (global).
@@ -39,9 +39,9 @@ class PlanningContext:
         orders: storage orders of op(A), op(B) and D (global).
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
-        hardware: what is planned for; None for a machine that is known by its facts only (global).
+        hardware: what is planned for; None for a machine of which only the topology is known (global).
         memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
-        known: the times of a plan's algorithms that were measured before; None if none were (global).
+        known: measured times of a plan's algorithms; None if there are none (global).
         queue: of their executions (global).
         wire: dtype of partial products that travel, if it is another one (global).
     """
@@ -82,7 +82,7 @@ class PlanningContext:
         return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.topology))
 
     def seconds(self, plan: ProductPlan) -> float:
-        """How long a plan would take here; if nothing more is known, with the rates of `NVLINK` or `FAT_TREE`."""
+        """Simulated time of a plan; without `hardware`, with the rates of `NVLINK` or `FAT_TREE`."""
         hardware = self.hardware
         if hardware is None:
             known = self.topology
@@ -123,7 +123,7 @@ def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
 
 
 def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
-    """Width of a panel: all that is read in one piece, else as wide as a GEMM needs and two panels may be."""
+    """Width of a panel: all of a contiguous shard, else as wide as a GEMM needs and memory for two allows."""
     extent = plan.panelled
     if chunks is not None:
         return max(1, -(-extent // chunks))
@@ -144,7 +144,7 @@ def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
     """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
 
     A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
-    arrives, and no one waits; narrower ones take less memory.
+    arrives, and no rank waits; narrower ones take less memory.
     """
     product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
     if not m * n * k:

@@ -17,7 +17,7 @@ from pblas.plans.plan import Product
 from pblas.plans.summa import Cuboids, Summa, SummaA, SummaC, placed
 
 _TRIPLES = 6
-"""Arrangements over all ranks that are looked at closely: those that could receive the least."""
+"""Number of arrangements over all ranks that are examined: those that could receive the least."""
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -71,7 +71,7 @@ def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
 
 
 def least_received(product: Product, sizes: tuple[int, int, int]) -> float:
-    """Elements that a rank of an arrangement receives at least, if each matrix lies as well as it can."""
+    """Elements that a rank of an arrangement receives at least, with the best layout of each matrix."""
     (p1, p2, p3), (m, n, k) = sizes, (product.m, product.n, product.k)
     return (m * k * (p2 - 1) + k * n * (p1 - 1) + m * n * (p3 - 1)) / product.nprocs
 
@@ -86,9 +86,9 @@ def natural_cuboids(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Cubo
 def natural_layouts(
     m: int, n: int, k: int, sizes: tuple[int, int, int]
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
-    """Layouts of op(A), op(B) and D of which each rank of an arrangement holds a part of what it needs.
+    """Layouts of op(A), op(B) and D in which each rank of an arrangement holds a share of what it needs.
 
-    op(A) lies on a p1 x p3 p2 grid in blocks of kb p1 columns, op(B) on a p1 p3 x p2 grid in blocks of kb rows, so that
+    op(A) is on a p1 x p3 p2 grid in blocks of kb p1 columns, op(B) on a p1 p3 x p2 grid in blocks of kb rows, so that
     layer l has the same k in both: column l + p3 j of the one grid, row i + p1 l of the other.
 
     >>> [desc.grid for desc in natural_layouts(8, 8, 8, (2, 2, 2))]
@@ -111,7 +111,7 @@ def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int
 
     Args:
         product: sizes and ranks (global).
-        memory_nbytes: what a rank may use for its parts of the matrices and its workspace; None: no limit (global).
+        memory_nbytes: bytes for a rank's shards of the matrices and its workspace; None: no limit (global).
     """
 
     def fits(sizes: tuple[int, int, int]) -> bool:
@@ -125,17 +125,17 @@ def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int
 
 
 def _memory_nbytes(product: Product, sizes: tuple[int, int, int]) -> int:
-    """Parts of the three matrices, and the partial product of a layer."""
+    """Bytes of a rank's shards of the three matrices, and of the partial product of a layer."""
     (m, n, k), p = (product.m, product.n, product.k), product.nprocs
     partial = m * n // (sizes[0] * sizes[1]) if sizes[2] > 1 else 0
     return product.itemsize * ((m * k + k * n + m * n) // p + partial)
 
 
 def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tuple[str, ...]:
-    """What does not conform in the layouts of op(A), op(B) and D, one sentence each; none if one grid serves all.
+    """The reasons why op(A), op(B) and D do not conform, one sentence each; none if they do.
 
-    They conform as ScaLAPACK's would without redistribution: one grid, rows of op(A) as rows of D, columns of op(B) as
-    columns of D, and blocks of K alike.
+    They conform if ScaLAPACK could multiply them without redistribution: one grid, op(A) with the rows of D, op(B) with
+    the columns of D, and the same blocks of K in both.
     """
     sentences = []
     for name, x in (("op(A)", a), ("op(B)", b)):
@@ -171,7 +171,7 @@ def _whole(n: int) -> Split:
 
 
 def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
-    """Ways to split a dimension over `parts` coordinates: as given matrices do, else evenly."""
+    """Splits of a dimension over `parts` coordinates: those of the matrices, and the even one."""
     options: list[Split] = []
     for split in (*splits, natural):
         if split.nprocs == parts and not any(split.alike(other) for other in options):
@@ -180,7 +180,7 @@ def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
 
 
 def _homes(product: Product, layers: int) -> Iterator[Placement | None]:
-    """Where partial products may be added: where D lies, or evenly over all ranks if few ranks, or all, hold D."""
+    """Placements of the sums: None for D's own, or evenly over all ranks if few ranks, or all, hold D."""
     d, p = placed(product.d), product.nprocs
     yield None
     if layers > 1 and p * d.rows.max_count * d.columns.max_count >= 2 * product.m * product.n:

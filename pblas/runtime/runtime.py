@@ -1,4 +1,4 @@
-"""What the matrices of one context share: ranks, memory, and whether the context still lives."""
+"""The state that the matrices of one context share: ranks, memory, and whether the context is open."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 Planned = TypeVar("Planned")
 
 _MAX_PLANS = 4
-"""Calls whose plans are kept. Each may have its workspace: as much as its operands where they lie in no window."""
+"""Calls whose plans are kept. Each may have a workspace, as large as its operands if they are in private memory."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """The same of `pblas.tp`: the products of a model, forwards and backwards, for many numbers of tokens. They share their
-workspace. Beside it one holds 8 to 35 kB on CPUs (2 and 4 ranks; 70 with 8), and on GPUs graphs for each layer."""
+workspace. In addition one holds 8 to 35 kB on CPUs (2 and 4 ranks; 70 with 8), and on GPUs graphs for each layer."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
 
 class Plans:
-    """What was planned for the last few different calls, for when they are made again.
+    """A cache of the plans of the last few different calls.
 
     Args:
         limit: calls whose plans are kept (global).
@@ -155,7 +155,7 @@ class Runtime:
 
         Args:
             verb: what was called (global).
-            expected: exceptions that all ranks raise alike, before the first message (global).
+            expected: exceptions that all ranks raise together, before the first message (global).
         """
         return _CollectiveSection(self, verb, expected)
 
@@ -170,8 +170,8 @@ class Runtime:
 
         Args:
             verb: what was called (global).
-            arguments: what must be equal on all ranks; values are compared by their repr (global).
-            error: what this rank found wrong (local).
+            arguments: must be equal on all ranks; values are compared by their repr (global).
+            error: an error that this rank found (local).
             maxima: up to four integers (local).
 
         Returns:
@@ -229,10 +229,10 @@ class Runtime:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)
         count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
-        return min(count, _COUNTABLE)  # what is more is more than there is
+        return min(count, _COUNTABLE)  # no memory is that large
 
     def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
-        """How this rank's part of a matrix lies in memory, for `empty` (local).
+        """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
         Args:
             desc: distribution (global), with this rank's leading dimension (local).
@@ -279,7 +279,7 @@ class Runtime:
 
 
 class _CollectiveSection(AbstractContextManager[None]):
-    """What `Runtime.collective_section` returns; a generator in its place takes as long as a message."""
+    """The result of `Runtime.collective_section`; a generator would take as long as a message."""
 
     def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[Exception], ...]) -> None:
         self._runtime, self._verb, self._expected = runtime, verb, expected
@@ -315,7 +315,7 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
     checked: np.dtype[Any] | None
     try:
         checked = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-    except (TypeError, ValueError, SyntaxError):  # NumPy has several for what is no dtype
+    except (TypeError, ValueError, SyntaxError):  # NumPy raises several for an invalid dtype
         checked = None
     if checked is None or checked not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
@@ -351,7 +351,7 @@ def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> co
     """A scalar that matrices of a dtype can be multiplied with; real if they are.
 
     Raises:
-        ArgumentError: what is no number, is too large, or complex for real matrices.
+        ArgumentError: not a number, too large, or complex for real matrices.
 
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
     2.0

@@ -1,4 +1,4 @@
-"""Times of algorithms, measured on machines like this one: what a context knows of them, and a file that keeps it."""
+"""Measured times of algorithms on machines like this one: in memory, and in a cache file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Measured(Cache[str, Times]):
     """**Collective.** Times of algorithms, by what was multiplied; the same on all ranks, whatever their files say.
 
     Args:
-        backend: ranks, and what they run on (global).
+        backend: ranks, and their hardware and libraries (global).
 
     Raises:
         Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
@@ -48,7 +48,7 @@ def _plain(product: str, times: Times) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> tuple[str, Times]:
-    """The way back from `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
+    """The inverse of `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
     if not isinstance(plain["product"], str):
         raise TypeError(f"a product is text, not {plain['product']!r}")
     return plain["product"], tuple(

@@ -19,8 +19,8 @@ from pblas.plans.plan import Topology
 class Link:
     """How a rank reaches others: a message of b bytes is there `latency` + `overhead` + b / `bandwidth` after its post.
 
-    Latencies of messages in flight overlap, overheads and bytes do not (LogGP: L, g and G). What a rank sends travels
-    beside what it receives.
+    Latencies of messages in flight overlap, overheads and bytes do not (LogGP: L, g and G). Sending and
+    receiving overlap.
 
     Args:
         latency: seconds until the first byte is there.
@@ -102,7 +102,7 @@ class Hardware:
 
     @property
     def topology(self) -> Topology:
-        """What the planner needs to know of this hardware."""
+        """The properties of this hardware that the planner needs."""
         return Topology(self.ranks_per_node, self.shared)
 
     def flops_per_second(self, dtype: str) -> float:
@@ -124,7 +124,7 @@ class Hardware:
 
 
 def _check_positive(where: str, **values: object) -> None:
-    """Rates, and amounts of which there must be some."""
+    """Rates and amounts."""
     for key, value in values.items():
         if not isinstance(value, int | float) or not value > 0:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")

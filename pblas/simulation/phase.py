@@ -1,4 +1,4 @@
-"""Phases: runs of equal steps of one rank, and how data reaches it from where."""
+"""Phases: runs of equal steps of one rank, and the links over which data reaches it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pblas.layouts.split import Split
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a rank receives in a step: bytes and messages over each link, and bytes used where they lie on its node.
+    """What a rank receives in a step: bytes and messages over each link, and bytes read in place on its node.
 
     >>> Traffic(far=8, far_messages=1) + Traffic(read=16)
     Traffic(near=0, far=8, read=16, near_messages=0, far_messages=1)
@@ -60,13 +60,13 @@ class Phase:
     Args:
         steps: how many.
         gemm: m, n and k of the GEMM of each; (0, 0, 0) for none.
-        before: what must have arrived before the GEMM; asked for when the last GEMM but one has ended.
-        after: what arrives because peers have taken the same step.
-        copied: bytes that the core reads and writes beside the GEMM, to pack or to add.
+        before: data that must arrive before the GEMM; requested when the last GEMM but one has ended.
+        after: data that arrives because peers have taken the same step.
+        copied: bytes that the core reads and writes in addition to the GEMM, to pack or to add.
         waits: for the partial product before the last to have left ("queue": two buffers), or for the last ("sent").
         queued: `after` occupies the buffers that "queue" and "sent" speak of.
-        slow: by how much what arrives is held up because its senders have other receivers too.
-        ahead: the next operand is asked for before the GEMM, not after it.
+        slow: factor by which arrivals slow down because their senders have other receivers too.
+        ahead: the next operand is requested before the GEMM, not after it.
     """
 
     steps: int
@@ -111,7 +111,7 @@ class View:
         return peer // self.ranks_per_node == self.rank // self.ranks_per_node
 
     def traffic(self, peer: int, nbytes: int) -> Traffic:
-        """What a block of `peer` costs: read in place within a window, else one message.
+        """Traffic of a block of `peer`: read in place in shared memory, else one message.
 
         >>> View(0, 4, 2, "mixed").traffic(1, 8), View(0, 4, 2, "mixed").traffic(2, 8).far_messages
         (Traffic(near=0, far=0, read=8, near_messages=0, far_messages=0), 1)

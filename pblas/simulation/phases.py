@@ -1,4 +1,4 @@
-"""What one rank does over time: its plan as runs of equal steps, each with what it waits for and what leaves after it.
+"""The work of one rank over time: its plan as runs of equal steps, each with the data before and after it.
 
 `phases_of` is the closed form of `plan.steps(rank)`: as many entries as there are kinds of steps, whatever the number
 of ranks. All bytes of a plan are in its phases, which is a law of the tests.
@@ -22,10 +22,10 @@ __all__ = ["Phase", "Traffic", "View", "phases_of"]
 
 
 def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
-    """What the rank of a view does, in order.
+    """The phases of the rank of a view, in order.
 
     Args:
-        plan: whose steps they are; `plan.transport` says how data reaches a rank (global).
+        plan: the plan; `plan.transport` says how data reaches a rank (global).
         view: the rank and its neighbourhood (local).
 
     >>> from pblas.layouts.split import Split

@@ -1,13 +1,13 @@
 """How long a plan takes on a machine that is described by a few numbers, without running it.
 
-A plan describes what one rank does as *phases*: runs of equal steps, each a GEMM with what it waits for and what leaves
-after it. A rank is a handful of *clocks*: when its core is free, when the next operand is there, when each link has
+A plan describes the work of one rank as *phases*: runs of equal steps, each a GEMM with the data before and after
+it. A rank is a handful of *clocks*: when its core is free, when the next operand is there, when each link has
 delivered what it was given. A step moves the clocks by maxima and sums only, so that a thousand equal steps are the
-thousandth power of one (max, +) matrix, and a million of them cost twenty squarings. Ranks are alike but for the sizes
-of their shards, so that a few extreme ones stand for all: nothing here is linear in the number of ranks.
+thousandth power of one (max, +) matrix, and a million of them cost twenty squarings. Ranks differ only in the
+sizes of their shards, so that a few extreme ones stand for all: no cost here is linear in the number of ranks.
 
 Steps wait and overlap as the executors do: two operands are in flight while one is multiplied, two partial products
-leave while the next is formed, peers that need the same link queue for it. What is not modelled: contention inside the
+leave while the next is formed, peers that need the same link queue for it. Not modelled: contention inside the
 network, ranks that are slower than others, cyclic blocks so small that they are packed first.
 
 Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (max-plus systems); LogGP for links.
@@ -30,7 +30,7 @@ _FEW = 40
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a plan takes on a machine; all figures are those of the busiest rank. `print` shows them.
+    """Time, bytes and memory of a plan on a machine; all figures are those of the busiest rank. `print` shows them.
 
     Args:
         plan: name of the plan.
@@ -38,7 +38,7 @@ class Simulation:
         nprocs: ranks.
         seconds: from the call to the last rank's return.
         compute_seconds: of GEMMs.
-        communication_seconds: during which one link of the busiest rank is in use; the other links work beside it.
+        communication_seconds: during which one link of the busiest rank is in use; the other links work meanwhile.
         copy_seconds: of packing, adding and of messages that the core moves itself.
         efficiency: floating-point operations over what all ranks could have done in the time.
         received_nbytes: bytes that come from other ranks.
@@ -168,7 +168,7 @@ class _Rank:
         self.end, self.communication = max(clocks), max(busy)
 
     def _costs(self, phase: Phase) -> tuple[float, float]:
-        """Seconds of a step's GEMM, and of what else the core does."""
+        """Seconds of a step's GEMM, and of the core's other work."""
         hardware, both = self._hardware, phase.before + phase.after
         copies = (
             phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core

@@ -1,7 +1,8 @@
 """Phases of the general plans: panels of operands arrive, partial products leave.
 
-What a rank receives is exact in total and spread evenly over the panels. Who sends differs: of a panel that one column
-of ranks holds, each of these sends one copy to every rank that needs it, and all wait for its link. `Phase.slow` is
+The bytes that a rank receives are exact in total and spread evenly over the panels. The load of the senders differs:
+if one column of ranks holds a panel, each of them sends one copy to every rank that needs it, and all wait for its
+link. `Phase.slow` is
 that factor: ranks that need over ranks that have. Where ranks begin with different panels (`SummaC.first`), each sends
 one copy at a time.
 """
@@ -19,7 +20,7 @@ from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 
 def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
-    """Panels of op(A) and op(B) along K, then the partial product as a whole if D is not formed where it lies."""
+    """Panels of op(A) and op(B) along K, then the whole partial product if D's owners do not form it."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
     position = cuboids.d.coordinates(view.rank)
     m, n, k = (
@@ -46,7 +47,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
 
 
 def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
-    """op(A) at once if it has to be brought; panels of op(B) along N, each followed by its partial products."""
+    """op(A) at once if it moves; panels of op(B) along N, each followed by its partial products."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
     position = cuboids.a.coordinates(view.rank)
     a, b = placed(plan.oriented.a), placed(plan.oriented.b)
@@ -76,7 +77,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
 
 
 def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
-    """Partial products to those who add them: nothing is left to hide them behind."""
+    """Partial products to the ranks that add them: no GEMM is left to hide this."""
     nbytes = plan.product.itemsize * plan.delivered_elements(view.rank)
     if nbytes:
         yield Phase(1, after=_traffic(view, nbytes, _share(plan.cuboids.d, view), _layers(plan)))
@@ -127,7 +128,7 @@ def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
 
 
 def _share(place: Placement, view: View) -> float:
-    """Which part of what a rank receives of an operand comes from its own node, about."""
+    """The approximate fraction of a rank's received elements of an operand that comes from its own node."""
     first = view.rank - view.rank % view.ranks_per_node
     stop = min(first + view.ranks_per_node, view.nprocs)
     position = place.coordinates(view.rank)
@@ -144,7 +145,7 @@ def _share(place: Placement, view: View) -> float:
 
 
 def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
-    """Bytes of which a part comes from the own node."""
+    """Traffic of bytes of which the fraction `near_share` comes from the own node."""
     if not nbytes:
         return Traffic()
     if view.transport == "shared":

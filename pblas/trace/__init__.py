@@ -1,4 +1,4 @@
-"""Traces: what each rank did and when, on one clock, as a file for Perfetto or as a picture."""
+"""Traces: the operations of all ranks on one clock, as a file for Perfetto or as a picture."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = ("gemm", "sum", "copy", "wait", "agree")
 
 
 class Trace:
-    """What the ranks of a context did; complete when its `with` block has ended. Made by `Context.trace`.
+    """The operations of the ranks of a context; complete when its `with` block has ended. Made by `Context.trace`.
 
     Args:
         title: of pictures (global).
@@ -35,7 +35,7 @@ class Trace:
     def __init__(self, title: str, nprocs: int) -> None:
         self.title, self.nprocs = title, nprocs
         self.events: tuple[Event, ...] = ()
-        """What all ranks did, by rank, lane and time, in seconds since the first of it; empty but on rank 0 (local)."""
+        """The operations of all ranks, by rank, lane and time, in seconds since the first; only on rank 0 (local)."""
         self.is_whole = True
         """Whether all was recorded: a rank keeps 200,000 operations (local)."""
 
@@ -99,18 +99,18 @@ class Tracing:
         paths: where rank 0 writes it at the end (global).
         title: of pictures (global).
         verb: for messages (global).
-        fresh: leave a file that is there already as it is, and take another name, which stderr tells (global).
+        fresh: leave a file that is there already as it is, and take another name, which is printed to stderr (global).
 
     Raises:
         ArgumentError, BackendError: see `Trace.write`; before anything is run.
-        FileFormatError: there is no such folder, likewise; the file cannot be written, at the end.
+        FileFormatError: there is no such folder, before anything is run; the file cannot be written, at the end.
     """
 
     def __init__(
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
     ) -> None:
         self._runtime, self._verb, self._fresh = runtime, verb, fresh
-        argument: Any = paths  # what is no path is an error of all ranks, and so it is not found here
+        argument: Any = paths  # an invalid path is an error on all ranks: __enter__ checks it
         several = isinstance(argument, Iterable) and not isinstance(argument, str | os.PathLike)
         self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # read more than once
         self._trace = Trace(title, runtime.nprocs)

@@ -1,4 +1,4 @@
-"""A trace as a picture: a band for each rank, a row for each of its lanes, by Matplotlib."""
+"""A trace as a picture by Matplotlib: a group of rows for each rank, a row for each of its lanes."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def place(lane: str) -> tuple[int, str]:
-    """Where a lane stands among those of its rank: what the rank multiplies before what moves, and messages last.
+    """Sort key of a lane within its rank: GEMMs first, then copies, then the host, then messages.
 
     >>> sorted(["from rank 0", "host", "side", "main"], key=place)
     ['main', 'side', 'host', 'from rank 0']
@@ -84,7 +84,7 @@ def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
 
 
 def _names(rank: int, lane: int | None, what: str, name: str, place: int) -> list[dict[str, Any]]:
-    """What a process or thread is called, and where it stands."""
+    """The name and the sort index of a process or thread."""
     entry = {"ph": "M", "pid": rank} | ({} if lane is None else {"tid": lane})
     return [
         entry | {"name": f"{what}_name", "args": {"name": name}},

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TAG = 1040
 _ROUNDS = 8
-"""Questions for the time, of which the one with the fastest answer counts."""
+"""Number of clock queries; the one with the fastest answer counts."""
 
 
 def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:
@@ -106,7 +106,7 @@ def _on_clock(arrival: Arrival, offset: float) -> Arrival:
 
 
 def _offset(runtime: Runtime, peer: int) -> float:
-    """What the clock of a rank says when rank 0's says 0 (rank 0).
+    """The time on the clock of a rank when rank 0's clock is 0 (rank 0).
 
     It is known to half the time of an answer. Two clocks that differ by less may be one, and ranks of a node have one.
 
@@ -124,7 +124,7 @@ def _offset(runtime: Runtime, peer: int) -> float:
 
 
 def _answer(runtime: Runtime) -> None:
-    """Tell rank 0 the time when it asks (other ranks)."""
+    """Answer the clock queries of rank 0 (other ranks)."""
     for _ in range(_ROUNDS):
         _move(runtime, "receive", np.zeros((1, 1)), 0)
         _move(runtime, "send", np.array([[time.perf_counter()]]), 0)

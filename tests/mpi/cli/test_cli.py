@@ -127,7 +127,7 @@ def test_matmul_into_an_unwritable_file_does_no_work(folder: Path, capsys: Captu
     assert main(["matmul", a, a, "-o", str(folder / "none" / "d.npy")]) == 1
     assert_one_error(capsys, "there is no folder")
     assert main(["matmul", a, a, "-o", str(folder)]) == 1
-    assert_one_error(capsys, "what has this name is no file")
+    assert_one_error(capsys, "this name is not that of a file")
 
 
 @pytest.mark.mpi(min_size=4)

@@ -269,7 +269,7 @@ def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> 
         ((a, b, whole(m, n, 4, order="C")), "float32", "dtype of D, not in float32"),
         ((a, b, blocks), "", "one block of lines per rank"),
         ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "one block of lines per rank"),
-        ((a, *odd), "", "some of 1012 elements"),
+        ((a, *odd), "", "some have 1012 elements"),
     ):
         plan = choose("bfloat16", *operands, nprocs=4, topology=replace(TILED, gpus=True), wire=wire)
         assert plan.algorithm is not None
