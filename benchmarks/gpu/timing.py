@@ -314,9 +314,9 @@ class Job:
 
 def free_port() -> int:
     """A TCP port that nothing listens on."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def in_a_line(error: BaseException) -> str:

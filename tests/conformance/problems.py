@@ -92,7 +92,7 @@ class Problem:
     beta: complex = 0.0
 
     @property
-    def verb(self) -> str:
+    def routine_name(self) -> str:
         """The name of the call."""
         if self.routine == "tran" and self.letter in "cz":
             return f"p{self.letter}tran{'c' if self.trans[0] == 'C' else 'u'}"
@@ -220,7 +220,7 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     wholes = {name: _whole(problem, name, dtype) for name in names}
     operands = {name: Operand(problem.matrices[name], wholes[name], grid, rank) for name in names}
     arguments = _arguments(problem, {name: x.arguments(ictxt) for name, x in operands.items()})
-    call: Callable[..., None] = getattr(library, problem.verb)
+    call: Callable[..., None] = getattr(library, problem.routine_name)
     start = time.perf_counter()
     call(*arguments)
     seconds = time.perf_counter() - start

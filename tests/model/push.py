@@ -180,9 +180,9 @@ def delay_waits(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> N
 def delay_readers(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> None:
     """Pause between every wait and what reads the data that it waited for."""
 
-    def delayed(verb: Callable[..., None]) -> Callable[..., None]:
+    def delayed(operation: Callable[..., None]) -> Callable[..., None]:
         def late(self: Any, lane: str, *rest: Any) -> None:
-            verb(self, lane, *rest)
+            operation(self, lane, *rest)
             pause(self, lane)
 
         return late

@@ -72,9 +72,11 @@ def results(peer: Library, count: int) -> tuple[int, list[str]]:
                     for name, column, outcome in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
                         text = column.add(outcome)
                         if text:
-                            failures.append(f"{name}, {problem.verb} on {nprow} x {npcol}: {text}\n    {problem}")
+                            failures.append(
+                                f"{name}, {problem.routine_name} on {nprow} x {npcol}: {text}\n    {problem}"
+                            )
             wrong += ours.failed
-            name = problems.Problem(routine, letter, 0, 0, 0, {}).verb + (
+            name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name + (
                 "/c" if routine == "tran" and letter in "cz" else ""
             )
             table.add_row(

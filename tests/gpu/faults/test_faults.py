@@ -32,7 +32,7 @@ class Scene:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, options = PLANS[name]
-        self.dtype = "float16" if name in ROADS else "float32"
+        self.dtype = "float16" if name in ALGORITHMS else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
         self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
@@ -74,7 +74,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
-ROADS = {
+ALGORITHMS = {
     "gather for tiles": Algorithm("tile_signals"),
     "reduce-scatter from tiles": Algorithm("tile_signals"),
     "reduce-scatter by stores": Algorithm("fused_stores"),
@@ -86,8 +86,8 @@ ROADS = {
 
 @pytest.fixture(params=PLANS)
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    if request.param in ROADS:
-        take(ROADS[request.param], monkeypatch)
+    if request.param in ALGORITHMS:
+        take(ALGORITHMS[request.param], monkeypatch)
     result = Scene(request.param)
     monkeypatch.undo()
     yield result
@@ -228,7 +228,7 @@ def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
 def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller, who launches it, is not told of the fault. Streams wait for words in it, which peers do not set."""
     name = "all-reduce from tiles in pieces"
-    take(ROADS[name], monkeypatch)
+    take(ALGORITHMS[name], monkeypatch)
     scene, stream = Scene(name), cupy.cuda.Stream(non_blocking=True)
     monkeypatch.undo()
     with stream:

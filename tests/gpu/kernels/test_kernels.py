@@ -720,7 +720,7 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
 
 
 @pytest.mark.parametrize(("width", "lines"), [(1, 9), (48, 33), (50, 7), (4096, 129)])
-@pytest.mark.parametrize(("gap", "there"), [(0, 0), (16, 32), (3, 6)])
+@pytest.mark.parametrize(("gap", "offset"), [(0, 0), (16, 32), (3, 6)])
 def test_push_of_lines(kernels: Kernels, stream: Any, width: int, lines: int, gap: int, offset: int) -> None:
     source = cupy.asarray(np.random.default_rng(2).integers(0, 256, (lines, width + gap), np.uint8))
     target = cupy.full((lines, width + offset), POISON, cupy.uint8)

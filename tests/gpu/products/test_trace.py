@@ -28,7 +28,7 @@ ONE_DIMENSIONAL = {
     "GemmReduceScatter": (COLUMNS(M, K, P), ROWS(K, N, P), ROWS(M, N, P)),
     "GemmAllReduce": (COLUMNS(M, K, P), ROWS(K, N, P), WHOLE(M, N, P)),
 }
-ROADS = {
+ALGORITHMS = {
     "AllGatherGemm": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
     "GemmReduceScatter": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
     "GemmAllReduce": (Algorithm("one-shot"), Algorithm("two-shot", (2, 1)), Algorithm("copy_engine", (1, 1))),
@@ -72,7 +72,7 @@ def check_traced(
 @pytest.mark.mpi(min_size=2)
 def test_events_of_pushed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     with context("nvshmem") as ctx:
-        for name, algorithms in ROADS.items():
+        for name, algorithms in ALGORITHMS.items():
             desc_a, desc_b, desc_d = ONE_DIMENSIONAL[name]
             a, b = (ctx.random(desc, "float32", seed=seed) for desc, seed in ((desc_a, 1), (desc_b, 2)))
             d = ctx.empty(desc_d, "float32")

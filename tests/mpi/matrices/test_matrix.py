@@ -112,7 +112,7 @@ def test_a_function_sees_its_own_indices_only() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("given", ORDERS)
+@pytest.mark.parametrize("source_order", ORDERS)
 def test_shards_sent_in_many_panels_arrive_unchanged(
     order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:

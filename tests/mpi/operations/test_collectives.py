@@ -457,12 +457,14 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
 ) -> None:
     """Also where one rank only is wrong: the others pass what is right, and find their arrays untouched."""
     right, out = np.ones((4, 6), np.float32), np.full((4, 6), POISON, np.float32)
-    verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
-    keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
+    function = next(
+        function for function in ("reduce_scatter", "allgather", "allreduce") if function in call.__code__.co_names
+    )
+    keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[function]
     for context in (contexts["shared"], contexts["message"]):
         raises_on_all_ranks(kind, text, partial(call, context))
         for wrong in some_wrong():
-            good = partial(getattr(context, verb), right, keep)
+            good = partial(getattr(context, function), right, keep)
             raises_on_all_ranks(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
     assert (out == POISON).all()
     assert (right == 1).all()

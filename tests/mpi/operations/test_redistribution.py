@@ -239,7 +239,7 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
 
 
 def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
-    """What the verb's plans are known by."""
+    """The keys of the cached plans."""
     runtime = a.runtime
     topology = runtime.topology
     return RedistributionPlan(
@@ -334,8 +334,8 @@ def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, nam
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
         arguments: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
-        for verb in (pblas.redistribute, pblas.plan_redistribution):
-            raises_on_all_ranks(kind, text, partial(verb, **arguments))
+        for operation in (pblas.redistribute, pblas.plan_redistribution):
+            raises_on_all_ranks(kind, text, partial(operation, **arguments))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
 

@@ -456,10 +456,10 @@ def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monk
     take(Algorithm("two-shot"), monkeypatch)
     gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
 
-    def late(verb: Any) -> Any:
+    def late(function: Any) -> Any:
         def paused(*args: Any, **options: Any) -> Any:
             time.sleep(0.06 * (COMM.rank == 0))
-            return verb(*args, **options)
+            return function(*args, **options)
 
         return paused
 

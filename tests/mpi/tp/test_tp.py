@@ -740,8 +740,8 @@ def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Con
     for text, *calls in cases:
         for call in calls:
             call()
-        verb = name if calls[0].func is forward(kind) else f"{name}_backward"
-        raises_on_all_ranks(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
+        operation = name if calls[0].func is forward(kind) else f"{name}_backward"
+        raises_on_all_ranks(errors.MismatchError, f"{operation}: {text} differs between ranks: ", calls[RANK == P - 1])
     close(layer(x_, w_), (x @ w.T)[spread["y"]], np.float64)
 
 
