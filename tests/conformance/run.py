@@ -36,7 +36,7 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
 
 
 def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
-    """**Collective** over the grid. What this rank sees of each problem."""
+    """**Collective** over the grid. The outcome of each problem on this rank."""
     nprow, npcol, myrow, mycol = library.gridinfo(ictxt)
     grid = Grid(nprow, npcol, "R")
     outcomes = []

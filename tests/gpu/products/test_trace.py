@@ -42,7 +42,7 @@ def check(events: tuple[Event, ...], flops: int) -> None:
     for event in events:
         lanes.setdefault((event.rank, event.lane), []).append(event)
     for lane_events in lanes.values():
-        # Two events of one time may be told apart by rounding.
+        # Two events of one time may differ by rounding.
         assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(lane_events)), lane_events
     if RANK == 0:
         assert sum(event.details.get("flops", 0) for event in events) == flops

@@ -435,7 +435,7 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_numpy_errors_on_one_rank_are_results(name: str, transport: str) -> None:
-    """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
+    """Infinities and NaN, also if the caller has NumPy raise errors for them."""
     with open_context(transport, timeout=TIMEOUT) as ctx:
         x = halves(np.empty((N, N)))
         a = ctx.from_global(x, rows(), None)
@@ -591,7 +591,7 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
     for call in calls:
         raises_on_all_ranks(ContextError, "the context is closed", call)
     ctx.close()  # closing twice is no mistake
-    assert "12 x 12" in repr(x.a)  # what it was can still be said
+    assert "12 x 12" in repr(x.a)  # its text is still available
 
 
 def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
@@ -628,7 +628,7 @@ def test_impossible_settings_are_refused_on_every_rank(settings: dict[str, Any],
 
 
 def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
-    """An agreement carries messages of fixed size; what does not fit is cut alike."""
+    """An agreement carries messages of fixed size; longer texts are cut the same way on every rank."""
     with Context(timeout=TIMEOUT) as ctx:
         long = "x" * 5000
         x = Cast(ctx)

@@ -1,4 +1,4 @@
-"""What a context makes, it ends; what Python drops is used again; a rank that is late or leaves hangs no other."""
+"""A context frees its resources, dropped memory is reused, and a rank that is late or leaves hangs no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of pblas.scalapack: grids, local arrays, errors alike on every rank, and a part of the conformance.
+"""The calls of pblas.scalapack: grids, local arrays, equal errors on every rank, and a part of the conformance.
 
 `make conformance` runs all of the tables.
 """
