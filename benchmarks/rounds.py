@@ -15,7 +15,7 @@ def together(work: Callable[[], Any], settle: Callable[[], Any] = lambda: None) 
     """**Collective.** Seconds from a barrier until the last rank has done its `work`.
 
     Args:
-        work: what is timed (local).
+        work: the timed function (local).
         settle: waits for this rank's GPU, before the barrier and after the work (local).
     """
     comm = MPI.COMM_WORLD
@@ -33,7 +33,7 @@ def rounds(
     """Seconds of each column, once per round, in rotated order.
 
     Args:
-        columns: what each one runs, which returns its seconds.
+        columns: functions to run, each of which returns its seconds.
         repeats: rounds that count.
         warm: rounds before them, which are left out.
         pause: seconds before each call.

@@ -3,10 +3,10 @@
 mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.allreduce [--kib 1,64] [--dtype float32] [--repeats 15] [--json FILE]
 
 The columns of one size run in one job, in rounds: each round runs every column once, in rotated order, from a barrier
-to the last rank's return. Arrays are the rank's own, unless a column says that they lie in the context's shared memory;
+to the last rank's return. Arrays are the rank's own, unless a column says that they are in the context's shared memory;
 every call checks its arguments and agrees on them with the other ranks, which MPI.Allreduce does not. `fused` is the
-fastest of these with relu(x * s + bias) as its epilogue, `apart` the same all-reduce with NumPy's functions behind it.
-Numbers compared are medians. This is the measurement behind the table in pblas/plans/collective.py.
+fastest of these with relu(x * s + bias) as its epilogue, `apart` the same all-reduce, then NumPy's functions.
+Numbers compared are medians. The table in pblas/plans/collective.py comes from this measurement.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COLUMNS = 512
 
 
 def columns(ctx: pblas.Context, rows: int, dtype: Any) -> dict[str, Callable[[], Any]]:
-    """What is timed, by name."""
+    """The timed functions, by name."""
     desc = pblas.MatrixDescriptor.replicated(rows, COLUMNS, COMM.size, order="C")
     shared = [ctx.empty(desc, dtype).local for _ in range(2)]
     x, out = np.ones((rows, COLUMNS), dtype), np.ones((rows, COLUMNS), dtype)

@@ -7,7 +7,7 @@ on rank 0 while the other ranks sleep outside MPI, since a rank that waits insid
 in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Before each column all
 ranks sleep then, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times
 of a distributed product are from a barrier to the last rank's return. The host slows machines without a trace, so the
-best of all rounds is what is compared, and the median and the range stand beside it.
+best of all rounds is compared; the median and the range are also reported.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def on_a_link(repeats: int) -> list[dict[str, Any]]:
 def small(repeats: int, n: int = 64) -> list[dict[str, Any]]:
     """What `execute` and planning cost beyond the GEMM, at a size where nothing else counts, and layers of that size.
 
-    Layers of few tokens go apart (decision 14); "planned" is what they would take by their plans. These may be
+    Layers of few tokens go apart (decision 14); "planned" is their time with plans. These may be
     other ones than those of the first columns, for which `strict` leaves out arrangements in cuboids.
     """
     rows = []

@@ -12,9 +12,9 @@ With MKL's, whose wheel is installed in an environment V:
 Both run in one job, on the same local arrays in Fortran's order, with one BLAS thread per rank, in rounds: each round
 runs every column once, in rotated order. Debian's ScaLAPACK runs twice, as it is built and with its inner block of K
 raised from 32 to 256; stock it is a straw man. pdgemr2d goes from blocks of nb to blocks of nb / 2 + 1. Times are from
-a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds is what is
-compared; the median and the worst stand beside it in the file. Results are compared before anything is timed. The
-column GEMM is what no library can go below: NumPy's product of each rank's share, with nothing to move.
+a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds is
+compared; the file also has the median and the worst. Results are compared before anything is timed. The
+column GEMM is a lower bound for all libraries: NumPy's product of each rank's share, with nothing to move.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SIZES, BLOCKS = (1024, 2048, 4096), (64, 128, 256)
 
 
 def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> dict[str, Callable[[], float]]:
-    """What is compared for one routine: seconds of a call, by column."""
+    """Functions that return the seconds of a call of one routine, by column."""
 
     def tuned(block: int) -> float:
         peer.block = block
@@ -66,7 +66,7 @@ def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> 
 
 
 def local_gemm(timed: Timed) -> float:
-    """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands at hand."""
+    """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands local."""
     (rows, columns), n = timed.c[0].shape, timed.n
     x, y, out = np.ones((rows, n)), np.ones((n, columns)), np.ones((rows, columns))
     return together(lambda: np.matmul(x, y, out=out))

@@ -2,20 +2,20 @@
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.allreduce [--sizes 65536 ...] [--epilogue-sizes 65536 ...] [--json FILE]
 
-bfloat16, sums. Each column is one CUDA graph with several calls one after the other, so that what a launch costs the
-host is in none of them; the calls start behind a barrier of the GPUs, in rounds of rotated order. us of one call:
-medians over the rounds of the slowest rank's time. Every column is checked against float32 first.
+bfloat16, sums. Each column is one CUDA graph with several consecutive calls, so that launch cost is excluded. The calls
+start after a barrier of the GPUs, in rounds of rotated order. us of one call: medians over the rounds of the slowest
+rank's time. Every column is checked against float32 first.
 
     nccl                torch.distributed.all_reduce, in place, NVLink SHARP switched off
     torch one-shot      torch.ops.symm_mem.one_shot_all_reduce, of an array in its symmetric memory to a new one
-    torch two-shot      torch.ops.symm_mem.two_shot_all_reduce_, in place, likewise
+    torch two-shot      torch.ops.symm_mem.two_shot_all_reduce_, in place, in its symmetric memory
     pblas               ctx.allreduce(x, x), of arrays like any other
     pblas symmetric     the same in memory of ctx.empty
     pblas one-shot, two-shot    both algorithms, of arrays like any other
 
-Then with what often follows, of matrices with 4096 columns: "relu(x * s + bias)" in the same call, or behind theirs by
-a kernel that reads and writes the array once; and "rmsnorm" with a residual and a weight, behind theirs by torch's add
-and rms_norm.
+Then with epilogues, of matrices with 4096 columns. "relu(x * s + bias)" is fused by pblas; after NCCL and torch a
+kernel reads and writes the array once. "rmsnorm" with a residual and a weight is fused by pblas; after NCCL and
+torch it is torch's add and rms_norm.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Work:
         job: the ranks.
         ctx: of pblas.
         nbytes: of the array.
-        epilogue: what follows the addition, or "".
+        epilogue: the epilogue of the addition, or "".
     """
 
     def __init__(self, job: Job, ctx: Any, nbytes: int, epilogue: str) -> None:
@@ -86,7 +86,7 @@ class Work:
         torch_view(self.h).copy_(torch_view(self.first_h))
 
     def candidates(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Names, and what makes (load, call, output) of a column."""
+        """Names of columns, and functions that return their (load, call, output)."""
         yield "nccl", self._nccl
         yield "torch one-shot", self._one_shot
         yield "torch two-shot", self._two_shot
@@ -98,7 +98,7 @@ class Work:
                     yield f"pblas {name.replace('_', '-')}", lambda name=name: self._ours(self.x, name)
 
     def _epilogue(self) -> Callable[[Any], Any]:
-        """What follows an all-reduce of theirs: from the sums to the result."""
+        """The separate epilogue after an all-reduce of NCCL or torch: from the sums to the result."""
         import cupy
         import torch
 
@@ -120,7 +120,7 @@ class Work:
         return lambda x: x
 
     def _library_call(self, load: Callable[[], Any], reduce: Callable[[], Any]) -> Any:
-        """A column of theirs: loading, calling, what came out."""
+        """A column of NCCL or torch: (load, call, output)."""
         epilogue, results = self._epilogue(), []
 
         def call() -> None:
@@ -275,7 +275,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes; by default 4 KiB to 256 MiB")
-    parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="with what follows")
+    parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="sizes with epilogues")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds of one step")
     parser.add_argument("--commit", default="", help="what the file says was measured")

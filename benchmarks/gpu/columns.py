@@ -62,7 +62,7 @@ def gemm_output(ops: Operands) -> Callable[[int], Any] | None:
 
 
 def cublaslt(job: Job, ops: Operands) -> tuple[Callable[[int], Any], Callable[[], Any]]:
-    """(s) -> enqueue the GEMM by autotuned cuBLASLt, through the binding that pblas has; and what closes it."""
+    """(s) -> enqueue the GEMM by autotuned cuBLASLt, through the binding of pblas; and a function to close it."""
     from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.cuda.gemm_problem import read
 
@@ -94,7 +94,7 @@ def nccl_works(ops: Operands, multiply: Callable[[int], Any]) -> Works:
 
 
 def nccl_rest(ops: Operands) -> dict[str, Any]:
-    """Output and poison of the NCCL columns: what is gathered or not yet reduced is poisoned too."""
+    """Output and poison of the NCCL columns; gathered and unreduced workspace is poisoned too."""
 
     def poison(s: int) -> None:
         nan(ops.td[s], ops.tpartial[s])
@@ -323,7 +323,7 @@ class Columns:
             self.columns.append(column)
 
     def close(self) -> None:
-        """Let go of all columns, whose arrays may be the context's; then end what pblas has and what they share."""
+        """Release all columns, whose arrays may be the context's; then close pblas and the shared resources."""
         for column in reversed(self.columns):
             with suppress(Exception):
                 column.close()

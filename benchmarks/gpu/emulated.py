@@ -1,16 +1,16 @@
-"""What would a product take on more GPUs than there are? Two GPUs play as many ranks, each with all it sends and gets.
+"""How long would a product take on more GPUs than there are? Two GPUs emulate the ranks, each with its full traffic.
 
 mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 [--ops gemm_ar] [--models 8B] [--m 4096] [--json FILE]
 mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 --algorithms copy_engine:1,1,2,4 tile_signals
 
-GPU 0 is rank 0 and GPU 1 is rank 1 of a context of 4, 8, 16 or 32 ranks. What either sends to any other rank, it sends
-to the other GPU, which takes it for that of the rank that would send it such a thing at this step: where ranks meet in
-the order q^1, q^2, ..., rank 0 sends to rank s when rank 1 hears from rank s^1. So each GPU runs the schedule of the
-plan as it is, with all its copies, flags and waits; it sends and receives as many bytes as if there were so many GPUs,
-and adds as many terms.
+GPU 0 is rank 0 and GPU 1 is rank 1 of a context of 4, 8, 16 or 32 ranks. Each GPU sends the data for any other rank to
+the other GPU. The receiver uses the data as if the proper sender of this step had sent it: where ranks meet in the
+order q^1, q^2, ..., rank 0 sends to rank s when rank 1 receives from rank s^1. So each GPU runs the unchanged schedule
+of the plan, with all its copies, flags and waits. It sends and receives as many bytes, and adds as many terms, as if
+there were so many GPUs.
 
-What differs: all of it goes between two GPUs, so that ranks do not meet at a third one, and two are in step more than
-eight would be. D is not the product. How near it comes: docs/performance.md.
+Differences from a real run: all traffic is between two GPUs, so that ranks do not contend for a third one, and two GPUs
+are in step more than eight would be. D is not the product. docs/performance.md compares emulated and real times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Play:
 
     Args:
         rank: 0 or 1 (local).
-        size: ranks that are played, a power of two.
+        size: emulated ranks, a power of two.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -48,7 +48,7 @@ class Play:
         return peer ^ self.rank ^ self.other
 
     def spread(self, addresses: list[int], pitch: int) -> list[int]:
-        """Of what the ranks have, where this one's place is `rank * pitch` behind: such that the other GPU's is met."""
+        """Addresses of slots, one per rank and `pitch` apart, moved so that they are those of the other GPU."""
         return [
             address if peer == self.rank else address + (self.source(peer) - self.rank) * pitch
             for peer, address in enumerate(addresses)
@@ -150,7 +150,7 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
 def main() -> None:
     """Measure the rows, on two GPUs."""
     options_parser = parser(__doc__.splitlines()[0])
-    options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="ranks that are played")
+    options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="emulated ranks")
     options_parser.add_argument(
         "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four that are estimated best"
     )

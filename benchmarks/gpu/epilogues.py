@@ -1,11 +1,11 @@
-"""What does an epilogue of a product cost: where D's elements are formed, and in one more pass over D behind it?
+"""How much does an epilogue of a product cost, fused into the product and as a separate pass over D after it?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.epilogues [--ops gemm_rs] [--models 8B] [--m 16 512 4096] [--json FILE]
 
 The products are those of `overlap.py`, of plain arrays, with the heuristics' GEMMs. Columns of a row are timed in
-rounds of rotated order, each call behind a delay in which the host enqueues it and a barrier of all GPUs; a time is the
-slowest rank's. "apart" is the product without an epilogue, and one kernel that reads and writes D. Ratios are
-medians of those within a round. The results of both are compared first.
+rounds of rotated order. Each call starts after a delay, in which the host enqueues it, and a barrier of all GPUs. A
+time is the slowest rank's. "apart" is the product without an epilogue, and one kernel that reads and writes D. Ratios
+are medians of those within a round. The results of both are compared first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Work:
     Args:
         job: the ranks.
         ctx: of pblas.
-        row: what is multiplied.
+        row: the sizes of the product.
     """
 
     def __init__(self, job: Job, ctx: Any, row: Row) -> None:

@@ -6,7 +6,7 @@ The products are those of one of 8 ranks: "ag" multiplies gathered rows (n = F/8
 product that is reduced and scattered (n = hidden, k = F/8), in bfloat16. Orders are those of X, Y, Z: CFC is Y stored
 as PyTorch stores weights. cuBLASLt's algorithm is tuned as pblas tunes it. Each column is a CUDA graph of back-to-back
 products on random operands that rotate through more memory than the L2 cache has; in each round every column runs once,
-in rotated order, and what is compared is the median.
+in rotated order, and medians are compared.
 
 "parts" is the Hopper kernel on 8 blocks of rows, as many as ranks. In "added" the first 7 of them are partial products
 of the last one, as in GEMM+RS if all ranks were this one: they are signalled when they are stored, and added.

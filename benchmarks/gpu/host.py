@@ -1,11 +1,11 @@
-"""What does an execution take the host: on arrays that are new to a plan, to capture its graph, on known ones?
+"""How long does the host take for an execution: on arrays new to a plan, to capture its graph, on known arrays?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.host [--n 64] [--json FILE]
 
-Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded-launches.md). Both
-plans take turns, each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so
-that no queue of launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of
-the turns. All D are compared at the end.
+Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded-launches.md). Both plans
+alternate, each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so that
+no queue of launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of the
+turns. All D are compared at the end.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ python -m benchmarks.gpu.overlap --chart --json FILE       draws the file, besid
 
 Everything but cuBLASMp (`cublasmp.py`) is compared in one job, in rounds: each round fills all operands with new
 values and runs every column once, in rotated order and on another set of operands each. A call is enqueued while a
-delay kernel runs and starts after a barrier of all GPUs; both lie outside its events. A time is the maximum over ranks.
+delay kernel runs and starts after a barrier of all GPUs; its events exclude both. A time is the maximum over ranks.
 E is the median of the in-round ratios of cuBLAS alone (the faster of torch.mm and tuned cuBLASLt, in a graph) over
-ours. Launch cost hides behind the delay, for all columns alike; calls back to back (steady) and time on the CPU show
+ours. The delay hides the launch cost of every column; calls back to back (steady) and time on the CPU show
 it. After the rounds, each column runs once more on the data of the last one, into an output full of NaN, and is
 compared with float32.
 """
@@ -80,7 +80,7 @@ def dry_run(measured: list[Row], console: Console) -> None:
 
 
 def print_row(row: dict[str, Any], console: Console) -> None:
-    """One row: its columns, E, the bound, and what is missing."""
+    """One row: its columns, E, the bound, and the missing columns."""
     e, clocks = row.get("e", {}), row.get("sm_mhz", {})
     title = f"{row['op']} {row['model']} M={row['m']} N={row['n']} K={row['k']} on {row['gpus']} GPUs"
     if e:

@@ -1,16 +1,16 @@
-"""What limits the Hopper kernel in each of its modes? Nsight Compute on one GPU that plays one of several ranks.
+"""What limits the Hopper kernel in each of its modes? Nsight Compute on one GPU that emulates one of several ranks.
 
 python -m benchmarks.gpu.profile [--models 8B 70B] [--m 4096] [--gpus 8] [--json FILE]
 
 The products are those of one of 8 ranks, in bfloat16, as in `gemm.py`. "gemm" is the up-projection in one part,
 "ag" the same in as many parts as ranks, whose flags are set. "rs" is the down-projection: the parts of others are made
 and signalled, then the own one, to which theirs are added. "ar" is "rs" in two pieces, whose sums are stored twice.
-What peers would send is there before: the profiler runs a launch several times, for each group of counters, and a
-kernel that waited for another would not end.
+The data of the peers are in memory before the launch: the profiler runs a launch once per group of counters, and a
+kernel that waited for another would hang.
 
 Clocks are left as they are, so times are those of a GPU at its limit of power or below. The tensor cores' share is that
-of the time from the launch to the end: of all multiprocessors, and of the busiest one. Between the two lie rounds of
-tiles that do not fill the GPU; between the busiest and 100 % what a multiprocessor does beside multiplying.
+of the time from the launch to the end: of all multiprocessors, and of the busiest one. The two
+differ by rounds of tiles that do not fill the GPU. The busiest one and 100 % differ by its work besides multiplying.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ METRICS = {
     "issue": ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
     "registers": ("launch__registers_per_thread", 1.0),
 }
-"""What the file calls a metric, its name, and its unit over that of the file."""
+"""Name of a metric in the file: its name in Nsight Compute, and its unit over that of the file."""
 
 
 def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], Any]:

@@ -22,7 +22,7 @@ MODELS = {"8B": (4096, 14336), "70B": (8192, 28672), "405B": (16384, 53248)}
 TOKENS = (16, 64, 128, 512, 2048, 4096, 8192, 16384)
 ITEMSIZE = 2
 SET_NBYTES = 240_000_000
-"""Operands rotate over so many bytes, four times the L2 cache of an H200, so that none is found in it."""
+"""Operands rotate over so many bytes, four times the L2 cache of an H200, so that no operand is cached."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "ag_gemm": (
@@ -47,7 +47,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "pblas symmetric",
     ),
 }
-"""What a complete row has under "us"; what it has not, it has under "missing", with the reason."""
+"""Columns of a complete row under "us". A column that is absent is under "missing", with the reason."""
 
 ALONE = ("cublas", "torch.mm", "cublasLt", "cublasmp anchor")
 """Columns that multiply and move nothing."""
@@ -186,7 +186,7 @@ def descriptors(row: Row) -> tuple[Any, Any, Any]:
 
 
 def heap_nbytes(measured: Sequence[Row]) -> int:
-    """Symmetric memory for the largest of the rows: A and D of all sets, two parities of what is gathered or reduced.
+    """Symmetric memory for the largest row: A and D of all sets, double buffers of gathered or reduced data.
 
     >>> heap_nbytes([Row("gemm_ar", "405B", 16384, 8, 8)]) >> 30
     5
@@ -225,7 +225,7 @@ def bound_seconds(row: Row, gemm: float) -> float:
     fill the GPU badly because they wait for parts, and a reduction that is a pass of its own over memory.
 
     Args:
-        row: what is multiplied.
+        row: the sizes of the product.
         gemm: seconds of cuBLAS alone, measured in the same run.
     """
     p = row.gpus
@@ -297,7 +297,7 @@ def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **e
     """A row of the file.
 
     Args:
-        row: what was multiplied.
+        row: the sizes of the product.
         times: seconds by column and round, already the maximum over ranks; "torch.mm" and "cublasLt" are the two that
             cuBLAS alone is the faster of.
         missing: reasons by column.
@@ -380,7 +380,7 @@ def write_json(path: Path, file: dict[str, Any]) -> None:
 
 
 def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
-    """What a file says of the whole.
+    """The header of a file.
 
     Args:
         device: name of the GPUs.

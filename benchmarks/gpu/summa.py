@@ -165,7 +165,7 @@ def measure_cublasmp(n: int, nb: int, dtype: str, options: Any) -> dict[str, Any
 
 
 def row_of(n: int, nb: int, dtype: str, times: dict[str, list[float]]) -> dict[str, Any]:
-    """What a row of the file says of all columns."""
+    """Fields of a row of the file for all columns."""
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     return {
         "n": n,

@@ -101,7 +101,7 @@ class Column:
         name: its name in the file.
         call: enqueues the product of a set of operands on the current stream.
         output: D of a set, a torch tensor of the row's d_shape; None where the column is only a part of the product.
-        poison: fills D, and what workspace can be reached, with NaN.
+        poison: fills D and the accessible workspace with NaN.
         close: frees what the column has; collective.
         facts: what the file should say of it.
     """
@@ -314,9 +314,9 @@ class Job:
 
 def free_port() -> int:
     """A TCP port that nothing listens on."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def in_a_line(error: BaseException) -> str:
@@ -339,7 +339,7 @@ class Operands:
 
     Args:
         job: the ranks.
-        row: what is multiplied.
+        row: the sizes of the product.
         sets: 0 for as many as the row asks for.
 
     Attributes:
@@ -425,7 +425,7 @@ def worst_block(result: Any, wanted: Any) -> float:
 
 @dataclass
 class Measured:
-    """What was found for a row: seconds by column (maximum over ranks), by round where there are rounds.
+    """The measurements of a row: seconds by column (maximum over ranks), by round where there are rounds.
 
     Args:
         times: seconds on the GPU, by round.
@@ -450,10 +450,10 @@ class Bench:
 
     Args:
         job: the ranks.
-        operands: what is multiplied.
-        columns: the ways; those that fail are taken out of the list and noted.
+        operands: the operands of the product.
+        columns: the timed calls; a column that fails is removed from the list and noted.
         rounds: rounds; 0 for 40, or 15 above 2 ms.
-        seconds: what the rounds may take together.
+        seconds: the limit for all rounds together.
     """
 
     def __init__(self, job: Job, operands: Operands, columns: list[Column], rounds: int, seconds: float) -> None:
@@ -555,7 +555,7 @@ class Bench:
             self.measured.clocks = {"min": min(everywhere), "median": median, "max": max(everywhere)}
 
     def _steady(self) -> None:
-        """Calls back to back, and the host takes part: what launches cost is not hidden here.
+        """Calls back to back: launch cost is not hidden here.
 
         Each column has its turn after others, in rotated order: it gets hot, and the clocks go down.
         """
@@ -628,7 +628,7 @@ def wrong(errors: dict[str, float]) -> dict[str, str]:
 
 
 def fields(measured: Measured) -> dict[str, Any]:
-    """What a row of the file says beside the times of the rounds.
+    """Fields of a row of the file besides the times of the rounds.
 
     >>> fields(Measured(steady={"pblas": 1e-5}, errors={"pblas": 0.002}))["steady_us"]
     {'pblas': 10.0}
@@ -642,7 +642,7 @@ def fields(measured: Measured) -> dict[str, Any]:
 
 
 def give_memory_back() -> None:
-    """What the arrays of a row had goes back from the pools of both libraries to the device."""
+    """Return the memory of a row's arrays from the pools of both libraries to the device."""
     import cupy
     import torch
 

@@ -1,9 +1,9 @@
 """AG+GEMM by one persistent kernel in Triton whose tiles wait for copy engines, the idea of symm-mem-recipes.
 
-Each rank pulls the shards of A in the order rank + 1, rank + 2, ... and sets a flag behind each; tiles of its own rows
-come first, then those of the shards as they arrive. A rank's own rows lie where the gathered A has them.
+Each rank pulls the shards of A in the order rank + 1, rank + 2, ... and sets a flag after each; tiles of its own rows
+come first, then those of the shards as they arrive. A rank's own rows are stored in place in the gathered A.
 
-Source: github.com/yifuwang/symm-mem-recipes, triton_all_gather_matmul.py; what is here was written anew.
+Source: github.com/yifuwang/symm-mem-recipes, triton_all_gather_matmul.py; this code was written anew.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.gpu.timing import Column, Job, Operands
 GROUP = tl.constexpr(8)  # rows of tiles that are multiplied with the same columns one after the other
 
 # One thread looks, for two seconds at most: then it sets the flag itself, and the check finds the wrong result.
-# The fence orders what TMA reads afterwards behind the look.
+# The fence orders later TMA reads after the look at the flag.
 WAIT = tl.constexpr("""{
     .reg .pred other, there, late;
     .reg .u32 thread, word;

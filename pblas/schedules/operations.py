@@ -21,8 +21,8 @@ MAX_PHASES = 2 * MAX_PIECES
 class Block:
     """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills.
 
-        Partial products are in private memory ("partial"), or in the rank's workspace, where peers read them ("pulled").
-        """
+    Partial products are in private memory ("partial"), or in the rank's workspace, where peers read them ("pulled").
+    """
 
     buffer: Buffer
     start: int

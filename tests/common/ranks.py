@@ -1,4 +1,4 @@
-"""What the ranks of a test say to each other, beside the context under test: who is wrong, and what each rank saw."""
+"""Communication of the ranks of a test apart from the context under test: wrong ranks, and the outcome on each rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.common.gauge import NAMES
 
 Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
-"""Private to the tests: what pblas does on its own communicators cannot disturb it."""
+"""Private to the tests: pblas's traffic on its own communicators cannot disturb it."""
 
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
@@ -76,13 +76,13 @@ def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
 
 
 def release(late: int) -> None:
-    """Say that this rank has seen what became of it without rank `late`, which may go on."""
+    """Release rank `late` once this rank has its own outcome."""
     if COMM.rank != late:
         COMM.send(None, late)
 
 
 def wait_for_release() -> None:
-    """What rank `late` does meanwhile: a machine may be busy, and the others slow to find out who is missing."""
+    """Sleep on rank `late` until the others release it: on a busy machine they detect the missing rank slowly."""
     for rank in range(COMM.size):
         if rank != COMM.rank:
             while not COMM.iprobe(rank):
@@ -117,7 +117,7 @@ def same_on_all_ranks(value: Any) -> Any:
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str | None:
-    """What rank 0 has printed, which alone speaks, and nothing of it as an error; None on the others."""
+    """The output of rank 0, which alone prints, and nothing to stderr; None on the others."""
     out, err = capsys.readouterr()
     assert err == ""
     if COMM.rank == 0:
@@ -187,6 +187,6 @@ def grids(size: int) -> Iterator[tuple[int, int]]:
 
 @pytest.fixture
 def ctx() -> Iterator[pblas.Context]:
-    """A context over all ranks that is short of patience, so that a mistake of pblas is not a long wait."""
+    """A context over all ranks with a short timeout, so that a mistake of pblas is not a long wait."""
     with pblas.Context(timeout=20.0) as context:
         yield context

@@ -43,10 +43,10 @@ def broken(arguments: list[Any], position: int, entry: int, value: object, ictxt
     return changed
 
 
-def info(verb: str, arguments: list[Any]) -> int:
+def info(routine_name: str, arguments: list[Any]) -> int:
     """**Collective.** ScaLAPACK's number of the error that a call raises; 0 if it raises none."""
     try:
-        getattr(scalapack, verb)(*arguments)
+        getattr(scalapack, routine_name)(*arguments)
     except PblasArgumentError as caught:
         return caught.info
     return 0

@@ -1,6 +1,6 @@
-"""One problem of the conformance tests: operands in guarded memory, the call, and what must hold afterwards.
+"""One problem of the conformance tests: operands in guarded memory, the call, and the checks after it.
 
-Every law is checked on this rank's part; what a rank finds wrong is a text.
+Every law is checked on this rank's part; an error on a rank is a text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tests.conformance.tables import GAP, GUARD, LEVEL3, SCALARS, SIZES, THRESHO
 
 DTYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
 SEEDS = {"A": 100, "B": 200, "C": 300}
-_MARGIN = 7  # elements of guard before and behind a local array
+_MARGIN = 7  # elements of guard before and after a local array
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Where one operand of a problem lies.
+    """The memory layout of one operand of a problem.
 
     Args:
         m: rows.
@@ -92,7 +92,7 @@ class Problem:
     beta: complex = 0.0
 
     @property
-    def verb(self) -> str:
+    def routine_name(self) -> str:
         """The name of the call."""
         if self.routine == "tran" and self.letter in "cz":
             return f"p{self.letter}tran{'c' if self.trans[0] == 'C' else 'u'}"
@@ -118,7 +118,7 @@ class Operand:
     """An operand of a problem on this rank: a local array with guards around it.
 
     Args:
-        matrix: what it is a part of.
+        matrix: the matrix that contains it.
         whole: the matrix (global).
         grid: of the processes (global).
         rank: of this process (local).
@@ -192,10 +192,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What this rank sees of a call.
+    """The outcome of a call on this rank.
 
     Args:
-        text: what is wrong, or "".
+        text: the error, or "".
         error: the largest error, in units of eps times the sum of the sizes of the terms.
         seconds: that the call took.
     """
@@ -220,7 +220,7 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     wholes = {name: _whole(problem, name, dtype) for name in names}
     operands = {name: Operand(problem.matrices[name], wholes[name], grid, rank) for name in names}
     arguments = _arguments(problem, {name: x.arguments(ictxt) for name, x in operands.items()})
-    call: Callable[..., None] = getattr(library, problem.verb)
+    call: Callable[..., None] = getattr(library, problem.routine_name)
     start = time.perf_counter()
     call(*arguments)
     seconds = time.perf_counter() - start
@@ -355,7 +355,7 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
 
 
 def _anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:
-    """A matrix that has room for a submatrix, with a layout at random."""
+    """A matrix that is large enough for a submatrix, with a random layout."""
     (rows, columns), (i, j) = extents, (rng.randint(1, 6), rng.randint(1, 6))
     first = rng.random() < 0.3
     replicated = rng.random() < 0.15

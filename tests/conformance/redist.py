@@ -39,7 +39,7 @@ def _matrix(row: Any) -> tuple[Matrix, tuple[int, int]]:
 
 
 def run(row: Row, letter: str, whole: int, comm: Any) -> str:
-    """**Collective.** Move A to B and back; what this rank finds wrong, or "".
+    """**Collective.** Move A to B and back; the error on this rank, or "".
 
     Args:
         row: of the table (global).
@@ -102,7 +102,7 @@ class _Side:
         return "" if same else f"memory around {name} has changed"
 
     def erase(self, m: int, n: int) -> None:
-        """Fill the submatrix with what must not stay."""
+        """Fill the submatrix with poison, which must be overwritten."""
         if self.operand is not None:
             self.operand.part()[self.operand.inside((m, n))[2]] = GUARD
 

@@ -36,7 +36,7 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
 
 
 def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
-    """**Collective** over the grid. What this rank sees of each problem."""
+    """**Collective** over the grid. The outcome of each problem on this rank."""
     nprow, npcol, myrow, mycol = library.gridinfo(ictxt)
     grid = Grid(nprow, npcol, "R")
     outcomes = []
@@ -85,9 +85,9 @@ def count(
     for problem, *rank_texts in zip(cases, *texts, strict=True):
         wrong = [f"rank {rank}: {text}" for rank, text in enumerate(rank_texts) if text]
         outcome = "skipped" if not fits else "failed" if wrong else "passed"
-        total.setdefault(problem.verb, Counter())[outcome] += 1
+        total.setdefault(problem.routine_name, Counter())[outcome] += 1
         if wrong:
-            failures.append(f"{problem.verb} on {shape[0]} x {shape[1]}: {wrong[0]}\n    {problem}")
+            failures.append(f"{problem.routine_name} on {shape[0]} x {shape[1]}: {wrong[0]}\n    {problem}")
 
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
@@ -95,17 +95,17 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
     ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
     for routine in options.routines.split(","):
         for letter in options.letters:
-            verb = problems.Problem(routine, letter, 0, 0, 0, {}).verb
+            routine_name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name
             arguments = errors.right(routine, letter, ictxt)
             codes = error_exits(routine)
             assert len(codes) == ERROR_EXITS[routine]
             for position, entry, value, expected in codes:
-                info = errors.info(verb, errors.broken(arguments, position, entry, value, ictxt))
+                info = errors.info(routine_name, errors.broken(arguments, position, entry, value, ictxt))
                 infos = COMM.allgather(info)
                 wrong = any(info != expected for info in infos)
-                total.setdefault(f"{verb}, error exits", Counter())["failed" if wrong else "passed"] += 1
+                total.setdefault(f"{routine_name}, error exits", Counter())["failed" if wrong else "passed"] += 1
                 if wrong:
-                    failures.append(f"{verb}: {infos} in place of {expected}")
+                    failures.append(f"{routine_name}: {infos} in place of {expected}")
     scalapack.gridexit(ictxt)
 
 
@@ -139,8 +139,10 @@ def report(total: dict[str, Counter[str]], failures: list[str], seconds: float) 
     every: Counter[str] = Counter()
     for counts in total.values():
         every.update(counts)
-    for verb, counts in [*sorted(total.items()), ("all", every)]:
-        table.add_row(verb, *(str(n) for n in (counts.total(), counts["passed"], counts["failed"], counts["skipped"])))
+    for routine_name, counts in [*sorted(total.items()), ("all", every)]:
+        table.add_row(
+            routine_name, *(str(n) for n in (counts.total(), counts["passed"], counts["failed"], counts["skipped"]))
+        )
     console.print(table)
 
 

@@ -16,7 +16,7 @@ def is_alone() -> bool:
     return bool(MPI.COMM_WORLD.size == 1)
 
 
-# In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not stand behind each other in
+# In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not follow each other in
 # one of the 8 hardware queues that a process has by default. Jobs of several ranks have the queues that users have.
 if is_alone():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

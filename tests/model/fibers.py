@@ -64,7 +64,7 @@ class Kernels:
     Args:
         code: CUDA C++.
         names: of the kernels in it.
-        folder: for what the compiler makes.
+        folder: for the compiler's output.
     """
 
     def __init__(self, code: str, names: list[str], folder: Path) -> None:

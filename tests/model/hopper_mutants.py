@@ -1,4 +1,4 @@
-"""Mutants of the Hopper kernel: it tells of what is not there yet, since what makes it there is late."""
+"""Mutants of the Hopper kernel: it signals data that are not stored yet, since the stores are delayed."""
 
 from pblas.backends.nvshmem.hopper.source import source
 

@@ -1,7 +1,7 @@
 """Algorithms of pushed plans, calls of several on one workspace without a barrier, and mutants of the push protocol.
 
-An engine whose operations are delayed must still be right, a mutant must be found out. What is delayed is rank 0: with
-the same delays the protocol holds, and each mutant reads something too early, whatever the machine is busy with.
+An engine with delayed operations must still be right; a mutant must be caught. Rank 0 is delayed: with the same delays
+the protocol holds, and each mutant reads some data too early, on a busy machine too.
 """
 
 from __future__ import annotations
@@ -180,9 +180,9 @@ def delay_waits(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> N
 def delay_readers(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> None:
     """Pause between every wait and what reads the data that it waited for."""
 
-    def delayed(verb: Callable[..., None]) -> Callable[..., None]:
+    def delayed(operation: Callable[..., None]) -> Callable[..., None]:
         def late(self: Any, lane: str, *rest: Any) -> None:
-            verb(self, lane, *rest)
+            operation(self, lane, *rest)
             pause(self, lane)
 
         return late
@@ -195,7 +195,7 @@ DELAYS = (delay_puts, delay_signals, delay_bursts, delay_waits, delay_readers)
 
 
 def flag_before_data(patch: pytest.MonkeyPatch, engine: type[Any], pause: Pause) -> None:
-    """A put runs behind the signal that tells of it."""
+    """A put runs after its signal."""
     put, signal, burst = engine.put, engine.signal, engine.burst
     waiting: list[tuple[Any, ...]] = []
 

@@ -1,20 +1,20 @@
 """A model of the streams: what the schedules of all ranks do to memory and flags, in every order that streams allow.
 
-Some calls run one after the other on one workspace, those of other queues beside them on others. In each, a rank's
-lanes fork from its user's stream and join it again; before a call the user writes the operands and D, after it the user
-reads D, and C is D itself. Operations become *tasks*, which take time: a task reads and writes during all of it.
-Between two calls every block of a workspace may lie anywhere in it, so that tasks of different calls conflict wherever
-in one copy of the workspace they reach.
+Calls of one queue run one after the other on one workspace; calls of other queues run concurrently on others. In each
+call, a rank's lanes fork from its user's stream and join it again; before a call the user writes the operands and D,
+after it the user reads D, and C is D itself. Operations become *tasks*, which take time: a task reads and writes
+during all of it. Between two calls every block of a workspace may be anywhere in it, so that tasks of different
+calls conflict wherever in one copy of the workspace they reach.
 
-Kernels that wait for peers may send packs, which say themselves whether they are there. These have slots of their own,
-whose two copies take turns from one call that sends packs to the next such one, whatever calls are between the two. A
-flag of a phase of their own stands for what they say here, and who reads them clears them.
+Kernels that wait for peers may send LL packets, which carry their own flags. Packets have slots of their own. The two
+copies of the slots alternate from one call that sends packets to the next such call. In this model a flag of a separate
+phase stands for the flags in the packets, and the reader of the packets clears it.
 
-Three judges look at the same tasks:
+Three checkers examine the same tasks:
 
-* `prove`: happens-before. Each flag is set once and awaited once per use, so that all orders synchronise alike, and one
-  partial order stands for them all: conflicting tasks must be ordered in it, and reads must follow the writes of their
-  call.
+* `prove`: happens-before. Each flag is set once and awaited once per use, so that all orders synchronise the same way.
+  One partial order stands for them all: conflicting tasks must be ordered in it, and reads must follow the writes of
+  their call.
 * `explore`: every order, state by state, for few tasks. It knows nothing of happens-before.
 * `random_order`: one random order, for many tasks.
 
@@ -70,20 +70,20 @@ Cell = tuple[Memory, int]
 Flag = tuple[int, int, int, int]
 """Rank that waits, set of flags, phase, rank that sets it."""
 Term = tuple[str, int, int, int]
-"""What a number stands for: what it is, call, rank, line."""
+"""The symbol of a number: kind, call, rank, line."""
 Value = tuple[Term, ...]
 """A sum, in the order of its terms."""
 Place = TypeVar("Place")
 WORKSPACE = ("gathered", "pulled", "slots", "results")
 PACKS = MAX_PHASES
-"""The first phase of packs: what ranks send, then the sums of it; of flags in workspaces all are lower."""
+"""The first phase of LL packets: shards, then their sums. All phases of flags in workspaces are lower."""
 SENT, SUMS = 64, 128
-"""The slots for packs: for what rank r sends number SENT + r, for its sums number SUMS + r."""
+"""The slots for LL packets: SENT + r for the data of rank r, SUMS + r for its sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is wrong with some schedules."""
+    """An error in some schedules."""
 
     kind: Kind
     text: str
@@ -118,14 +118,14 @@ class Hasty(Burst):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Sum):
-    """A Sum of which each part lies in the workspace of one of these ranks."""
+    """A Sum with each part in the workspace of one of these ranks."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pull(CopyOut):
-    """A CopyOut of what lies in the workspace of another rank."""
+    """A CopyOut from the workspace of another rank."""
 
     rank: int
 
@@ -169,7 +169,7 @@ class Task:
         flags_set: flags that it sets; it takes no time then.
         flags_awaited: flags without which it does not start; it takes no time then.
         resets: it resets those flags.
-        effect: what it does to the contents.
+        effect: its effect on the contents.
     """
 
     name: tuple[object, ...]
@@ -192,7 +192,7 @@ def call_of(plan: ProductPlan, *, direct: bool = False, packs: bool = False) -> 
     Args:
         plan: with an algorithm.
         direct: D is symmetric memory.
-        packs: such kernels send packs, as on GPUs; else they put into workspaces and set flags, or pull.
+        packs: such kernels send LL packets, as on GPUs; otherwise they put into workspaces and set flags, or pull.
     """
     ranks = range(plan.product.nprocs)
     return Call(plan, tuple(_unfolded(plan, rank, schedule(plan, rank), direct, packs) for rank in ranks))
@@ -258,7 +258,7 @@ def _shards_to_all(plan: AllGatherGemm, rank: int, kernel: AllGather, packs: boo
 
 
 def _sending(lane: Lane, peers: tuple[int, ...], others: tuple[int, ...], blocks: Sequence[Block], slot: int) -> Burst:
-    """To each peer its block in packs, of which the first goes whatever there is; those of the others are awaited."""
+    """Send each peer its block in LL packets (the first one always), and wait for the packets of the others."""
     puts = [Put(lane, p, blocks[p], Block("slots", 0, len(blocks[p]), slot)) for p in peers if len(blocks[p])]
     return Burst(lane, tuple(puts), PACKS + (slot >= SUMS), peers, others)
 
@@ -272,7 +272,7 @@ def _arrivals(kernel: GemmAsArriving) -> Iterator[Op]:
 
 
 def _reduction(kernel: GemmReduce, index: int) -> Iterator[Op]:
-    """From operation `index` on, of each strip its GEMM and the sum of own lines, and what other lanes do behind it."""
+    """From operation `index` on: for each strip its GEMM, the sum of own lines, and later operations of other lanes."""
     steps, made, after = list[Op](), 0, tuple[int, ...]()
     for op in (*kernel.beside, WaitTile(kernel.lane, len(kernel.strips) - 1)):
         if isinstance(op, WaitTile):
@@ -304,7 +304,7 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
 def _steps(
     plan: GemmReduceScatter, rank: int, kernel: AllReduce | ReduceScatter, direct: bool, packs: bool
 ) -> Iterator[Op]:
-    """What a kernel that reduces does, one step after the other; `rank` sends if it has a part of K."""
+    """The steps of a reduction kernel in order; `rank` sends if it has a part of K."""
     nprocs, lane = plan.product.nprocs, kernel.lane
     peers, others = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
     shares = [_flat(kernel.target, r, nprocs) for r in range(nprocs)]
@@ -339,7 +339,7 @@ def _steps(
 def _two_shots(plan: GemmReduceScatter, rank: int, kernel: AllReduce, direct: bool) -> Iterator[Op]:
     """All meet, each adds its share of all partial products; all meet again when the sums are there.
 
-    They lie in D of all ranks, if those can write there, or each rank reads those of the others then.
+    They are in D of all ranks, if peers can write there; otherwise each rank reads those of the others.
     """
     nprocs, lane = plan.product.nprocs, kernel.lane
     peers, others = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
@@ -452,7 +452,7 @@ class World:
         self._conflicts()
 
     def _halves(self, call: int, *, packs: bool = False) -> tuple[int, int]:
-        """Numbers of the copy of the workspace, or of the slots for packs, and of the set of flags of a call."""
+        """Numbers of the copy of the workspace, or of the slots for LL packets, and of the set of flags of a call."""
         queue = self._queues[call]
         before = [e for e in range(call) if self._queues[e] == queue and (self._sends[e] or not packs)]
         copy, flags = self._parity(len(before))
@@ -650,7 +650,7 @@ class _Users(Generic[Place]):
 
 
 def _copies(cells: Iterable[Cell]) -> set[tuple[int, bool, int]]:
-    """The copies of workspaces, or of the slots for packs, in which cells lie: rank, which of the two, copy."""
+    """The copies of workspaces, or of the slots for LL packets, that contain cells: rank, which of the two, copy."""
     known = (*WORKSPACE, "packs")
     return {(memory[0], memory[1] == "packs", memory[2]) for memory, _ in cells if memory[1] in known}
 
@@ -664,7 +664,7 @@ def _sends_packs(op: Op) -> bool:
 
 
 def _cleared(*read: Span) -> list[Span]:
-    """The packs among what is read."""
+    """The LL packets among the spans that are read."""
     return [span for span in read if span.memory[1] == "packs"]
 
 
@@ -698,7 +698,7 @@ def bits(mask: int) -> Iterator[int]:
 
 
 def evaluate(world: World, order: Iterable[int]) -> list[Finding]:
-    """What is wrong in D if the tasks run in this order."""
+    """The error in D if the tasks run in this order."""
     contents = Contents()
     for t in order:
         effect = world.tasks[t].effect
@@ -708,7 +708,7 @@ def evaluate(world: World, order: Iterable[int]) -> list[Finding]:
 
 
 def prove(world: World) -> list[Finding]:
-    """What is wrong in some order, found in the partial order that all of them share; nothing found is a proof."""
+    """The error of some order, derived from the partial order that all orders share. No error is a proof."""
     tasks, uses = world.tasks, _Uses(world.tasks)
     order = _sorted(uses.before)
     stuck = set(range(len(tasks))) - set(order)
@@ -767,7 +767,7 @@ class _Uses:
 
 
 def _sorted(before: Sequence[Sequence[int]]) -> list[int]:
-    """A topological order; what lies on a cycle or behind it is left out."""
+    """A topological order; tasks on a cycle or after it are left out."""
     missing, after = [len(b) for b in before], defaultdict[int, list[int]](list)
     for t, predecessors in enumerate(before):
         for b in predecessors:
@@ -799,7 +799,7 @@ class _Machine:
         self.first = sum(1 << t for t, b in enumerate(self.before) if not b)
 
     def starting(self, t: int, ended: int, running: int, up: int) -> Finding | None:
-        """What is wrong if a task starts now."""
+        """The error if a task starts now."""
         task = self.tasks[t]
         for u in bits(self.world.conflicts[t] & running):
             return Finding("race", f"{task} starts while {self.tasks[u]} runs")
@@ -867,7 +867,7 @@ def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tup
 
 
 def random_order(world: World, seed: int) -> list[Finding]:
-    """What is wrong in one order of starts and ends, in which now these and now those lanes are slow."""
+    """The error in one order of starts and ends, with changing slow lanes."""
     topology, draw = _Machine(world), random.Random(seed)
     ended, running, ready, up, order = 0, 0, topology.first, 0, list[int]()
     haste = [draw.random() for _ in world.tasks]

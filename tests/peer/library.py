@@ -1,9 +1,9 @@
-"""The real ScaLAPACK through ctypes, by the names and arguments of pblas.scalapack: what calls one can call the other.
+"""The real ScaLAPACK through ctypes, by the names and arguments of pblas.scalapack: a caller of one can call the other.
 
 Debian's library is built for Debian's MPICH. It calls MPI from C only, and MPICH's ABI is the same since 3.1, so it
 also runs on the MPICH of the environment, in one job with mpi4py: a link named libmpich.so.12 in LD_LIBRARY_PATH points
 to that one (`make peer` sets it up). Its inner block of K, pilaenv, is 32; a library of ours, loaded before, puts a
-function in its place that returns what it is told.
+function in its place that returns a value that is set from here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 DEBIAN = ("libscalapack-mpich.so.2.2",)
 MKL = ("libmpi.so.12", "libmkl_blacs_intelmpi_lp64.so.2", "libmkl_scalapack_lp64.so.2")
-"""Of the wheel mkl, behind the MPI, which mpi4py has loaded for itself alone. The wheel's libmkl_intel_lp64,
+"""Of the wheel mkl, loaded after the MPI, which mpi4py has loaded for itself alone. The wheel's libmkl_intel_lp64,
 libmkl_sequential and libmkl_core must be in LD_PRELOAD."""
 
 STOCK, TUNED = 32, 256

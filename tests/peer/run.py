@@ -3,8 +3,8 @@
     make peer
     mpiexec -n 4 python -m mpi4py -m tests.peer.run [--count 40]
 
-All columns of the level 3 table, and random problems where it has holes, on every grid that fits; then problems of a
-size at which time can be told. The error of a result is counted in units of eps (2^-53 in double precision) times the
+All columns of the level 3 table, and random problems where it has holes, on every grid that fits; then problems
+that are large enough for timing. The error of a result is counted in units of eps (2^-53 in double precision) times the
 sum of the sizes of its terms; above 16, or 8 for sums, a result is wrong, as it is when anything else has changed.
 """
 
@@ -35,14 +35,14 @@ N, NB, ROUNDS = 1000, 64, 5
 
 @dataclass(slots=True)
 class Column:
-    """What one library has done so far: problems that it got wrong, its largest error, its seconds."""
+    """Results of one library so far: its wrong problems, its largest error, its seconds."""
 
     failed: int = 0
     error: float = 0.0
     seconds: float = 0.0
 
     def add(self, outcomes: list[problems.Outcome]) -> str:
-        """**Collective.** Count one problem, of which every rank has an outcome; what the first one found wrong."""
+        """**Collective.** Count one problem from the outcomes of all ranks, and return the first error."""
         texts = [outcome.text for outcome in outcomes if outcome.text]
         self.failed += bool(texts)
         self.error = max([self.error, *(outcome.error for outcome in outcomes if not outcome.text)])
@@ -72,9 +72,11 @@ def results(peer: Library, count: int) -> tuple[int, list[str]]:
                     for name, column, outcome in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
                         text = column.add(outcome)
                         if text:
-                            failures.append(f"{name}, {problem.verb} on {nprow} x {npcol}: {text}\n    {problem}")
+                            failures.append(
+                                f"{name}, {problem.routine_name} on {nprow} x {npcol}: {text}\n    {problem}"
+                            )
             wrong += ours.failed
-            name = problems.Problem(routine, letter, 0, 0, 0, {}).verb + (
+            name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name + (
                 "/c" if routine == "tran" and letter in "cz" else ""
             )
             table.add_row(
@@ -102,7 +104,7 @@ def outcomes(library: Any, cases: list[problems.Problem], nprow: int, npcol: int
 
 
 class Timed:
-    """Matrices of a size at which time can be told, on one grid, and three calls on them.
+    """Matrices that are large enough for timing, on one grid, and three calls on them.
 
     Args:
         library: whose calls (global).

@@ -42,7 +42,7 @@ def main(folder: Path) -> None:
         try:
             planned.execute(a, b, out=d)
             cupy.cuda.runtime.deviceSynchronize()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - every error is reported
             name, text = type(error).__name__, str(error)
             break
     outcome = {"name": name, "text": text, "seconds": time.monotonic() - start}

@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
 TIMEOUT = 2.0
 LATE = 2 * TIMEOUT
-LONG = 6.0  # seconds after which nobody would think of streams that may still wait
-SLACK = 3.0  # seconds in which a rank that knows of a fault has told the others and drained its stream
+LONG = 6.0  # seconds; by then no stream should still wait
+SLACK = 3.0  # seconds in which a rank that knows of a fault has notified the others and drained its stream
 N = 64
 
 
@@ -32,7 +32,7 @@ class Scene:
     def __init__(self, name: str) -> None:
         self.name = name
         kind, options = PLANS[name]
-        self.dtype = "float16" if name in ROADS else "float32"
+        self.dtype = "float16" if name in ALGORITHMS else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
         self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
@@ -74,7 +74,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
     "all-reduce by pieces": ("GemmAllReduce", {"chunks": 2}),
     "all-reduce by a kernel": ("GemmAllReduce", {"overlap": False}),
 }
-ROADS = {
+ALGORITHMS = {
     "gather for tiles": Algorithm("tile_signals"),
     "reduce-scatter from tiles": Algorithm("tile_signals"),
     "reduce-scatter by stores": Algorithm("fused_stores"),
@@ -86,8 +86,8 @@ ROADS = {
 
 @pytest.fixture(params=PLANS)
 def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
-    if request.param in ROADS:
-        take(ROADS[request.param], monkeypatch)
+    if request.param in ALGORITHMS:
+        take(ALGORITHMS[request.param], monkeypatch)
     result = Scene(request.param)
     monkeypatch.undo()
     yield result
@@ -95,7 +95,7 @@ def scene(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
-    """(class, text, seconds) of what a call, made again each time that the GPU is done, raises in the end."""
+    """(class, text, seconds) of the error of a call that is repeated each time that the GPU is done."""
     start = time.monotonic()
 
     def once() -> None:
@@ -139,7 +139,7 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
 
 
 def test_a_rank_reports_its_own_timeout() -> None:
-    """In a note of its own error, whose text is everybody's."""
+    """In a note of its own error; the text of the error is the same on all ranks."""
     scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
     if COMM.rank == late:
         time.sleep(LATE)
@@ -208,7 +208,7 @@ def test_a_rank_that_leaves_by_an_exception_is_named(scene: Scene) -> None:
 
 
 def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
-    """Nobody else makes it. The others are told, which would get what was not computed."""
+    """Only that rank makes the error. The others are notified: they would read data that was not computed."""
     late = 0
     if COMM.rank == late:
         start = time.monotonic()
@@ -226,9 +226,9 @@ def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
 
 
 def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller, who launches it, is not told of the fault. Streams wait for words in it, which peers do not set."""
+    """The caller launches the graph and is not notified of the fault. Its streams wait for flags that no peer sets."""
     name = "all-reduce from tiles in pieces"
-    take(ROADS[name], monkeypatch)
+    take(ALGORITHMS[name], monkeypatch)
     scene, stream = Scene(name), cupy.cuda.Stream(non_blocking=True)
     monkeypatch.undo()
     with stream:

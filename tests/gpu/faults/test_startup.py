@@ -66,7 +66,7 @@ def settle(comm: MPI.Intracomm) -> None:
 
 
 def put(address: int, values: Any) -> None:
-    """Copy a CuPy array to an address, on whatever GPU it lies."""
+    """Copy a CuPy array to an address on any GPU."""
     runtime = cupy.cuda.runtime
     runtime.memcpyAsync(address, values.data.ptr, values.nbytes, runtime.memcpyDefault, cupy.cuda.Stream.null.ptr)
 

@@ -28,7 +28,7 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy, read  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 POISON = -99
-# Order "F" or "C", and elements of padding behind each column or row.
+# Order "F" or "C", and elements of padding after each column or row.
 LAYOUTS = (("F", 0), ("F", 3), ("C", 0), ("C", 2))
 SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 40, 333), (65, 130, 257), (64, 128, 256))
 MARKS = ((False, False), (False, True), (True, False), (True, True))
@@ -54,7 +54,7 @@ class Stored:
         return np.ndarray(self._shape, host.dtype, host.view(np.uint8).data, self._offset * self._item, self._strides)
 
     def read(self) -> Array:
-        """The elements as they are now; what lies between and around them, and has been poisoned, is checked."""
+        """The elements as they are now. The poison between and around them is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
         values: Array = self._view(host).copy()
@@ -127,7 +127,7 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (8, 40, 333)])
 def test_epilogues_are_fused_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
-    """What cuBLASLt has a name for, by the product, rounded once; all else is left, and Z a plain product."""
+    """cuBLASLt's own epilogues are fused and rounded once; others are left to the caller, and Z is a plain product."""
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     x, y, z, h = (entries(shape, dtype, seed) for seed, shape in enumerate([(m, k), (k, n), (m, n), (m, n)]))
     row, column = Stored(entries((1, n), dtype, 4)), Stored(entries((m, 1), dtype, 5))
@@ -276,7 +276,7 @@ def test_no_algorithm_adds_in_the_order_of_arrival(gemm: Gemm, name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_captured_products_replay(gemm: Gemm, stream: Any, name: str) -> None:
     dtype = dtype_of(name)
-    m, n, k = 33, 46, 515  # seen by no other test: what a first call does, it does under capture
+    m, n, k = 33, 46, 515  # used by no other test, so that the first call is under capture
     x, y, z = Stored(entries((m, k), dtype, 1)), Stored(entries((k, n), dtype, 2), "F"), Stored(np.zeros((m, n), dtype))
     square, sum_ = Stored(np.zeros((m, m), dtype)), Stored(entries((m, n), dtype, 4))
     cupy.cuda.runtime.deviceSynchronize()

@@ -62,7 +62,7 @@ class Stored:
         return host[:rows, :columns] if self._order == "C" else host[:columns, :rows].T
 
     def read(self) -> Array:
-        """The elements as they are now; what lies around them is checked."""
+        """The elements as they are now. The memory around them is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
         values: Array = self._view(host).copy()
@@ -140,7 +140,7 @@ def test_every_width_and_the_same_bits_every_time(hopper: Hopper, stream: Any, m
 
 
 def placed(x: Array, order: str, offset: int = 0) -> Any:
-    """A copy on the GPU, so many elements behind the beginning of its memory."""
+    """A copy on the GPU, at an offset of so many elements in its memory."""
     memory = cupy.empty(x.size + offset, np.uint16)[offset:]
     copy = cupy.ndarray(x.shape, x.dtype, memory.data, order=order)
     copy.view(np.uint16)[...] = cupy.asarray(x.view(np.uint16))
@@ -367,7 +367,7 @@ def test_products_are_sent_and_added(
 @pytest.mark.parametrize("k", [520, 1600])
 @pytest.mark.parametrize("beta", [0.0, -0.5])
 def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float, k: int) -> None:
-    """Sums of each piece behind the products of the next, with a signal of their own; the last are stored anywhere."""
+    """Sums of each piece after the products of the next, with a signal of their own; the last are stored anywhere."""
     pieces = [Shares(4, rows, 2048, k) for rows in (512, 264, 264, 72)]
     stored, told_too = cupy.zeros(len(pieces), cupy.uint32), cupy.zeros(1, cupy.uint32)
     first = cupy.full_like(pieces[0].z, cupy.nan)
@@ -395,7 +395,7 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
 
 @pytest.mark.parametrize("k", [520, 1600])
 def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: Any, k: int) -> None:
-    """Own tiles among those of the second piece behind theirs, and a word for each place."""
+    """Own tiles of the second piece come after the tiles of the peers; each place has a flag."""
     pieces = [Shares(4, rows, 2048, k) for rows in (1024, 1024, 512, 264)]
     places = [[cupy.full_like(piece.z, cupy.nan) for _ in range(3)] for piece in pieces]
     flags = cupy.zeros((len(pieces), 3), cupy.uint32)
@@ -442,7 +442,7 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
 
 
 def test_it_starts_beside_kernels_that_wait_for_it(hopper: Hopper, stream: Any, record: Array) -> None:
-    """They are behind a kernel that takes little shared memory, on streams that come first; it is on the main one."""
+    """They follow a kernel that takes little shared memory, on streams that come first; it is on the main one."""
     kernels, watch = Kernels(), Watch(SECOND // 4, record=record.ctypes.data)
     kernels.load(stream.ptr)
     beside = [cupy.cuda.Stream(non_blocking=True, priority=-5) for _ in range(2)]

@@ -92,7 +92,7 @@ class Lines:
         return int(self.memory.data.ptr) + self.offset * self.dtype.itemsize
 
     def read(self) -> Array:
-        """The elements; what lies around them is as it was."""
+        """The elements. The memory around them must be unchanged."""
         memory = self.memory.get()
         values = self._view(memory).copy()
         self._view(memory)[...] = self._view(self.before)
@@ -242,7 +242,7 @@ def test_blocks_are_copied_beside_products(kernels: Kernels, stream: Any, lines:
 
 
 def in_packs(count: int, itemsize: int) -> int:
-    """Bytes of so many elements, in packs of 16."""
+    """Bytes of so many elements, rounded up to 16."""
     return -(-count * itemsize // 16) * 16
 
 
@@ -275,7 +275,7 @@ def launch(
     kernels: Kernels, stream: Any, ranks: list[Rank], rank: int, shots: Any, parity: int, source: Any,
     dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, **keep: Any,
 ) -> None:  # fmt: skip
-    """An all-reduce of one of the ranks; one that pulls behind a copy of its partial product, in place of a GEMM."""
+    """An all-reduce of one of the ranks; a pulling one follows a copy of its partial product, in place of a GEMM."""
     me = ranks[rank]
     slots = Slots([r.slots[parity].data.ptr for r in ranks], me.slot_nbytes)
     options = keep | {"rank": rank, "watch": me.watch(timeout), "wire": source.dtype}
@@ -349,7 +349,7 @@ def test_all_reduce_on_streams(kernels: Kernels, streams: list[Any], name: str, 
 
 
 def finished(total: Array, operands: dict[str, Any], old: Array, beta: float, dtype: np.dtype[Any]) -> Array:
-    """What follows a sum in 32 bits, rounded once."""
+    """The epilogue of a sum in 32 bits, rounded once."""
     wide = {key: z.astype(np.float32) for key, z in operands.items()}
     total = total + np.float32(beta) * old.astype(np.float32) if beta else total
     result: Array = (np.maximum(total * np.float32(0.75) + wide["row"], 0) - wide["full"]).astype(dtype)
@@ -701,7 +701,7 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
         Block(source.data.ptr + offset, target.data.ptr + 16 + offset, size, signal)
         for signal, (source, target, size) in enumerate(zip(sources, targets, sizes, strict=True))
     ]
-    own = cupy.full(sizes[0] + 64, POISON, cupy.uint8)  # a copy to this rank itself, of which nobody is told
+    own = cupy.full(sizes[0] + 64, POISON, cupy.uint8)  # a copy to this rank itself, without a signal
     blocks.append(blocks[0]._replace(target=own.data.ptr + 16 + offset, signal=-1))
     cupy.cuda.runtime.deviceSynchronize()
     for _ in range(3):
@@ -720,7 +720,7 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
 
 
 @pytest.mark.parametrize(("width", "lines"), [(1, 9), (48, 33), (50, 7), (4096, 129)])
-@pytest.mark.parametrize(("gap", "there"), [(0, 0), (16, 32), (3, 6)])
+@pytest.mark.parametrize(("gap", "offset"), [(0, 0), (16, 32), (3, 6)])
 def test_push_of_lines(kernels: Kernels, stream: Any, width: int, lines: int, gap: int, offset: int) -> None:
     source = cupy.asarray(np.random.default_rng(2).integers(0, 256, (lines, width + gap), np.uint8))
     target = cupy.full((lines, width + offset), POISON, cupy.uint8)

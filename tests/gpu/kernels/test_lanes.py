@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 
 def test_neighbouring_words_of_a_lane_are_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes between others is issued before them, and nothing is left at the end."""
+    """An operation between two batches is issued in order, and nothing is left at the end."""
     issued, operate, stream = list[int](), streams.operate, cupy.cuda.Stream(non_blocking=True)
 
     def noted(to: Any, operations: list[Any]) -> None:

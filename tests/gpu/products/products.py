@@ -29,7 +29,7 @@ runtime = cupy.cuda.runtime
 
 
 def note(text: str) -> None:
-    """Tell whoever runs the tests."""
+    """Append a note for the test report."""
     path = os.environ.get("PBLAS_TEST_NOTES")
     if path and COMM.rank == 0:
         with Path(path).open("a") as file:
@@ -37,7 +37,7 @@ def note(text: str) -> None:
 
 
 def sync() -> None:
-    """Wait for all that this rank's GPU has to do."""
+    """Wait for all work of this rank's GPU."""
     runtime.deviceSynchronize()
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Context]:
-    """A context that knows nothing yet but the machine code of kernels, which lies elsewhere in the cache."""
+    """A context that knows nothing yet but the machine code of kernels, which is stored elsewhere in the cache."""
     folder = COMM.bcast(tmp_path, 0)
     monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
     with context() as opened:

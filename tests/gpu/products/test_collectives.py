@@ -398,7 +398,7 @@ def test_a_mistake_of_one_rank_is_raised_by_all(backend: Any) -> None:
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is no dependency")
 @pytest.mark.parametrize("name", ["float32", "bfloat16"])
 def test_tensors_of_torch(ctx: pblas.Context, messages: pblas.Context, name: str) -> None:
-    """On torch's current stream, also in its graphs; what is made is a tensor."""
+    """On torch's current stream, also in its graphs; the result is a tensor."""
     torch: Any = import_module("torch")
     torch.cuda.set_device(cupy.cuda.Device().id)
     dtype, stream = getattr(torch, name), torch.cuda.Stream()

@@ -39,7 +39,7 @@ class Passes(list[bool]):
     """Those in which an execution goes through a block of D once more; of each, whether it was recorded at planning."""
 
     def begin(self) -> None:
-        """A product was planned: what it has rehearsed does not count, but what was recorded is part of executions."""
+        """A product was planned: its rehearsals do not count, but recorded calls are part of executions."""
         self[:] = [recorded for recorded in self if recorded]
 
 
@@ -66,7 +66,7 @@ def on_gpu(x: Array) -> Any:
 
 
 class Finished:
-    """A product of small integers, and what follows: sums that 16 bits do not hold are finished before rounding.
+    """A product of small integers with an epilogue: sums that 16 bits do not hold get the epilogue before rounding.
 
     Args:
         ctx: of the matrices (global).

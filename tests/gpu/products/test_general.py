@@ -85,7 +85,7 @@ def test_panels_of_real_width(ctx: pblas.Context) -> None:
 
 @pytest.mark.mpi(min_size=4)
 def test_no_kernel_moves_panels_of_conforming_grids(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own panels are multiplied where they lie, others are one block, whatever the layout's blocks are."""
+    """Own panels are multiplied in place, others are one block, whatever the layout's blocks are."""
 
     def reject(*_: Any, **__: Any) -> None:
         raise AssertionError("a panel was taken apart")
@@ -132,7 +132,7 @@ def test_options_of_products(ctx: pblas.Context) -> None:
 
 
 def test_the_stream_orders_what_comes_before_and_after(ctx: pblas.Context) -> None:
-    """A is filled on the caller's stream behind much work, and D is read there."""
+    """A is filled on the caller's stream after much work, and D is read there."""
     own = cupy.cuda.Stream(non_blocking=True)
     n = 512
     desc = MatrixDescriptor(n, n, 64, 64, Grid(1, 1) if ctx.nprocs < 4 else Grid(2, 2))

@@ -86,8 +86,8 @@ class Scaled:
         n: rows and columns (global).
         seed: of A0 and B (global).
         dtype: of the matrices (global).
-        symmetric: D lies in the context's memory, where peers can write it (global).
-        alone: all of A and B lies on rank 0 (global).
+        symmetric: D is in the context's memory, where peers can write it (global).
+        alone: all of A and B is on rank 0 (global).
         options: of plan_matmul (global).
     """
 
@@ -199,7 +199,7 @@ def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Co
 def test_ten_thousand_replays_by_the_hopper_kernel(
     ctx: pblas.Context, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Likewise, of a few tiles each."""
+    """The same, with a few tiles each."""
     if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     plans = []
@@ -648,7 +648,7 @@ def test_mutants_are_caught(name: str) -> None:
 
 # Call after call of one all-reduce, of which each rank sums a part of every piece, one half of the workspace would do.
 # When a rank has all sums, which ends its call, all have read what they were sent; and it has sums of the next call
-# when all have sent parts of them, which they do behind the last.
+# when all have sent parts of them, which they do after the last.
 BROKEN_BY_TILES = [
     (name, plan)
     for name in MUTANTS_OF_TILES
@@ -676,7 +676,7 @@ def test_sums_stay_until_a_late_rank_has_read_them(fixed: bool, monkeypatch: pyt
     if fixed:
         fix_parity(monkeypatch)
     with doomed() as ctx, applied(sums_got_late, StreamEngine, pause_first):
-        # The first plan takes the workspace of both. It is so large that shards reach behind the slots, where sums are.
+        # The first plan takes the workspace of both. It is so large that shards extend past the slots, where sums are.
         plans = [Scaled(ctx, name, size, 1, "float16") for name, size in ((ALONG_N, 2 * n), ("GemmAllReduce", n))]
 
         def turns() -> None:
@@ -711,7 +711,7 @@ def test_a_mutant_of_fused_stores_is_caught(plan: str, monkeypatch: pytest.Monke
 def test_mutants_of_the_hopper_kernel_are_caught(
     name: str, by: AlgorithmKind, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0's tells of what is not there yet."""
+    """Rank 0's kernel signals data that are not stored yet."""
     if COMM.size == 1:
         pytest.skip("one rank moves nothing")
     take(Algorithm(by), monkeypatch)

@@ -32,7 +32,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
-    """M, N and K with room for pieces: even, uneven, cyclic, inside larger matrices."""
+    """M, N and K, large enough for pieces: even, uneven, cyclic, inside larger matrices."""
     far = nprocs - 1
     return [
         (Dimension(16 * nprocs), Dimension(64 * nprocs), Dimension(32 * nprocs)),
@@ -289,7 +289,7 @@ def test_plans_are_tuned_the_same_on_every_rank_and_products_stay_right(ctx: pbl
 
 
 def test_products_follow_each_other_without_a_wait(ctx: pblas.Context) -> None:
-    """X = A @ X, a chain of new matrices that nobody waits for; A shifts the rows."""
+    """X = A @ X, a chain of new matrices without a wait; A shifts the rows."""
     n = 16 * ctx.nprocs
     x = entries((n, 8), dtype_of("float64"), 2)
     a = ctx.from_global(lambda i, j: (j - i) % n == 1, MatrixDescriptor.row_wise(n, n, ctx.nprocs))

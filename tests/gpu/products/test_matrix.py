@@ -1,4 +1,4 @@
-"""DistMatrix on GPUs: the laws of tests/mpi/matrices/test_matrix.py with CuPy arrays, and what is a GPU's own."""
+"""DistMatrix on GPUs: the laws of tests/mpi/matrices/test_matrix.py with CuPy arrays, and tests only for GPUs."""
 
 from __future__ import annotations
 

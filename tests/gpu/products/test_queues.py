@@ -1,4 +1,4 @@
-"""Executions of several queues: they run beside each other, and nobody waits for ever."""
+"""Executions of several queues: they run concurrently, and no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 def later() -> Any:
-    """An event behind the current stream."""
+    """An event recorded on the current stream."""
     event = cupy.cuda.Event(disable_timing=True)
     event.record()
     return event
@@ -51,7 +51,7 @@ def test_queues_in_any_order_with_delays_that_differ_between_ranks(ctx: pblas.Co
 
 
 def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
-    """A rank is held up in one queue; the other one goes on. What has no queue waits for both."""
+    """A rank is held up in one queue; the other one goes on. An execution without a queue waits for both."""
     first, second, alone = (Scaled(ctx, "AllGatherGemm", 64, 1, queue=queue) for queue in (0, 1, None))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     warm = Scaled(ctx, "AllGatherGemm", 64, 1)
@@ -80,7 +80,7 @@ def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
 
 
 def test_queues_in_graphs_of_the_callers(ctx: pblas.Context) -> None:
-    """Branches of one graph follow each other, whatever their queues; graphs on two streams run beside each other."""
+    """Branches of one graph follow each other, whatever their queues; graphs on two streams run concurrently."""
     plans = [Scaled(ctx, name, 64, 5, queue=queue) for queue, name in enumerate(("AllGatherGemm", "GemmAllReduce"))]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     delays = random.Random(ctx.rank)

@@ -28,7 +28,7 @@ ONE_DIMENSIONAL = {
     "GemmReduceScatter": (COLUMNS(M, K, P), ROWS(K, N, P), ROWS(M, N, P)),
     "GemmAllReduce": (COLUMNS(M, K, P), ROWS(K, N, P), WHOLE(M, N, P)),
 }
-ROADS = {
+ALGORITHMS = {
     "AllGatherGemm": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
     "GemmReduceScatter": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
     "GemmAllReduce": (Algorithm("one-shot"), Algorithm("two-shot", (2, 1)), Algorithm("copy_engine", (1, 1))),
@@ -42,7 +42,7 @@ def check(events: tuple[Event, ...], flops: int) -> None:
     for event in events:
         lanes.setdefault((event.rank, event.lane), []).append(event)
     for lane_events in lanes.values():
-        # Two events of one time may be told apart by rounding.
+        # Two events of one time may differ by rounding.
         assert all(a.stop <= b.start + 1e-6 for a, b in pairwise(lane_events)), lane_events
     if RANK == 0:
         assert sum(event.details.get("flops", 0) for event in events) == flops
@@ -72,7 +72,7 @@ def check_traced(
 @pytest.mark.mpi(min_size=2)
 def test_events_of_pushed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     with context("nvshmem") as ctx:
-        for name, algorithms in ROADS.items():
+        for name, algorithms in ALGORITHMS.items():
             desc_a, desc_b, desc_d = ONE_DIMENSIONAL[name]
             a, b = (ctx.random(desc, "float32", seed=seed) for desc, seed in ((desc_a, 1), (desc_b, 2)))
             d = ctx.empty(desc_d, "float32")

@@ -174,7 +174,7 @@ def test_a_gradient_that_would_be_lost_is_refused(ctx: pblas.Context) -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str) -> None:
-    """A column-parallel layer and the row-parallel ones behind it, on a stream that is not the default one."""
+    """A column-parallel layer and then row-parallel ones, on a stream that is not the default one."""
     lib, spread = Library(library, "float32"), parts("allgather")
     w1, w2 = integers((O, I), 1), integers((I, O), 2)
     w1_, w2_ = lib.array(w1[spread["w"]]), lib.array(w2[:, spread["y"][1]])

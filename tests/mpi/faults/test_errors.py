@@ -243,7 +243,7 @@ def test_complex_numbers_are_not_silently_made_real() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
+    ("value", "text"), [(None, "NoneType"), ("a", "str"), (1j, "imaginary part"), ([None], "list")]
 )
 def test_values_of_a_function_must_be_numbers_that_fit(value: Any, text: str) -> None:
     """NumPy would make None NaN, and drop imaginary parts with a warning."""
@@ -322,17 +322,17 @@ def test_unsupported_strides_are_copied() -> None:
         assert not np.shares_memory(matrix.local, whole)
 
 
-@pytest.mark.parametrize("verb", ["zeros", "empty", "random"])
+@pytest.mark.parametrize("operation", ["zeros", "empty", "random"])
 @pytest.mark.parametrize("dtype", ["int64", "bool", "nonsense", "float128", None, "U3"])
-def test_a_dtype_that_is_not_multiplied_is_refused_on_every_rank(verb: str, dtype: Any) -> None:
+def test_a_dtype_that_is_not_multiplied_is_refused_on_every_rank(operation: str, dtype: Any) -> None:
     with Context(timeout=TIMEOUT) as ctx:
-        make = getattr(ctx, verb)
+        make = getattr(ctx, operation)
         if dtype is None:  # NumPy reads None as float64, which says nothing about what was meant
             assert (
                 COMM.allreduce(outcome_of(lambda: make(rows(), None))[0] in {"no exception", "DTypeError"}) == COMM.size
             )
             return
-        check(ctx, DTypeError, f"{verb}: dtype must be one of", lambda: make(rows(), dtype), lambda: make(rows()))
+        check(ctx, DTypeError, f"{operation}: dtype must be one of", lambda: make(rows(), dtype), lambda: make(rows()))
 
 
 DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], object]]] = {
@@ -435,7 +435,7 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_numpy_errors_on_one_rank_are_results(name: str, transport: str) -> None:
-    """Infinities and NaN, also for those who have NumPy raise an error where they appear."""
+    """Infinities and NaN, also if the caller has NumPy raise errors for them."""
     with open_context(transport, timeout=TIMEOUT) as ctx:
         x = halves(np.empty((N, N)))
         a = ctx.from_global(x, rows(), None)
@@ -444,7 +444,7 @@ def test_numpy_errors_on_one_rank_are_results(name: str, transport: str) -> None
         check_product(ctx)
 
 
-VERBS: dict[str, Callable[[Cast], object]] = {
+OPERATIONS: dict[str, Callable[[Cast], object]] = {
     "zeros": lambda x: x.ctx.zeros(rows()),
     "random": lambda x: x.ctx.random(rows()),
     "from_global": lambda x: x.ctx.from_global(x.array, rows(), None),
@@ -455,7 +455,7 @@ VERBS: dict[str, Callable[[Cast], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", VERBS)
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_different_operations_on_different_ranks_are_named(name: str) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -463,7 +463,7 @@ def test_different_operations_on_different_ranks_are_named(name: str) -> None:
             message = raises_on_all_ranks(
                 MismatchError,
                 "ranks made different calls",
-                partial(VERBS[name], x) if ctx.rank in ranks else partial(pmatmul, x.a, x.b),
+                partial(OPERATIONS[name], x) if ctx.rank in ranks else partial(pmatmul, x.a, x.b),
             )
             assert name in message
             assert "pmatmul" in message
@@ -591,7 +591,7 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
     for call in calls:
         raises_on_all_ranks(ContextError, "the context is closed", call)
     ctx.close()  # closing twice is no mistake
-    assert "12 x 12" in repr(x.a)  # what it was can still be said
+    assert "12 x 12" in repr(x.a)  # its text is still available
 
 
 def test_a_distributed_matrix_is_no_array_and_names_what_collects_it() -> None:
@@ -628,7 +628,7 @@ def test_impossible_settings_are_refused_on_every_rank(settings: dict[str, Any],
 
 
 def test_the_text_of_a_long_error_is_the_same_everywhere() -> None:
-    """An agreement carries messages of fixed size; what does not fit is cut alike."""
+    """An agreement carries messages of fixed size; longer texts are cut the same way on every rank."""
     with Context(timeout=TIMEOUT) as ctx:
         long = "x" * 5000
         x = Cast(ctx)
@@ -649,8 +649,8 @@ class OnGpu:
     __cuda_array_interface__ = MappingProxyType({"shape": (N, N), "typestr": "<f8", "data": (4096, False)})
 
 
-@pytest.mark.parametrize("verb", ["from_global", "from_local", "from_local, copy"])
-def test_an_array_on_a_gpu_is_refused_on_every_rank_by_a_context_on_cpus(verb: str) -> None:
+@pytest.mark.parametrize("operation", ["from_global", "from_local", "from_local, copy"])
+def test_an_array_on_a_gpu_is_refused_on_every_rank_by_a_context_on_cpus(operation: str) -> None:
     strange: Any = OnGpu()
     with Context(backend="mpi", timeout=TIMEOUT) as ctx:
         x = Cast(ctx)
@@ -659,8 +659,8 @@ def test_an_array_on_a_gpu_is_refused_on_every_rank_by_a_context_on_cpus(verb: s
             "from_local": lambda array: ctx.from_local(array, rows()),
             "from_local, copy": lambda array: ctx.from_local(array, rows(), copy=True),
         }
-        call, right = calls[verb], x.array if verb == "from_global" else x.part
-        text = f"{verb.partition(',')[0]}: the array is on a GPU"
+        call, right = calls[operation], x.array if operation == "from_global" else x.part
+        text = f"{operation.partition(',')[0]}: the array is on a GPU"
         check(ctx, ArgumentError, text, partial(call, strange), partial(call, right))
 
 

@@ -1,4 +1,4 @@
-"""What a context makes, it ends; what Python drops is used again; a rank that is late or leaves hangs no other."""
+"""A context frees its resources, dropped memory is reused, and a rank that is late or leaves hangs no other."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ def test_a_context_that_is_broken_is_left_without_an_exception_too(quiet: None) 
 
 
 @waits_long
-@pytest.mark.parametrize(("kind", "who"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
+@pytest.mark.parametrize(("kind", "leaver"), [(SystemExit, 0), (ZeroDivisionError, 1), (KeyboardInterrupt, -1)])
 def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all(
     kind: type[BaseException], leaver: int, quiet: None
 ) -> None:
@@ -463,8 +463,8 @@ def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_every
 @waits
 def test_a_rank_missing_from_context_creation_is_named(quiet: None) -> None:
     late = COMM.size - 1
-    door = COMM.Dup()
-    everywhere = COMM.allgather(outcome_with_late_rank(late, partial(Context, door, timeout=SHORT)))
+    comm = COMM.Dup()
+    everywhere = COMM.allgather(outcome_with_late_rank(late, partial(Context, comm, timeout=SHORT)))
     assert all(name == "PeerTimeout" for name, _ in everywhere), everywhere
     assert f"rank {late}" in everywhere[0][1]
     with Context(timeout=TIMEOUT) as after:

@@ -1,4 +1,4 @@
-"""Small values of ranks: gathered, broadcast, and told through tables, in any order and on any of the ranks."""
+"""Small values of ranks: gathered, broadcast, and exchanged through tables, in any order and on any of the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVSHMEM's life on several ranks, with a library that only pretends: what one rank finds, all raise; it ends once."""
+"""NVSHMEM's life on several ranks, with a fake library: an error on one rank is raised by all; it stops once."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     library = running()
     if library is not None:
         library.stop()
-    for name in settings.environment(1, one_node=True):  # those that a start has set
+    for name in settings.environment(1, one_node=True):  # the variables that a start has set
         os.environ.pop(name, None)
 
 

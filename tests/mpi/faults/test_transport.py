@@ -1,4 +1,4 @@
-"""What the transports move and hold is what the plans say."""
+"""The transports move and hold the bytes of the plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter, LocalG
 from tests.common.gauge import THRESHOLD, Array, dtype_of, entries, gauge
 from tests.common.ranks import few
 
-LOCATION_NBYTES = 32  # where an array lies: window, offset, two strides
+LOCATION_NBYTES = 32  # location of an array: window, offset, two strides
 SIZES = ((7, 8, 9), (13, 11, 3), (2, 3, 1), (9, 29, 16))
 LAYOUTS = {
     "AG(B) along k": ("rows", "rows", "rows"),
@@ -200,7 +200,7 @@ def test_messages_reduce_through_four_pieces(message: pblas.Context) -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("layout", ["AG(B) along k", "AG(B) along n", "AG(A)"])
 def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
-    """Shards that the context allocated are read where they lie: a plan takes a table of locations, no more."""
+    """Shards that the context allocated are read in place: a plan takes a table of locations, no more."""
     backend, stays = window.runtime.backend, 1 if layout == "AG(A)" else 0
     for turn, each in enumerate(SIZES):
         sizes: Any = [30 * size if i == stays else size for i, size in enumerate(each)]  # nothing receives less

@@ -210,7 +210,7 @@ def test_complex_files_are_not_silently_made_real(ctx: Context, folder: Path) ->
 
 
 def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder: Path) -> None:
-    """Also for those who have NumPy raise an error where they appear, which is on one rank only."""
+    """Also if the caller has NumPy raise errors for them, on one rank only."""
     x = np.ones((8, 7))
     x[0, 0] = 1e300
     ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")

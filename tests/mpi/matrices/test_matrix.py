@@ -1,4 +1,4 @@
-"""DistMatrix: what is made has the entries that were asked for, where the descriptor says, and nothing else changes."""
+"""DistMatrix: a new matrix has the requested entries at the places of its descriptor, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_local(matrix: DistMatrix, whole: Any) -> None:
 
 
 def check_dealing(ctx: Context, dtype: str, check_local: Callable[[DistMatrix, Any], None]) -> None:
-    """**Collective.** Assert that what is dealt out to any layout, from any rank, is what is collected."""
+    """**Collective.** Assert that a matrix distributed to any layout, from any rank, is collected unchanged."""
     for m, n in SIZES if dtype == "float64" else SIZES[:2]:
         for order in ORDERS:
             for turn, desc in enumerate(layouts(m, n, order)):
@@ -112,7 +112,7 @@ def test_a_function_sees_its_own_indices_only() -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("given", ORDERS)
+@pytest.mark.parametrize("source_order", ORDERS)
 def test_shards_sent_in_many_panels_arrive_unchanged(
     order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:

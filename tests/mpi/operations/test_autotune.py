@@ -183,7 +183,7 @@ def test_algorithms_are_measured_with_the_epilogue(
 def test_an_algorithm_that_hangs_is_the_same_error_on_all_ranks_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first rank sends what it has, but says so to nobody."""
+    """The first rank sends its data without signals."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with broken_later(timeout=0.5, transport="push") as context:
         run = Run(context, Case(*DIMENSIONS, LAYOUTS["AR"], homes="uuuu", options=(("autotune", True),)))

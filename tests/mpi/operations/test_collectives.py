@@ -86,7 +86,7 @@ def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str,
 
 
 def forms(x: Array) -> Iterator[Array]:
-    """The same elements in memory of all kinds, amid poison where there is room."""
+    """The same elements in memory of all kinds, amid poison where possible."""
     yield x.copy()
     yield np.array(x, order="F")
     amid = np.full([2 * n + 1 for n in x.shape], POISON, x.dtype)
@@ -146,7 +146,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank gets the others' arrays and adds them: no sum is sent, and nobody meets to read one."""
+    """Every rank gets the others' arrays and adds them: no sum is sent or read."""
     everywhere = random_terms((9, 7), np.float64)
     for name, nbytes in (("shared", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
@@ -246,7 +246,7 @@ def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: s
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
-    """As x, out and operands; what is made belongs to the library of x, but for matrices of NumPy."""
+    """As x, out and operands; a new result belongs to the library of x, except for matrices of NumPy."""
     make = LIBRARIES[library]
     everywhere, bias = random_terms((9, 8), np.float64), np.arange(8.0)
     kind: Any = np.ndarray if make is _matrix else type(make(bias))
@@ -350,7 +350,7 @@ def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) ->
 
 @pytest.mark.mpi
 def test_functions_as_epilogues_and_their_errors(contexts: Contexts) -> None:
-    """What one rank's function raises is raised on every rank, and the context goes on."""
+    """An error in one rank's function is raised on every rank, and the context goes on."""
     x = random_terms((16 * P,), np.float32)  # some for every rank
 
     def fails(values: Array, wrong: frozenset[int]) -> Array:
@@ -457,12 +457,14 @@ def test_errors_are_the_same_everywhere_and_nothing_is_lost(
 ) -> None:
     """Also where one rank only is wrong: the others pass what is right, and find their arrays untouched."""
     right, out = np.ones((4, 6), np.float32), np.full((4, 6), POISON, np.float32)
-    verb = next(verb for verb in ("reduce_scatter", "allgather", "allreduce") if verb in call.__code__.co_names)
-    keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[verb]
+    function = next(
+        function for function in ("reduce_scatter", "allgather", "allreduce") if function in call.__code__.co_names
+    )
+    keep = {"reduce_scatter": None, "allreduce": out, "allgather": None}[function]
     for context in (contexts["shared"], contexts["message"]):
         raises_on_all_ranks(kind, text, partial(call, context))
         for wrong in some_wrong():
-            good = partial(getattr(context, verb), right, keep)
+            good = partial(getattr(context, function), right, keep)
             raises_on_all_ranks(kind, text, lambda: call(context) if RANK in wrong else good())  # noqa: B023 - called at once
     assert (out == POISON).all()
     assert (right == 1).all()

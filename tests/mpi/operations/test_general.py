@@ -30,7 +30,7 @@ SETTINGS = ("shared", "message", "mixed")
 
 @dataclass(frozen=True)
 class Layout:
-    """How one matrix lies, and what is around the part of it that is multiplied."""
+    """The layout of one matrix, and the memory around its multiplied submatrix."""
 
     grid: tuple[int, int] = (1, 1)  # made smaller where there are fewer ranks
     rank_order: Literal["C", "R"] = "C"
@@ -420,7 +420,7 @@ def test_layouts_that_the_planner_chose(contexts: Contexts, where: str, sizes: t
 
 @pytest.mark.mpi
 def test_output_layout_of_grids(contexts: Contexts) -> None:
-    """With out=None and no C the result lies on the grid of the operands; any two grids have an output."""
+    """With out=None and no C the result is on the grid of the operands; any two grids have an output."""
     ctx = contexts["shared"]
     for grid_a, grid_b in (((2, 2), (2, 2)), ((2, 2), (1, 2)), ((1, 3), (3, 2)), ((1, 1), (2, 2))):
         run = Run(ctx, Case((9, 8, 13), Layout(grid_a), Layout(grid_b), Layout()))

@@ -50,7 +50,7 @@ SETTINGS = ("shared", "message", "mixed", "link", "push")
 
 @dataclass(frozen=True)
 class Dimension:
-    """One of M, N, K: its length, its blocks, and what lies around it in the matrix of which a view is taken."""
+    """One of M, N, K: its length, its blocks, and the margins around the view in its matrix."""
 
     n: int
     nb: int | None = None
@@ -146,7 +146,7 @@ def indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
 
 
 def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:
-    """What a rank holds of a global array."""
+    """The shard of a global array on a rank."""
     return x[np.ix_(*indices(desc, rank))] if desc.grid.coordinates(rank)[0] >= 0 else x[:0, :0]
 
 
@@ -188,7 +188,7 @@ class Operands:
         }
 
     def fill(self, a: Array, b: Array, c: Array) -> None:
-        """Fill all matrices anew, op(A) and op(B) as given: what must not be read with NaN, D too."""
+        """Fill all matrices anew, op(A) and op(B) as given. Unread memory, D too, gets NaN."""
         case, nan = self.case, np.full(c.shape, np.nan, self.dtype)
         for x, whole, trans in ((self.A, a, case.trans[0]), (self.B, b, case.trans[1])):
             stored = np.full_like(whole, np.nan) if case.alpha == 0 else whole
@@ -317,7 +317,7 @@ def test_same_bits_whatever_the_transport_and_overlap(contexts: Contexts, layout
             if where == "push":
                 continue
             if ctx.runtime.backend.shared is False and homes == "uuuu":
-                continue  # over messages all memory is alike
+                continue  # over messages all memory is the same
             if where == "link" and (chunks == 1 or not overlap):
                 continue
             case = Case(
@@ -384,7 +384,7 @@ def test_long_runs_are_multiplied_in_place(contexts: Contexts, block: int) -> No
 @pytest.mark.mpi
 @pytest.mark.parametrize("view_a", ["A", "A.T", "A.H", "A.T.H"])
 def test_views_are_operands(ctx: pblas.Context, view_a: str) -> None:
-    """op of a transposed or conjugated view is the op of what it shows."""
+    """op of a transposed or conjugated view is the op of its values."""
     dtype = np.dtype(np.complex64)
     a, b = entries((8, 8), dtype, 1), entries((8, 8), dtype, 2)
     shown = {"A": a, "A.T": a.T, "A.H": a.conj().T, "A.T.H": a.conj()}
@@ -403,7 +403,7 @@ def test_views_are_operands(ctx: pblas.Context, view_a: str) -> None:
 
 @pytest.mark.mpi
 def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
-    """With out=None and no C the result lies where the planner's cheapest plan puts it."""
+    """With out=None and no C the result has the layout of the planner's cheapest plan."""
     a, b = entries((9, 7), np.dtype(np.float64), 1), entries((7, 8), np.dtype(np.float64), 2)
     for kind_a, kind_b, order in itertools.product(("rows", "columns"), ("rows", "columns"), ("F", "C")):
         desc_a, _ = descriptor(kind_a, Dimension(9), Dimension(7, 2), order, ctx.nprocs)  # type: ignore[arg-type]
@@ -607,7 +607,7 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=100)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
 def test_random_cases(contexts: Contexts, case: Case, where: str) -> None:
-    """Whatever is drawn is multiplied, or refused on all ranks alike and nothing is touched."""
+    """Every drawn case is multiplied, or refused on every rank with nothing touched."""
     run = Run(contexts[where], case)
     delays = random.Random(case.seed + contexts[where].rank)
     time.sleep(delays.choice([0.0, 0.0, 0.002]))

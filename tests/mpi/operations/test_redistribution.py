@@ -77,7 +77,7 @@ def test_gemr2d_rows_come_back_exactly(contexts: Contexts, first: int) -> None:
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("row", TRMR2D)
 def test_trmr2d_rows_come_back_exactly(contexts: Contexts, row: Any) -> None:
-    """A's trapezoid to B's and back; what B and A had outside of it, and around the submatrices, stays."""
+    """A's trapezoid to B's and back; B and A outside of it, and around the submatrices, do not change."""
     m, n, source, target, uplo, diag = row
     unit = int(diag == "U")
     diagonal = unit - max(0, m - n) if uplo == "U" else max(0, n - m) - unit
@@ -214,7 +214,7 @@ def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
 
 @pytest.mark.mpi
 def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Contexts) -> None:
-    """A call that returns is planned no more, whatever its scalars, where A lies and how far apart B's columns are."""
+    """A repeated call is not planned again, for any scalars, address of A and column stride of B."""
     dtype, (m, n) = np.dtype(np.float64), (23, 17)
     for setting, ctx in contexts.items():
         x, old = entries((m, n), dtype, 1), entries((m, n), dtype, 2)
@@ -239,7 +239,7 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
 
 
 def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
-    """What the verb's plans are known by."""
+    """The keys of the cached plans."""
     runtime = a.runtime
     topology = runtime.topology
     return RedistributionPlan(
@@ -334,8 +334,8 @@ def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, nam
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
         arguments: dict[str, Any] = {"a": a, "out": b} | (mistake if context.rank in ranks else {})
-        for verb in (pblas.redistribute, pblas.plan_redistribution):
-            raises_on_all_ranks(kind, text, partial(verb, **arguments))
+        for operation in (pblas.redistribute, pblas.plan_redistribution):
+            raises_on_all_ranks(kind, text, partial(operation, **arguments))
     assert np.array_equal(pblas.redistribute(a, out=b).local, np.zeros_like(b.local))
 
 

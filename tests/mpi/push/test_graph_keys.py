@@ -1,4 +1,4 @@
-"""Laws of what tells executions apart where graphs are kept of them: none replays another one, and each finds its own.
+"""Keys of recorded executions: no execution replays the graph of another one, and each finds its own.
 
 On GPUs a graph has the places of its arrays and the numbers of its epilogue in it. Here a program runs again what its
 first execution ran, so that whatever two executions with one program differ in shows in their results.

@@ -1,4 +1,4 @@
-"""Laws of the push transport: slots, parities and flags, whoever is late; mutants of the protocol are found out."""
+"""Laws of the push transport: slots, parities and flags, with any rank late; mutants of the protocol are caught."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
-    """M, N and K with room for pieces, which begin on multiples of eight lines."""
+    """M, N and K, large enough for pieces, which begin on multiples of eight lines."""
     far = nprocs - 1
     return [
         (Dimension(3), Dimension(24 * nprocs + 40), Dimension(2 * nprocs)),
@@ -111,7 +111,7 @@ class Fused:
     def __init__(self, patch: pytest.MonkeyPatch, counted: Counted) -> None:
         self._counted = counted
         self._marks: set[int] = set()
-        self._later: list[tuple[int, Any]] = []  # mark, and what makes the portion
+        self._later: list[tuple[int, Any]] = []  # mark, and the function that computes the portion
         self._call = WindowEngine.call
         for name in ("follow", "burst", "signal", "wait", "sum", "copy"):
             patch.setattr(WindowEngine, name, self._settled(getattr(WindowEngine, name)))
@@ -267,7 +267,7 @@ def test_pieces_of_half_tiles(
 def test_epilogues_are_applied_where_portions_are_made(
     ctx: pblas.Context, layout: str, by: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By one kernel, and by several, of D in one order and the other; no pass over D comes behind."""
+    """By one kernel, and by several, for both orders of D; no separate pass over D follows."""
     p, passes = ctx.nprocs, list[str]()
     finish = WindowEngine.finish
 
@@ -456,10 +456,10 @@ def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monk
     take(Algorithm("two-shot"), monkeypatch)
     gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
 
-    def late(verb: Any) -> Any:
+    def late(function: Any) -> Any:
         def paused(*args: Any, **options: Any) -> Any:
             time.sleep(0.06 * (COMM.rank == 0))
-            return verb(*args, **options)
+            return function(*args, **options)
 
         return paused
 
@@ -553,7 +553,7 @@ class Scene:
 
 
 def until_error(call: Any) -> tuple[str, str]:
-    """What a call raises, made again and again: a rank may be a call ahead of one that is wrong."""
+    """The error of a repeated call: a rank may be one call ahead of a wrong rank."""
     for _ in range(3):
         outcome = outcome_of(call)
         if outcome[0] != "no exception":

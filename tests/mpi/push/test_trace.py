@@ -1,4 +1,4 @@
-"""What is recorded: laws of the events of every plan over every transport, errors, and nothing left behind."""
+"""Traces: the events of every plan over every transport, errors, and no patches left in place."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Whole programs under pblas.scalapack: the example beside the Fortran program, and what ends with a program."""
+"""Whole programs under pblas.scalapack: the example next to the Fortran program, and the end of a program."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The calls of pblas.scalapack: grids, local arrays, errors alike on every rank, and a part of the conformance.
+"""The calls of pblas.scalapack: grids, local arrays, equal errors on every rank, and a part of the conformance.
 
 `make conformance` runs all of the tables.
 """
@@ -195,14 +195,14 @@ def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> N
 def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
     """All codes of the error programs: broken on all ranks, and on one only."""
     handle = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=TIMEOUT)
-    verb, arguments = f"pd{routine}", errors.right(routine, "d", handle)
+    name, arguments = f"pd{routine}", errors.right(routine, "d", handle)
     everyone = [frozenset(range(COMM.size))]
     for position, entry, value, expected in error_exits(routine):
         for wrong in everyone if everywhere else some_wrong()[-1:]:
             # LLD on process (0, 0) is 1, which is too small there only.
             called = errors.broken(arguments, position, entry, value, handle) if COMM.rank in wrong else arguments
-            assert same_on_all_ranks(errors.info(verb, called)) == expected, (position, entry, value)
-    assert errors.info(verb, arguments) == 0
+            assert same_on_all_ranks(errors.info(name, called)) == expected, (position, entry, value)
+    assert errors.info(name, arguments) == 0
     scalapack.gridexit(handle)
 
 

@@ -93,7 +93,7 @@ def close(result: Any, expected: Array, dtype: Any) -> None:
 )
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(mode_ctx: pblas.Context, kind: str, name: str) -> None:
-    """With a bias, with and without memory given for the results; for arrays whose rows lie apart."""
+    """With a bias, with and without memory given for the results; for arrays with padded rows."""
     ctx, dtype, spread = mode_ctx, dtype_of(name), SPREAD[kind]()
     x, w, dy = matrices(dtype)
     bias = entries((1, O), dtype, 7)[0]
@@ -314,7 +314,7 @@ def test_an_error_in_a_layer_names_the_layer(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_all_reduce_after_the_product_is_the_same_layer(
     contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is done with few tokens: a product of each rank's own; what follows is the all-reduce's where it can be."""
+    """With few tokens each rank multiplies alone, and the epilogue is fused into the all-reduce where possible."""
     ctx, K = contexts[setting], 2 * P
     x, w, bias, h = (entries(shape, np.dtype(float), i) for i, shape in enumerate([(T, K), (O, K), (1, O), (T, O)]))
     x_, w_ = (np.ascontiguousarray(z[:, own_slice(K)]) for z in (x, w))
@@ -478,7 +478,7 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
 def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(
     mode_ctx: pblas.Context, kind: str, name: str
 ) -> None:
-    """Also where rows lie apart; a tensor that requires a gradient, or has integers, is refused on every rank."""
+    """Also with padded rows; a tensor that requires a gradient, or has integers, is refused on every rank."""
     torch: Any = import_module("torch")
     spread, options = SPREAD[kind](), COUNTS[kind] | {"ctx": mode_ctx}
     x, w, dy = (torch.from_numpy(z).to(getattr(torch, name)) for z in matrices(np.float64))
@@ -582,7 +582,7 @@ def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(mode_ctx:
         x = np.ones((tokens // P if kind == "allgather" else tokens, narrow), np.float16)
         layer.backward(layer(x), x, needs=(True, True, False))
 
-    for tokens in counts[:2]:  # what the second one finds too small makes room for twice as much
+    for tokens in counts[:2]:  # the second plan finds the memory too small and doubles it
         step(tokens)
     gc.collect()
     tracemalloc.start()
@@ -616,7 +616,7 @@ def test_plans_of_many_numbers_of_tokens_are_kept(mode_ctx: pblas.Context, monke
 def test_fewer_tokens_multiply_in_the_memory_of_the_largest_plan(
     mode_ctx: pblas.Context, kind: Any, name: str, request: pytest.FixtureRequest
 ) -> None:
-    """Forwards and backwards, in any order of sizes; what lay there before does not matter."""
+    """Forwards and backwards, in any order of sizes; earlier contents do not matter."""
     ctx, dtype, setting = mode_ctx, dtype_of(name), request.node.callspec.params["mode_ctx"]
     w = entries((2 * P, 3), dtype, 1)
     whole = w if kind == "allgather" else np.hstack([w] * P)
@@ -740,8 +740,8 @@ def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Con
     for text, *calls in cases:
         for call in calls:
             call()
-        verb = name if calls[0].func is forward(kind) else f"{name}_backward"
-        raises_on_all_ranks(errors.MismatchError, f"{verb}: {text} differs between ranks: ", calls[RANK == P - 1])
+        operation = name if calls[0].func is forward(kind) else f"{name}_backward"
+        raises_on_all_ranks(errors.MismatchError, f"{operation}: {text} differs between ranks: ", calls[RANK == P - 1])
     close(layer(x_, w_), (x @ w.T)[spread["y"]], np.float64)
 
 
@@ -898,7 +898,7 @@ AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)
 def test_few_tokens_agree_once_per_collective_and_plan_nothing(
     contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as what travels is small enough, forwards and backwards."""
+    """As long as the messages are small enough, forwards and backwards."""
     ctx, spread = contexts[setting], SPREAD[kind]()
     x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
     options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.agreement
@@ -922,7 +922,7 @@ def test_few_tokens_agree_once_per_collective_and_plan_nothing(
 @pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "message"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_operands_may_be_overwritten_after_a_layer_returns(mode_ctx: pblas.Context, kind: str) -> None:
-    """Whichever rank is late, and wherever they lie."""
+    """For any late rank and any memory of the operands."""
     ctx, spread = mode_ctx, SPREAD[kind]()
     x, w, dy = matrices(np.float64)
     places = {"x": x[spread["x"]].shape, "y": dy[spread["y"]].shape}
