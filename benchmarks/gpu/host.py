@@ -2,7 +2,8 @@
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.host [--n 64] [--json FILE]
 
-Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded-launches.md). Both plans
+Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded-launches.md). Both
+plans
 alternate, each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so that
 no queue of launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of the
 turns. All D are compared at the end.
