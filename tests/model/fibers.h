@@ -81,9 +81,9 @@ static void __syncthreads() {
 static int __syncthreads_or(int value) {
     fibers::any |= value != 0;
     __syncthreads();
-    const int value = fibers::any_before;
+    const int any = fibers::any_before;
     __syncthreads();
-    return value;
+    return any;
 }
 
 template <class T>
@@ -91,9 +91,9 @@ T __shfl_xor_sync(unsigned, T value, int lane) {
     static thread_local T values[1024];
     values[fibers::current] = value;
     __syncthreads();
-    const T value = values[fibers::current ^ lane];
+    const T received = values[fibers::current ^ lane];
     __syncthreads();
-    return value;
+    return received;
 }
 
 template <class To, class From>

@@ -177,6 +177,8 @@ def test_a_missing_rank_is_named(ctx: pblas.Context) -> None:
         desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, context.nprocs // 2))
         a, b, d = (context.zeros(desc) for _ in range(3))
         planned = pblas.plan_matmul(a, b, out=d)
+        if planned.plan.transport == "push":
+            pytest.skip("executions of this plan wait on the GPU, as tests/gpu/faults has them")
         if COMM.rank == 0:
             time.sleep(4.0)
         raises_on_all_ranks(pblas.PeerTimeout, "rank 0", lambda: planned.execute(a, b, out=d))
