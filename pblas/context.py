@@ -38,7 +38,7 @@ class Context(Creation, Collectives):
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
         transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
             too small; "shared": as auto, but too little shared memory is an error; "message": messages only (global).
-        ranks_per_node: act as if a node had at most so many ranks: tries the algorithm between nodes on one (global).
+        ranks_per_node: act as if a node had at most so many ranks, to try messages between nodes on one (global).
         link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
             later and uses no CPU meanwhile; with transport="message" (global).
         device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None

@@ -53,7 +53,7 @@ class CudaBackend(GpuBackend):
         self.channel = (AwareChannel if self._aware else DeviceChannel)(channel, self.arrays)
 
     def _choose(self, device: int | None) -> Device:
-        """**Collective.** The GPU of this rank, and the algorithm of messages."""
+        """**Collective.** Choose this rank's GPU, and whether messages leave from GPU memory or from the host's."""
         with LocalStep(self.agreement.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
             chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
