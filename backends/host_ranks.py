@@ -202,6 +202,10 @@ class HostRanks(ABC):
         """The engines that have run plans of the push transport (local)."""
         return ()
 
+    def collectives(self) -> Any:
+        """Collectives of plain arrays by kernels; None: they go through the memory of the hosts (global)."""
+        return None
+
     # Memory
 
     @abstractmethod

@@ -12,6 +12,7 @@ from pblas.backends.agreement import MAXIMA
 from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
@@ -102,6 +103,10 @@ class NvshmemBackend(GpuBackend):
         """The engines of all queues so far, and the engine of executions that run alone."""
         self.engine()
         return self._engines.values()
+
+    def collectives(self) -> CollectiveLaunch:
+        """Collectives of plain arrays by kernels. **Collective** at first, as `engine`."""
+        return CollectiveLaunch(self.engine())
 
     def reject(self, error: errors.PblasError) -> None:
         """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""

@@ -19,23 +19,19 @@ from cupy.cuda import runtime
 from pblas.backends.allocator import call_site
 from pblas.backends.cuda import pointwise, streams
 from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
-from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels.module import Ready
-    from pblas.backends.nvshmem.kernels import Watch
+    from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.epilogues import Node
     from pblas.plans.collective import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 """Bytes of the slots of one half: the least suffices for one-shot calls; larger calls take several rounds."""
 _MAX_PREPARED = 64
-_PACK_NBYTES = 16
-_OFFSET_BITS = 44  # of an address in a window
 
 
 class Halves:
@@ -83,7 +79,7 @@ class Plan:
         itemsize: bytes of an element of the rounds (global).
         halves: memory (global).
         slots: slots of this memory to which ranks send; None where they pull (global).
-        rows: "inside": the reduction kernel normalises rows; "behind": a second kernel does; "": neither (global).
+        rows: "inside": the reduction kernel normalises rows; "after": a second kernel does; "": neither (global).
         reversed: elements are numbered down the columns (global).
         sources: address of x on every rank, if x is pulled (global, as mapped here).
         targets: address of the result on every rank, if sums are stored there (global, as mapped here).
@@ -96,7 +92,7 @@ class Plan:
     itemsize: int
     halves: Halves
     slots: Slots | None = None
-    rows: Literal["", "inside", "behind"] = ""
+    rows: Literal["", "inside", "after"] = ""
     reversed: bool = False
     sources: tuple[int, ...] | None = None
     targets: tuple[int, ...] | None = None
@@ -134,12 +130,12 @@ class Prepared:
     Args:
         plan: plan of the call (global).
         arrays: arrays of the call (local).
-        collectives: the context's shared state (local).
-        keep: object to keep alive with the call (local).
+        common: resources of the context's engines (local).
+        options: objects to keep alive with the call (local).
     """
 
-    def __init__(self, plan: Plan, arrays: Arrays, collectives: DeviceCollectives, keep: Any) -> None:
-        self._plan, self._keep = plan, keep
+    def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: Any) -> None:
+        self._plan, self._options = plan, options
         self._copies: list[Any] = []
         self._before: list[tuple[Any, Any]] = []
         self._after: list[tuple[Any, Any]] = []
@@ -147,21 +143,21 @@ class Prepared:
         out = self._tight(arrays.out, writes=True)
         sums = out if arrays.sums is arrays.out else self._tight(arrays.sums, reads=True, writes=True)
         weight = 0 if arrays.weight is None else self._tight(arrays.weight, reads=True)
-        needs_row_pass = plan.rows == "behind" and arrays.out.size > 0
-        self._rows = collectives.rows(sums, out, weight, arrays) if needs_row_pass else None
-        self._resources = {
+        needs_row_pass = plan.rows == "after" and arrays.out.size > 0
+        self._rows = _row_pass(common, arrays, sums, out, weight) if needs_row_pass else None
+        arguments = {
             "source": self._tight(arrays.x, reads=True) - arrays.x_base * itemsize,
             "out": sums - arrays.base * itemsize,
             "normalised": out - arrays.base * itemsize if plan.rows == "inside" else 0,
             "columns": arrays.out.shape[-1] if plan.rows == "inside" else 0,
             "weight": weight,
             "base": -arrays.base,
-            "rank": collectives.rank,
-            "watch": collectives.watch,
+            "rank": common.rank,
+            "watch": common.watch,
             "epoch": plan.halves.epoch,
             **self._terms(arrays),
         }
-        self._launches = [self._launch(collectives, number) for number in range(len(plan.rounds))]
+        self._launches = [self._launch(common.kernels, number, arguments) for number in range(len(plan.rounds))]
 
     def launch(self, stream: int) -> None:
         """Launch the call on a stream (local)."""
@@ -207,15 +203,15 @@ class Prepared:
                 words += (self._tight(value, reads=True), *row)
         return {"terms": words, "length": length}
 
-    def _launch(self, collectives: DeviceCollectives, number: int) -> Ready:
+    def _launch(self, kernels: Kernels, number: int, arguments: dict[str, Any]) -> Ready:
         """The kernel of a round."""
         plan, halves = self._plan, self._plan.halves
         pieces = [plan.rounds.piece(rank, number) for rank in range(len(halves.flags))]
         first, stop = ([piece[i] for piece in pieces] for i in (0, 1))
         largest = max(b - a for a, b in pieces)
         ctas, where = self._where(first, largest * plan.itemsize)
-        arguments = self._resources | {"first": first, "stop": stop, "flags": halves.flags} | where
-        return collectives.kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
+        arguments = arguments | {"first": first, "stop": stop, "flags": halves.flags} | where
+        return kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
     def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
         """CTAs for shards of `nbytes` bytes, and the addresses that the kernel of a round writes or reads."""
@@ -243,21 +239,12 @@ class DeviceCollectives:
     """
 
     def __init__(self, common: EngineResources) -> None:
-        self.rank, self.kernels = common.rank, common.kernels
-        self.watch: Watch = common.watch
-        self._resources = common
+        self.resources = common
         self._halves: list[Halves] = []
-        self._plans: dict[Hashable, Plan] = {}
-        self._prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
-
-    def plan(self, signature: Hashable) -> Plan | None:
-        """The agreed plan for calls of this signature; all ranks have it, or none (global)."""
-        return self._plans.get(signature)
-
-    def learn(self, signature: Hashable, *fields: Any, **named: Any) -> Plan:
-        """Keep a plan with these fields: further calls of this signature need no agreement (global)."""
-        plan = self._plans[signature] = Plan(*fields, **named)
-        return plan
+        self.plans: dict[Hashable, Plan] = {}
+        """Agreed plans by the signature of their calls; all ranks have the same (global)."""
+        self.prepared: OrderedDict[Hashable, Prepared] = OrderedDict()
+        """The last prepared calls by their arrays and options, the most recent one at the end (local)."""
 
     def reserve(self, nbytes: int, least: int = 0) -> Halves:
         """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer if several rounds are possible.
@@ -271,105 +258,36 @@ class DeviceCollectives:
         wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
         if not self._halves or self._halves[-1].nbytes < wanted:
             with streams.relaxed():
-                self._halves.append(Halves(self._resources, 1 << (wanted - 1).bit_length()))
+                self._halves.append(Halves(self.resources, 1 << (wanted - 1).bit_length()))
         return self._halves[-1]
 
-    def compile(
-        self,
-        op: str,
-        tree: Node,
-        operands: tuple[np.dtype[Any] | None, ...],
-        dtype: np.dtype[Any],
-        weight: np.dtype[Any] | None = None,
-    ) -> Hashable:
-        """Load the reduction kernels and return their key (local).
-
-        Args:
-            op: a key of `reduction_epilogues.OPERATIONS` (global).
-            tree: the epilogue's expression (global).
-            operands: dtypes of the epilogue's array operands, None for numbers (global).
-            dtype: dtype of the result (global).
-            weight: dtype of the weight if the kernel normalises rows, else None (global).
-
-        Raises:
-            ArgumentError: an expression with too many operands.
-            BackendError: the compiler or the GPU fails.
-        """
-        epilogue = ReductionEpilogue(op, tree, operands, weight)
-        if epilogue.is_plain:
-            return dtype
-        return epilogue.load(self.kernels, self._resources.origin.ptr, dtype)
-
-    def compile_rows(self, dtype: np.dtype[Any], weight: np.dtype[Any]) -> None:
-        """Load the kernel that normalises rows (local).
-
-        Raises:
-            BackendError: the compiler or the GPU fails.
-        """
-        with compiling():
-            self._resources.ranks.arrays.pointwise.load_rows(dtype, weight)
-
-    def rows(self, x: int, out: int, weight: int, arrays: Arrays) -> Callable[[int], None]:
-        """A function that normalises tight rows on a stream (local).
-
-        Args:
-            x: address of the rows (local).
-            out: address of the result (local).
-            weight: address of a factor for each column; 0: none (local).
-            arrays: arrays of the same shapes and dtypes (local).
-        """
-        columns, weights = arrays.out.shape[-1], arrays.weight
-        shape = arrays.out.size // columns, columns
-        x_, out_ = (_array_at(address, shape, arrays.out.dtype) for address in (x, out))
-        weight_ = None if weights is None else _array_at(weight, weights.shape, weights.dtype)
-        return partial(self._resources.ranks.arrays.pointwise.normalise, x=x_, out=out_, weight=weight_, eps=arrays.eps)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any, stream: Any) -> Any:
-        """A new array in CuPy's memory of a stream (local)."""
-        if stream is None:
-            return cupy.empty(shape, dtype, order)
-        with cupy.cuda.Stream.from_external(streams.Handle(streams.handle_of(stream))):
-            return cupy.empty(shape, dtype, order)
-
-    def place(self, x: Any) -> int:
-        """The position of a tight array in symmetric memory, equal on all ranks; 0 for other memory (local)."""
-        if x is None or not x.size or x.data.ptr % _PACK_NBYTES:
-            return 0
-        window, offset = self._resources.heap.locate(x.data.ptr)
-        return 0 if window < 0 else (window << _OFFSET_BITS | offset) + 1
-
-    def homes(self, place: int) -> tuple[int, ...]:
-        """Addresses of a `place` on every rank, as mapped here (local)."""
-        window, offset = divmod(place - 1, 1 << _OFFSET_BITS)
-        return tuple(self._resources.heap.place_address(window, offset, r) for r in range(self._resources.size))
-
-    def prepared(self, key: Hashable) -> Prepared | None:
-        """The prepared call with these arrays, if it was made recently (local)."""
-        prepared = self._prepared.get(key)
-        if prepared is not None:
-            self._prepared.move_to_end(key)
-        return prepared
-
-    def prepare(
-        self, key: Hashable, plan: Plan, x: Any, out: Any, sums: Any = None, *, keep: Any = None, **fields: Any
-    ) -> Prepared:
+    def prepare(self, key: Hashable, plan: Plan, arrays: Arrays, options: Any) -> Prepared:
         """Prepare a call and keep it under a key (local).
 
         Args:
-            key: distinguishes this call from others; contains the identity of `keep` (local).
+            key: distinguishes this call from others; contains the identity of `options` (local).
             plan: plan of the call (global).
-            x: see `Arrays` (local).
-            out: see `Arrays` (local).
-            sums: see `Arrays`; None for `out` (local).
-            keep: object to keep alive with the call (local).
-            fields: further fields of `Arrays` (local).
+            arrays: arrays of the call (local).
+            options: objects to keep alive with the call (local).
         """
-        arrays = Arrays(x, out, out if sums is None else sums, **fields)
         with streams.relaxed():
-            self._prepared[key] = prepared = Prepared(plan, arrays, self, keep)
-        while len(self._prepared) > _MAX_PREPARED:
-            self._prepared.popitem(last=False)
+            self.prepared[key] = prepared = Prepared(plan, arrays, self.resources, options)
+        while len(self.prepared) > _MAX_PREPARED:
+            self.prepared.popitem(last=False)
         return prepared
+
+
+def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight: int) -> Callable[[int], None]:
+    """A function that normalises tight rows on a stream; the addresses may be those of tight copies (local)."""
+    columns, weights, dtype = arrays.out.shape[-1], arrays.weight, arrays.out.dtype
+    shape = arrays.out.size // columns, columns
+    return partial(
+        common.ranks.arrays.pointwise.normalise,
+        x=_array_at(x, shape, dtype),
+        out=_array_at(out, shape, dtype),
+        weight=None if weights is None else _array_at(weight, weights.shape, weights.dtype),
+        eps=arrays.eps,
+    )
 
 
 def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:

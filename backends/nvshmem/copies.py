@@ -46,9 +46,7 @@ class Copies:
         def start(stream: Stream) -> None:
             shared_orders = orders(target) & orders(source)
             x = source if shared_orders else self.reordered(lane, source, min(orders(target)))
-            order = common_order(target, x)
-            places = x.data.ptr, leading(x, order), target.data.ptr, leading(target, order)
-            self._kernels.scale(stream, target.dtype, *extents(target, order), beta, *places)
+            self._kernels.scale(stream, target.dtype, beta, block_of(x, target, common_order(target, x)))
 
         if target.size:
             self._executions.sink.launch(lane, start)
@@ -80,12 +78,9 @@ class Copies:
     def conjugated(self, lane: str, x: Any, number: int) -> Any:
         """A copy of conj(X), operand `number` of a product."""
         order = "F" if x.strides[0] <= x.strides[1] else "C"
-        target, (rows, columns) = self.packed(("conj", number), x, order), extents(x, order)
-        step = max(x.strides) // x.itemsize if columns > 1 else rows
-        places = x.data.ptr, step, target.data.ptr, rows
-        self._executions.sink.launch(
-            lane, lambda stream: self._kernels.conjugate(stream, x.dtype, rows, columns, *places)
-        )
+        target = self.packed(("conj", number), x, order)
+        block = block_of(x, target, order)
+        self._executions.sink.launch(lane, lambda stream: self._kernels.conjugate(stream, x.dtype, block))
         return target
 
     def _assign(self, lane: str, source: Any, target: Any) -> None:

@@ -108,7 +108,7 @@ def compiling() -> Iterator[None]:
         raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
 
 
-def behind(
+def compiled_epilogue(
     registry: Kernels,
     stream: Stream,
     finish: Finish,

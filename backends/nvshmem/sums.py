@@ -6,7 +6,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
-from pblas.backends.nvshmem.reduction_epilogues import behind
+from pblas.backends.nvshmem.kernels import Reduction
+from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,7 @@ class Sums:
             keep = {} if c is None else {"old": c.data.ptr, "old_ld": leading(c, order), "beta": output.beta}
             places, lds = [part.data.ptr for part in parts], [leading(part, order) for part in parts]
             arguments = *extents(out, order), places, lds, out.data.ptr, leading(out, order)
-            self._kernels.sum(stream, out.dtype, *arguments, wire=wire, behind=epilogue, **keep)
+            self._kernels.sum(stream, out.dtype, *arguments, wire=wire, epilogue=epilogue, **keep)
 
         self._executions.sink.launch(lane, start)
 
@@ -53,21 +54,20 @@ class Sums:
         self, lane: str, parts: list[Any], order: Any, slots: Slots, contributing: list[int], output: Output
     ) -> None:
         """Reduce-scatter with one kernel, which sends shards to their owners and adds the received ones."""
-        first, source = list(accumulate((part.size for part in parts), initial=0)), parts[0].data.ptr
+        bounds = list(accumulate((part.size for part in parts), initial=0))
 
-        def kernel(stream: Stream, result: int, **options: Any) -> None:
-            self._kernels.reduce_scatter(stream, output.out.dtype, first, source, result, slots=slots, **options)
+        def kernel(stream: Stream, call: Reduction) -> None:
+            self._kernels.reduce(stream, "scatter", call, parts[0].data.ptr, slots)
 
-        self._reduce(lane, kernel, order, parts[self._rank].dtype, contributing, output)
+        self._reduce(lane, kernel, order, parts[self._rank].dtype, bounds, contributing, output)
 
     def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
         """All-reduce with one kernel, which sends the whole partial product to all ranks."""
 
-        def kernel(stream: Stream, result: int, **options: Any) -> None:
-            arguments = output.out.dtype, partial.size, partial.data.ptr, result
-            self._kernels.one_shot(stream, *arguments, slots=slots, **options)
+        def kernel(stream: Stream, call: Reduction) -> None:
+            self._kernels.reduce(stream, "one_shot", call, partial.data.ptr, slots)
 
-        self._reduce(lane, kernel, "F", partial.dtype, contributing, output)
+        self._reduce(lane, kernel, "F", partial.dtype, [0, partial.size], contributing, output)
 
     def two_shot(
         self,
@@ -81,10 +81,10 @@ class Sums:
     ) -> None:
         """All-reduce with one kernel, which sends shards of the partial product at `source`, then its shard's sums."""
 
-        def kernel(stream: Stream, result: int, **options: Any) -> None:
-            self._kernels.two_shot(stream, output.out.dtype, first, source, result, slots=slots, **options)
+        def kernel(stream: Stream, call: Reduction) -> None:
+            self._kernels.reduce(stream, "two_shot", call, source, slots)
 
-        self._reduce(lane, kernel, "F", wire, contributing, output)
+        self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def pulled(
         self,
@@ -97,38 +97,30 @@ class Sums:
     ) -> None:
         """All-reduce with one kernel: it reads partial products of the peers and writes sums to them, at `places`."""
 
-        def kernel(stream: Stream, result: int, **options: Any) -> None:
-            self._kernels.pulled(stream, output.out.dtype, first, result, **places, **options)
+        def kernel(stream: Stream, call: Reduction) -> None:
+            self._kernels.pulled(stream, call, **places)
 
-        self._reduce(lane, kernel, "F", wire, contributing, output)
+        self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def _reduce(
         self,
         lane: str,
-        kernel: Callable[..., None],
+        kernel: Callable[[Stream, Reduction], None],
         order: Any,
         wire: np.dtype[Any],
+        bounds: list[int],
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Launch kernel(stream, address of the result, ...), which takes C and D tight and in this order."""
+        """Launch kernel(stream, reduction), which takes C and D tight and in this order."""
         out, old = output.out, output.old
         epilogue = self._epilogue_terms(lane, output, order, wire=wire, scaled=old is not None, family="all_reduce")
 
         def start(stream: Stream) -> None:
-            tight = None if old is None else self._copies.tight(lane, old, order)
+            c, beta = (0, 0.0) if old is None else (self._copies.tight(lane, old, order).data.ptr, output.beta)
             result = out if is_tight(out, order) else self._copies.packed(("result",), out, order)
-            kernel(
-                stream,
-                result.data.ptr,
-                rank=self._rank,
-                watch=self._watch,
-                old=0 if tight is None else tight.data.ptr,
-                beta=0.0 if tight is None else output.beta,
-                wire=wire,
-                contributing=contributing,
-                behind=epilogue,
-            )
+            places = bounds, result.data.ptr, self._rank, self._watch, c
+            kernel(stream, Reduction(out.dtype, wire, *places, beta, contributing, epilogue))
             if result is not out:
                 self._copies.copy(lane, result, out)
 
@@ -138,4 +130,6 @@ class Sums:
         """The epilogue as an argument of kernels, which are compiled while products are rehearsed."""
         if output.finish is None:
             return None
-        return behind(self._kernels, self._executions.sink.stream(lane), output.finish, output.out, order, **options)
+        return compiled_epilogue(
+            self._kernels, self._executions.sink.stream(lane), output.finish, output.out, order, **options
+        )

@@ -16,12 +16,12 @@ from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, 
 from pblas.execute.collective.flat import Flat
 from pblas.execute.collective.reduction import ByFunction
 from pblas.execute.collective.staging import Staging
-from pblas.operations import gpu_collectives
 from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
 from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.backends.local_step import LocalStep
     from pblas.runtime.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]
@@ -117,16 +117,12 @@ class Collectives:
         Raises:
             as `allreduce`.
         """
-        self.runtime.check_open("allgather")
-        if self.runtime.backend.gpus:
-            stream = current_stream(x) if stream is None else stream
-            return gpu_collectives.gather(self.runtime, x, out, counts, stream)
-        return _gather_on_hosts(self.runtime, x, out, counts, stream)
+        return _gather(self.runtime, x, out, counts, stream)
 
 
 def add_up(
     runtime: Runtime,
-    verb: str,
+    operation: str,
     call_args: Mapping[str, Any],
     x: Array,
     out: Array,
@@ -137,7 +133,7 @@ def add_up(
 
     Args:
         runtime: of the context (global).
-        verb: name of the other call (global).
+        operation: name of the other call (global).
         call_args: arguments that must be equal on all ranks, besides those of the collective (global).
         x: this rank's array, which may be changed (local).
         out: of its shape, or that of this rank's rows of it, and of its dtype (local).
@@ -147,20 +143,20 @@ def add_up(
     kind, options = "allreduce", Reduction("sum", epilogue, "auto")
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
-    _reduce_on_hosts(runtime, kind, x, out, options, None, (verb, call_args))
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
 
 
-def gather(runtime: Runtime, verb: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call.
 
     Args:
         runtime: of the context (global).
-        verb: name of the other call (global).
+        operation: name of the other call (global).
         call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
         x: this rank's array (local).
         counts: how many rows each rank has (global).
     """
-    result: Array = _gather_on_hosts(runtime, x, None, counts, None, (verb, call_args))
+    result: Array = _gather_on_hosts(runtime, x, None, counts, None, (operation, call_args))
     return result
 
 
@@ -193,24 +189,80 @@ def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
     return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
 
 
-def refuse_stream(verb: str, stream: Any) -> None:
+def refuse_stream(operation: str, stream: Any) -> None:
     """Raise ArgumentError if a stream is given: contexts on CPUs have none (local)."""
     if stream is not None:
-        raise errors.ArgumentError(f"{verb}: stream is for contexts on GPUs; leave it out")
+        raise errors.ArgumentError(f"{operation}: stream is for contexts on GPUs; leave it out")
 
 
-def _reduce(runtime: Runtime, verb: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
+def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
-    runtime.check_open(verb)
-    if runtime.backend.gpus:
-        stream = current_stream(x) if stream is None else stream
-        return gpu_collectives.reduce(runtime, verb, x, out, options, stream)
-    return _reduce_on_hosts(runtime, verb, x, out, options, stream)
+    runtime.check_open(operation)
+    if not runtime.backend.gpus:
+        return _reduce_on_hosts(runtime, operation, x, out, options, stream)
+    kernels, stream = _kernels(runtime), current_stream(x) if stream is None else stream
+    if kernels is not None and not runtime.debug and kernels.repeat(operation, x, out, options, stream):
+        return out
+    with _checking(runtime, operation):
+        call = ReduceArguments(operation, runtime, x, out, options)
+        runtime.backend.arrays.check_stream(operation, stream, waits=call.algorithm == "naive")
+    if kernels is not None and call.algorithm != "naive":
+        return kernels.reduce(call, options, stream)
+    call.agree()
+    target = call.target(call.place.shape, lambda: runtime.backend.new(call.place.shape, call.dtype))
+    host = call.with_arrays(runtime.backend.arrays.download)
+    rounds = host.rounds(by_messages=True)
+    base = 0 if call.shares else rounds.part(runtime.rank)[0]
+    outs = [np.empty(call.place.shape, call.dtype)] + ([] if host.residual is None else [host.residual])
+    steps = Steps(operation, call.op, call.shares, rounds, call.unit)
+    finish = host.finish(by_columns=False, base=base)
+    run_naive(runtime.backend, steps, Flat(host.x), [Flat(out, base) for out in outs], finish)
+    for host_result, place in zip(outs, (target.array, call.residual), strict=False):
+        runtime.backend.arrays.upload(host_result, place)
+    return target.result
+
+
+def _gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
+    """**Collective.** An all-gather."""
+    operation = "allgather"
+    runtime.check_open(operation)
+    if not runtime.backend.gpus:
+        return _gather_on_hosts(runtime, x, out, counts, stream)
+    kernels, stream = _kernels(runtime), current_stream(x) if stream is None else stream
+    may_repeat = kernels is not None and counts is not None and not runtime.debug
+    if may_repeat and kernels.repeat(operation, x, out, (counts,), stream):
+        return out
+    with _checking(runtime, operation):
+        call = GatherArguments(runtime, x, out, counts)
+        runtime.backend.arrays.check_stream(operation, stream, waits=kernels is None)
+    if kernels is not None:
+        return kernels.gather(call, (counts,), stream)
+    nrows, _ = call.agreed_counts()
+    shape = sum(nrows), *call.x.shape[1:]
+    target = call.target(shape, lambda: runtime.backend.new(shape, call.dtype))
+    rounds, gathered = call.rounds(nrows, by_messages=True), np.empty(shape, call.dtype)
+    own = Flat(runtime.backend.arrays.download(call.x), rounds.part(runtime.rank)[0])
+    run_naive(runtime.backend, Steps(operation, None, shares=True, rounds=rounds), own, [Flat(gathered)], None)
+    runtime.backend.arrays.upload(gathered, target.array)
+    return target.result
+
+
+def _kernels(runtime: Runtime) -> Any:
+    """Collectives by kernels, which start without an agreement; None where they go through the hosts (global)."""
+    kernels = runtime.backend.collectives()
+    if kernels is not None:
+        runtime.backend.agreement.nexecutions += 1
+    return kernels
+
+
+def _checking(runtime: Runtime, operation: str) -> LocalStep:
+    """A with block in which this rank checks its arguments; on GPUs others may launch or agree meanwhile (local)."""
+    return runtime.rejecting(operation) if runtime.backend.push else runtime.local_step(operation)
 
 
 def _reduce_on_hosts(
     runtime: Runtime,
-    verb: str,
+    operation: str,
     x: Any,
     out: Any,
     options: Reduction,
@@ -218,10 +270,10 @@ def _reduce_on_hosts(
     caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** A reduction of NumPy arrays, perhaps inside another call, whose arguments are agreed on too."""
-    called, call_args = caller or (verb, _NOTHING)
+    called, call_args = caller or (operation, _NOTHING)
     with runtime.local_step(called):
         refuse_stream(called, stream)
-        spec = ReduceArguments(verb, runtime, x, out, options)
+        spec = ReduceArguments(operation, runtime, x, out, options)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
@@ -309,13 +361,13 @@ def _gather_on_hosts(
     caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
     """**Collective.** An all-gather of NumPy arrays, perhaps inside another call, as in `_reduce_on_hosts`."""
-    verb, call_args = caller or ("allgather", _NOTHING)
-    with runtime.local_step(verb):
-        refuse_stream(verb, stream)
+    operation, call_args = caller or ("allgather", _NOTHING)
+    with runtime.local_step(operation):
+        refuse_stream(operation, stream)
         spec = GatherArguments(runtime, x, out, requested_counts)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
-    steps, flat = _gathering(verb, spec, counts)
+    steps, flat = _gathering(operation, spec, counts)
     memory, laid_out, hidden = _Memory(runtime, 0), False, 1
     staging = memory.staging
     if staging is not None:
@@ -323,15 +375,15 @@ def _gather_on_hosts(
     unclear = staging is None or spec.error_of(counts) is not None
     length = 0 if spec.counts else nrows
     maxima = length, -length, 2 if unclear else hidden, int(not laid_out)
-    agreed = runtime.agree(verb, {**call_args, **spec.arguments()}, None, maxima)
+    agreed = runtime.agree(operation, {**call_args, **spec.arguments()}, None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = runtime.gathered(nrows)
-        steps, flat = _gathering(verb, spec, counts)
+        steps, flat = _gathering(operation, spec, counts)
         if staging is None:
             staging = memory.make()
             hidden, laid_out = _offered(staging, steps, flat, in_place=caller is None)
-        agreed = runtime.agree(f"{verb}: lengths", {}, spec.error_of(counts), (hidden, int(not laid_out)))
+        agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(not laid_out)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
@@ -342,16 +394,16 @@ def _gather_on_hosts(
         else:
             steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
         job = Collective(staging, steps, flat)
-        with runtime.collective_section(verb):
+        with runtime.collective_section(operation):
             _begin(staging, steps, job, laid_out=laid_out, unstaged=bool(agreed[1]))
             job.run([Flat(result)], None)
     return target.result
 
 
-def _gathering(verb: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
+def _gathering(operation: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
     """The steps of an all-gather of these rows, and this rank's elements, numbered as in the result."""
     rounds = spec.rounds(counts)
-    return Steps(verb, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
+    return Steps(operation, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
 
 
 def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:

@@ -25,7 +25,7 @@ from pblas.backends.nvshmem.kernels.arguments import (
     Slots,
     Watch,
 )
-from pblas.backends.nvshmem.kernels.collectives import Collectives
+from pblas.backends.nvshmem.kernels.collectives import Collectives, Reduction
 from pblas.backends.nvshmem.kernels.sizes import (
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Slots", "Watch", "all_reduce_flags_nbytes",
-    "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
+    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Reduction", "Slots", "Watch",
+    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
 COPY_THREADS = 128
@@ -87,7 +87,7 @@ class Kernels(Collectives):
         old_ld: int = 0,
         beta: complex = 0.0,
         wire: Dtype | None = None,
-        behind: EpilogueTerms | None = None,
+        epilogue: EpilogueTerms | None = None,
     ) -> None:
         """out := parts[0] + parts[1] + ... + beta old, in this order, rounded to dtype once.
 
@@ -106,7 +106,7 @@ class Kernels(Collectives):
             old_ld: its leading dimension.
             beta: scalar.
             wire: dtype of the terms: float32 or, by default, `dtype`.
-            behind: epilogue before rounding; `add` has compiled its kernels.
+            epilogue: epilogue before rounding; `add` has compiled its kernels.
         """
         wire = wire or dtype
         beta = complex(beta)
@@ -127,42 +127,20 @@ class Kernels(Collectives):
             kind, length = "sum_scalar", 1
         else:
             kind = "sum_2" if len(parts) <= 2 else "sum_4" if len(parts) <= 4 else "sum_8"
-        line, terms = (1, ()) if behind is None else behind[1:]
+        line, terms = (1, ()) if epilogue is None else epilogue[1:]
         scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts), line)
-        name, ctas = kernel_name(kind, dtype, wire, behind), self._ctas(rows, columns, length)
+        name, ctas = kernel_name(kind, dtype, wire, epilogue), self._ctas(rows, columns, length)
         self._launch(name, stream, ctas, _THREADS, "sum", scalars, (terms, parts, part_lds))
 
-    def scale(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        rows: int,
-        columns: int,
-        beta: complex,
-        source: int,
-        source_ld: int,
-        target: int,
-        target_ld: int,
-    ) -> None:
+    def scale(self, stream: Stream, dtype: Dtype, beta: complex, block: Block) -> None:
         """target := beta source; if beta is 0 the source is not read, if it is 1 this is a copy."""
-        self._elementwise(
-            f"scale_{dtype.name}", stream, dtype, rows, columns, beta, source, source_ld, target, target_ld
-        )
+        if beta == 0:  # the source's address and pitch do not matter
+            block = block._replace(source=block.target, source_pitch=block.target_pitch)
+        self._elementwise(f"scale_{dtype.name}", stream, dtype, beta, block)
 
-    def conjugate(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        rows: int,
-        columns: int,
-        source: int,
-        source_ld: int,
-        target: int,
-        target_ld: int,
-    ) -> None:
+    def conjugate(self, stream: Stream, dtype: Dtype, block: Block) -> None:
         """target := conj(source), complex dtypes only; the two may be the same."""
-        name = f"conjugate_{dtype.name}"
-        self._elementwise(name, stream, dtype, rows, columns, 1, source, source_ld, target, target_ld)
+        self._elementwise(f"conjugate_{dtype.name}", stream, dtype, 1, block)
 
     def copy(self, stream: Stream, block: Block) -> None:
         """Copy a block within this GPU, also during a GEMM: its CTAs fit next to those of the Hopper kernel.
@@ -241,23 +219,12 @@ class Kernels(Collectives):
         """Delay the stream, by a second at most."""
         self._launch("delay", stream, 1, 1, "delay", (nanoseconds,))
 
-    def _elementwise(
-        self,
-        name: str,
-        stream: Stream,
-        dtype: Dtype,
-        rows: int,
-        columns: int,
-        beta: complex,
-        source: int,
-        source_ld: int,
-        target: int,
-        target_ld: int,
-    ) -> None:
-        if rows == 0 or columns == 0:
+    def _elementwise(self, name: str, stream: Stream, dtype: Dtype, beta: complex, block: Block) -> None:
+        source, target, nbytes, _, columns, *pitches = block.flat()
+        if nbytes == 0 or columns == 0:
             return
+        rows, (source_ld, target_ld) = nbytes // dtype.itemsize, (pitch // dtype.itemsize for pitch in pitches)
         beta = complex(beta)
-        rows, columns = _flat(rows, columns, (source_ld, target_ld) if beta else (target_ld,))
         scalars = (target, source, rows, columns, target_ld, source_ld, beta.real, beta.imag)
         ctas = self._ctas(rows, columns, _PACK_NBYTES // dtype.itemsize)
         self._launch(name, stream, ctas, _THREADS, "elementwise", scalars)

@@ -103,8 +103,8 @@ struct Peers {
         return largest;
     }
 
-    // The rank that is some steps behind another one.
-    __device__ __forceinline__ int behind(int r, int steps) const { return r + steps < nranks ? r + steps : r + steps - nranks; }
+    // The rank that is some steps after another one.
+    __device__ __forceinline__ int after(int r, int steps) const { return r + steps < nranks ? r + steps : r + steps - nranks; }
 
     // Tells all peers that this CTA has come to a phase, with its stores if there are any, and waits for them. The same
     // answer in all threads.
@@ -150,7 +150,7 @@ struct Peers {
             for (int k = 0; k < UNROLL; k++) {
                 const word i = start + k * THREADS, steps = i / things;
                 thing[k] = i - steps * things;
-                other[k] = i < work ? behind(rank, static_cast<int>(steps) + 1) : -1;
+                other[k] = i < work ? after(rank, static_cast<int>(steps) + 1) : -1;
                 if (other[k] >= 0) begin(other[k], thing[k], begun[k]);
             }
 #pragma unroll
@@ -187,7 +187,7 @@ struct Scaled {
     }
 };
 
-// A reduction of Ts, which travel as Ws, by an Operation, with a Finish behind it.
+// A reduction of Ts, which travel as Ws, by an Operation, with a Finish after it.
 template <class T, class W, class Operation, template <class, int> class Finish>
 struct Reduction : Peers {
     static constexpr int LENGTH = 16 / sizeof(W), BATCH = 4;
@@ -237,7 +237,7 @@ struct Reduction : Peers {
     __device__ __forceinline__ void ask_for(int owner, int turn, Asked& asked, Ask ask) const {
 #pragma unroll
         for (int k = 0; k < BATCH; k++)
-            if (turn + k <= nranks) ask(behind(owner, turn + k), asked.part[k]);
+            if (turn + k <= nranks) ask(after(owner, turn + k), asked.part[k]);
     }
 
     template <class Ask, class Settle>
@@ -252,7 +252,7 @@ struct Reduction : Peers {
 #pragma unroll
             for (int k = 0; k < BATCH; k++) {
                 if (turn + k > nranks) continue;
-                const int source = behind(owner, turn + k);
+                const int source = after(owner, turn + k);
                 settle(source, asked.part[k]);
                 if (!contributes(source)) continue;
 #pragma unroll
@@ -369,7 +369,7 @@ struct Reduction : Peers {
     }
 
     // In chunks, so that links and memory are busy at the same time: the next one is sent before this one is added, and the
-    // others' sums of the one before are taken behind that.
+    // others' sums of the one before are taken after that.
     __device__ __forceinline__ void two_shot() const {
         if (nranks == 0) return;
         const Slice slice = Slice::of(largest_part(), LENGTH);
@@ -392,7 +392,7 @@ struct Reduction : Peers {
             if (!at_once) return;
             Sum sum(x);
 #pragma unroll 1
-            for (int steps = 1; steps < nranks; steps++) sum.send(sum_at(behind(rank, steps), rank, place.at));
+            for (int steps = 1; steps < nranks; steps++) sum.send(sum_at(after(rank, steps), rank, place.at));
         });
         if (at_once) return;
         __syncthreads();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,236 +25,98 @@ _PACK_NBYTES = 16
 _THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
 
 
+class Reduction(NamedTuple):
+    """A reduction of all ranks' partial products by one kernel.
+
+    Args:
+        dtype: of out and old (global).
+        wire: dtype of the partial products: float32 or `dtype` (global).
+        bounds: element with which each rank's shard begins, and their number (global).
+        out: address of the result, contiguous: of this rank's shard in a reduce-scatter; may be old or the source.
+        rank: this rank.
+        watch: when to give up.
+        old: address of as many elements; not read if beta is 0.
+        beta: scalar (global).
+        contributing: ranks that have a partial product; None: all (global).
+        epilogue: epilogue after the last addition; `add` has compiled its kernels (global).
+    """
+
+    dtype: Dtype
+    wire: Dtype
+    bounds: Sequence[int]
+    out: int
+    rank: int
+    watch: Watch
+    old: int = 0
+    beta: complex = 0.0
+    contributing: Sequence[int] | None = None
+    epilogue: EpilogueTerms | None = None
+
+
 class Collectives(Loaded):
     """Launches these kernels; `Kernels` describes addresses, streams and captures."""
 
-    def one_shot(
+    def reduce(
         self,
         stream: Stream,
-        dtype: Dtype,
-        count: int,
+        kind: Literal["one_shot", "two_shot", "scatter"],
+        call: Reduction,
         source: int,
-        out: int,
-        *,
-        rank: int,
         slots: Slots,
-        watch: Watch,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: EpilogueTerms | None = None,
     ) -> None:
-        """out := the sum of all ranks' partial products + beta old, computed by every rank.
+        """out := the epilogue of the sum of all ranks' partial products + beta old, which ranks send to each other.
 
-        Every rank sends its partial product to all, and adds those of ranks 1, 2, ..., 0 and, last, beta times its old.
-        All ranks must call it with the same count and dtype.
+        All ranks must call it with the same global arguments. Beta times old is added last.
+
+        "one_shot": every rank sends its partial product to all, and adds those of ranks 1, 2, ..., 0. "two_shot": each
+        element has an owner r, which gets it from all ranks. The owner adds those of r+1, r+2, ..., r (cyclic), and
+        sends the sum to all. Both give the same bits on every rank. "scatter": as two_shot, but every rank keeps the
+        sums of its shard alone.
 
         Args:
             stream: handle.
-            dtype: of out and old (global).
-            count: elements (global).
+            kind: see above (global).
+            call: the reduction.
             source: address of this rank's partial product, contiguous.
-            out: address; may be old or source.
-            rank: this rank.
-            slots: for `count` elements each.
-            watch: when to give up.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: epilogue after the last addition; `add` has compiled its kernels (global).
+            slots: one for the shard of each rank, or for the whole in one shot; two_shot needs as many more for sums.
         """
-        wire, nranks = wire or dtype, len(slots.addresses)
-        self._send(
-            kernel_name("one_shot", dtype, wire, behind),
-            stream,
-            sending_ctas(count * wire.itemsize),
-            slots,
-            out=out,
-            source=source,
-            first=[0] * nranks,
-            stop=[count] * nranks,
-            rank=rank,
-            watch=watch,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
-
-    def two_shot(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: EpilogueTerms | None = None,
-    ) -> None:
-        """out := the sum of all ranks' partial products + beta old, the same bits on every rank.
-
-        Each element has an owner r, which gets it from all ranks. The owner adds those of r+1, r+2, ..., r (cyclic)
-        and, last, beta times its old, and sends the sum to all.
-
-        Args:
-            stream: handle.
-            dtype: of out and old (global).
-            first: element with which each rank's share begins, and their number (global).
-            source: address of this rank's partial product, contiguous.
-            out: address; may be old or source.
-            rank: this rank.
-            slots: for the largest share each, and for sums.
-            watch: when to give up.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: epilogue after the last addition; `add` has compiled its kernels (global).
-        """
-        wire = wire or dtype
-        self._send(
-            kernel_name("two_shot", dtype, wire, behind),
-            stream,
-            sending_ctas(first[-1] * wire.itemsize),
-            slots,
-            out=out,
-            source=source,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
+        bounds, nranks = call.bounds, len(slots.addresses)
+        first, stop = bounds[:-1], bounds[1:]
+        nelements, base = bounds[-1], 0
+        if kind == "one_shot":
+            first, stop = [0] * nranks, [nelements] * nranks
+        elif kind == "scatter":
+            nelements = max(b - a for a, b in pairwise(bounds)) * (nranks - 1)
+            base = bounds[call.rank]
+        self._reduce(
+            kind, stream, call, sending_ctas(nelements * call.wire.itemsize), **_sent(slots), source=source,
+            first=first, stop=stop, out=call.out - base * call.dtype.itemsize, base=-base,
+        )  # fmt: skip
 
     def pulled(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        out: int,
-        *,
-        rank: int,
-        partials: Sequence[int],
-        flags: Sequence[int],
-        results: Sequence[int],
-        watch: Watch,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: EpilogueTerms | None = None,
+        self, stream: Stream, call: Reduction, partials: Sequence[int], flags: Sequence[int], results: Sequence[int]
     ) -> None:
-        """Like `two_shot`, but owners read the partial products in their peers' memory.
+        """Like a two-shot `reduce`, but owners read the partial products in their peers' memory.
 
         When the kernel has ended, all ranks have read this rank's partial product, so it may be overwritten, and the
         next call may use the same flags and results. The kernel resets the flags to 0.
 
         Args:
             stream: handle; the partial product is complete in stream order.
-            dtype: of out and old (global).
-            first: element with which each rank's share begins, a multiple of PART_ALIGNMENT, and their number (global).
-            out: address; may be old.
-            rank: this rank.
+            call: the reduction; shards begin at multiples of PART_ALIGNMENT.
             partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16;
                 the kernel also reads up to the next multiple after its end.
             flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
             results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
-                into it, that of this rank is `out` itself, on all ranks.
-            watch: when to give up.
-            old: address; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: epilogue after the last addition; `add` has compiled its kernels (global).
+                into it, that of this rank is `call.out` itself, on all ranks.
         """
+        first, stop = call.bounds[:-1], call.bounds[1:]
         assert not any(address % _PACK_NBYTES for address in partials)
-        assert not any(start % PART_ALIGNMENT for start in first if start < first[-1])
-        wire = wire or dtype
+        assert not any(start % PART_ALIGNMENT for start in first if start < stop[-1])
         self._reduce(
-            kernel_name("pulled", dtype, wire, behind),
-            stream,
-            pulling_ctas(first[-1] * wire.itemsize),
-            out=out,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            partials=partials,
-            flags=flags,
-            results=results,
-            watch=watch,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-        )
-
-    def reduce_scatter(
-        self,
-        stream: Stream,
-        dtype: Dtype,
-        first: Sequence[int],
-        source: int,
-        out: int,
-        *,
-        rank: int,
-        slots: Slots,
-        watch: Watch,
-        old: int = 0,
-        beta: complex = 0.0,
-        wire: Dtype | None = None,
-        contributing: Sequence[int] | None = None,
-        behind: EpilogueTerms | None = None,
-    ) -> None:
-        """out := the sum of all ranks' partial products of this rank's shard + beta old.
-
-        Every rank r sends the peers their shards, and adds its own in the order r+1, r+2, ..., r (cyclic).
-
-        Args:
-            stream: handle.
-            dtype: of out and old (global).
-            first: element of `source` with which each rank's part begins, and their number (global).
-            source: address of this rank's partial product, contiguous.
-            out: address of this rank's part of the result, contiguous; may be old.
-            rank: this rank.
-            slots: for the largest part each.
-            watch: when to give up.
-            old: address of this rank's part; not read if beta is 0.
-            beta: scalar (global).
-            wire: dtype of the partial products: float32 or, by default, `dtype` (global).
-            contributing: ranks that have a partial product; None: all (global).
-            behind: epilogue after the last addition; `add` has compiled its kernels (global).
-        """
-        wire = wire or dtype
-        largest = max(stop - start for start, stop in pairwise(first))
-        self._send(
-            kernel_name("scatter", dtype, wire, behind),
-            stream,
-            sending_ctas(largest * (len(first) - 2) * wire.itemsize),
-            slots,
-            out=out - first[rank] * dtype.itemsize,
-            source=source,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            old=old,
-            beta=beta,
-            contributing=contributing,
-            behind=behind,
-            base=-first[rank],
-        )
+            "pulled", stream, call, pulling_ctas(stop[-1] * call.wire.itemsize), partials=partials, flags=flags,
+            results=results, first=first, stop=stop, out=call.out,
+        )  # fmt: skip
 
     def gather(
         self,
@@ -282,19 +144,12 @@ class Collectives(Loaded):
         """
         nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
         sums = [address - nranks * slots.nbytes for address in slots.addresses]  # a gather needs no slots before them
-        self._send(
-            f"gather_{nbytes}",
-            stream,
-            sending_ctas(largest * (nranks - 1) * nbytes),
-            slots._replace(addresses=sums),
-            out=out,
-            source=source - first[rank] * nbytes,
-            first=first[:-1],
-            stop=first[1:],
-            rank=rank,
-            watch=watch,
-            behind=None,
-        )
+        arguments = all_reduce_arguments(
+            **_sent(slots._replace(addresses=sums)), source=source - first[rank] * nbytes, out=out, first=first[:-1],
+            stop=first[1:], rank=rank, watch=watch,
+        )  # fmt: skip
+        ctas = sending_ctas(largest * (nranks - 1) * nbytes)
+        self._launch(f"gather_{nbytes}", stream, ctas, _THREADS, "all_reduce", *arguments)
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
         """A prepared launch of a collective's kernel, either built in or from `add`.
@@ -310,14 +165,21 @@ class Collectives(Loaded):
         threads = _ROWS_THREADS if (kind, key) in self._rows else _THREADS
         return self._ready(function, ctas, threads, "all_reduce", *all_reduce_arguments(**arguments))
 
-    def _send(self, name: Any, stream: Stream, ctas: int, slots: Slots, **arguments: Any) -> None:
-        """Launch a kernel of all_reduce.cuh that sends."""
-        arguments |= {"partials": slots.addresses, "slot_nbytes": slots.nbytes, "epoch": slots.epoch}
-        self._reduce(name, stream, ctas, pitches=(slots.pitch, 0, 0), **arguments)
+    def _reduce(self, kind: str, stream: Stream, call: Reduction, ctas: int, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh for a reduction."""
+        arguments |= {"rank": call.rank, "watch": call.watch, "contributing": call.contributing}
+        arguments |= {"old": call.old, "beta": call.beta}
+        if call.epilogue is not None:
+            arguments |= {"length": call.epilogue.length, "terms": call.epilogue.terms}
+        name = kernel_name(kind, call.dtype, call.wire, call.epilogue)
+        self._launch(name, stream, ctas, _THREADS, "all_reduce", *all_reduce_arguments(**arguments))
 
-    def _reduce(self, name: Any, stream: Stream, ctas: int, *, behind: EpilogueTerms | None, **arguments: Any) -> None:
-        """Launch a kernel of all_reduce.cuh."""
-        if behind is not None:
-            arguments |= {"length": behind.length, "terms": behind.terms}
-        scalars, tables = all_reduce_arguments(**arguments)
-        self._launch(name, stream, ctas, _THREADS, "all_reduce", scalars, tables)
+
+def _sent(slots: Slots) -> dict[str, Any]:
+    """The arguments of kernels that send to slots."""
+    return {
+        "partials": slots.addresses,
+        "slot_nbytes": slots.nbytes,
+        "epoch": slots.epoch,
+        "pitches": (slots.pitch, 0, 0),
+    }

@@ -45,16 +45,16 @@ STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
 """Files and families that use the argument struct of another one."""
 
 
-def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], behind: EpilogueTerms | None) -> Any:
+def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: EpilogueTerms | None) -> Any:
     """The key of a kernel.
 
     Args:
         kind: one of KINDS.
         dtype: dtype of the result.
         wire: dtype of the terms.
-        behind: epilogue after the last addition.
+        epilogue: epilogue after the last addition.
     """
-    return f"{kind}_{NAMES[dtype, wire]}" if behind is None else (kind, behind.key)
+    return f"{kind}_{NAMES[dtype, wire]}" if epilogue is None else (kind, epilogue.key)
 
 
 def source(file: str) -> str:

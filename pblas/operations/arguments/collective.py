@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import operator
+from abc import ABC, abstractmethod
 from copy import copy
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,7 +22,7 @@ from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, alig
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS = complex | float | int
+_WRONG = 1 << 61  # beyond all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
 
@@ -39,11 +42,6 @@ def is_writeable(x: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, _NUMBERS)
-
-
-def _is_listed(value: Any) -> bool:
-    """Whether a value without memory of its own is a list, a tuple or a NumPy array (local)."""
-    return isinstance(value, np.ndarray | list | tuple)
 
 
 def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
@@ -65,11 +63,16 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
         raise errors.ArgumentError(f"{what} is no array: {caught}") from None
 
 
-class Arguments:
+def _bounds(counts: Sequence[int], row: int) -> tuple[int, ...]:
+    """The first element of each rank's rows of `row` elements each, and the end (global)."""
+    return tuple(row * count for count in accumulate(counts, initial=0))
+
+
+class Arguments(ABC):
     """Arguments that all collectives share.
 
     Args:
-        verb: name of the call, for messages (global).
+        operation: name of the call, for messages (global).
         runtime: of the context (global).
         x: this rank's array (local).
         out: where the result goes, or None (local).
@@ -78,28 +81,34 @@ class Arguments:
         ArgumentError, DTypeError: on this rank.
     """
 
-    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any) -> None:
-        self.verb, self.runtime = verb, runtime
+    def __init__(self, operation: str, runtime: Runtime, x: Any, out: Any) -> None:
+        self.operation, self.runtime = operation, runtime
         self.x = self._array("x", x)
         self._like, self._caller_out = x if makes_arrays(x) else self.x, out
-        self.dtype = checked_dtype(verb, self.x.dtype)
+        self.dtype = checked_dtype(operation, self.x.dtype)
         self.out = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
-            raise errors.ArgumentError(f"{verb}: out has to be copied to be read; give it memory that can be written")
+            raise errors.ArgumentError(
+                f"{operation}: out has to be copied to be read; give it memory that can be written"
+            )
         if self.out is not None and self.out.dtype != self.dtype:
-            raise errors.DTypeError(f"{verb}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
+            raise errors.DTypeError(
+                f"{operation}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype"
+            )
         if self.out is not None and not is_writeable(self.out):
-            raise errors.ArgumentError(f"{verb}: out is read-only; give it memory that can be written")
+            raise errors.ArgumentError(f"{operation}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
         if isinstance(value, DistMatrix):
-            raise errors.ArgumentError(f"{self.verb}: {name} must be an array, got a DistMatrix; its .local is one")
+            raise errors.ArgumentError(
+                f"{self.operation}: {name} must be an array, got a DistMatrix; its .local is one"
+            )
         array = self.as_array(name, value)
         if array is None:
             kind = "an array of NumPy, or one that speaks DLPack"
             if self.runtime.backend.gpus:
                 kind = "an array on this rank's GPU"
-            raise errors.ArgumentError(f"{self.verb}: {name} must be {kind}, got {type(value).__name__}")
+            raise errors.ArgumentError(f"{self.operation}: {name} must be {kind}, got {type(value).__name__}")
         return array
 
     def as_array(self, name: str, value: Any) -> Array | None:
@@ -111,8 +120,16 @@ class Arguments:
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
-        array = backends_array(backend, f"{self.verb}: {name}", value)
+        array = backends_array(backend, f"{self.operation}: {name}", value)
         return array if backend.is_here(array) else None
+
+    @abstractmethod
+    def arguments(self) -> dict[str, Any]:
+        """Arguments that must be equal on all ranks."""
+
+    def agree(self, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """**Collective.** Raise unless all ranks have equal arguments; the largest of each of the maxima."""
+        return self.runtime.agree(self.operation, self.arguments(), None, maxima)
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
         """Where a result goes: `out`, else a new array of x's library, else of the backend (local).
@@ -135,7 +152,7 @@ class Arguments:
             lengths = ()
         if len(lengths) != nprocs or min(lengths) < 0 or total not in (None, sum(lengths)):
             sums = "" if total is None else f" that add up to {total}, the length of x"
-            raise errors.ArgumentError(f"{self.verb}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
+            raise errors.ArgumentError(f"{self.operation}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
         return lengths
 
     def overlap(self, x: Array, y: Array) -> bool:
@@ -159,9 +176,13 @@ class Arguments:
         if out is None:
             return
         if out.shape != shape:
-            raise errors.ArgumentError(f"{self.verb}: out has shape {out.shape}, the result {shape}; make them agree")
+            raise errors.ArgumentError(
+                f"{self.operation}: out has shape {out.shape}, the result {shape}; make them agree"
+            )
         if self.overlap(self.x, out) and not (part is not None and place is not None and self.coincide(part, place)):
-            raise errors.ArgumentError(f"{self.verb}: out overlaps x, but is not {what}; give it memory of its own")
+            raise errors.ArgumentError(
+                f"{self.operation}: out overlaps x, but is not {what}; give it memory of its own"
+            )
 
 
 class GatherArguments(Arguments):
@@ -194,13 +215,26 @@ class GatherArguments(Arguments):
             return caught
         return None
 
-    def rounds(self, counts: list[int], *, by_messages: bool = False) -> Rounds:
+    def agreed_counts(self, code: int = 0) -> tuple[list[int], tuple[int, ...]]:
+        """**Collective.** Rows of each rank, the highest code, and the negated lowest one.
+
+        Args:
+            code: at least 0, and less than 2**61 (local).
+        """
+        nrows = len(self.x)
+        counts = [nrows] * self.runtime.nprocs  # the most frequent case
+        checked_code = code + (_WRONG if self.error_of(counts) is not None else 0)
+        high, low, *codes = self.agree((nrows, -nrows, checked_code, -code))
+        if high != -low or codes[0] >= _WRONG:
+            counts = self.runtime.gathered(nrows)
+            lengths = f"{self.operation}: lengths"
+            codes = list(self.runtime.agree(lengths, {}, self.error_of(counts), (code, -code)))
+        return counts, tuple(codes)
+
+    def rounds(self, counts: Sequence[int], *, by_messages: bool = False) -> Rounds:
         """The rounds in which the result is gathered (global)."""
-        row = self.x[:1].size if len(self.x) else int(np.prod(self.x.shape[1:], dtype=np.int64))
-        bounds = [0]
-        for count in counts:
-            bounds.append(bounds[-1] + count * row)
-        return Rounds(tuple(bounds), width_of(1, self.x.itemsize, 1, by_messages=by_messages))
+        bounds = _bounds(counts, math.prod(self.x.shape[1:]))
+        return Rounds(bounds, width_of(1, self.x.itemsize, 1, by_messages=by_messages))
 
 
 class Reduction(NamedTuple):
@@ -215,16 +249,16 @@ class Reduction(NamedTuple):
 class ReduceArguments(Arguments):
     """Arguments of an all-reduce, or of a reduce-scatter, whose `counts` may give the rows of each rank."""
 
-    def __init__(self, verb: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
-        super().__init__(verb, runtime, x, out)
-        self.shares, (op, epilogue, algorithm, counts) = verb == "allreduce", options
+    def __init__(self, operation: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
+        super().__init__(operation, runtime, x, out)
+        self.shares, (op, epilogue, algorithm, counts) = operation == "allreduce", options
         if not isinstance(op, str) or op not in OPERATIONS:
-            raise errors.ArgumentError(f"{verb}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+            raise errors.ArgumentError(f"{operation}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
         if op in ("max", "min") and self.dtype.kind == "c":
-            raise errors.ArgumentError(f"{verb}: op={op!r} needs an order, which {self.dtype.name} has not")
+            raise errors.ArgumentError(f"{operation}: op={op!r} needs an order, which {self.dtype.name} has not")
         if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
             names = ", ".join(("auto", *ALGORITHMS))
-            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+            raise errors.ArgumentError(f"{operation}: algorithm must be one of {names}, got {algorithm!r}")
         self.op = op
         self.place = self.x if self.shares else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
@@ -233,10 +267,12 @@ class ReduceArguments(Arguments):
         """Whether rows must stay whole (global)."""
         self.operands = self._checked_operands()
         columns = self.x.shape[-1] if self.x.ndim else 1
-        self.unit = max(1, columns) if self.is_rmsnorm else aligned(self.x.itemsize)
+        self.line = aligned(self.x.itemsize)
+        """Elements of a cache line (global)."""
+        self.unit = max(1, columns) if self.is_rmsnorm else self.line
+        """Elements that stay together: those of a row, or of a cache line (global)."""
         backend = runtime.backend
-        self.is_open = algorithm == "auto"
-        self.algorithm = self._chosen() if self.is_open else algorithm
+        self.algorithm: Any = self._chosen() if algorithm == "auto" else algorithm
         if backend.gpus and not backend.push:  # their GPUs do not reach each other
             self.algorithm = "naive"
 
@@ -287,19 +323,22 @@ class ReduceArguments(Arguments):
         call_args = self.arguments() | {
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if _is_number(value)
         }
-        return (self.verb, *call_args.items())
+        return (self.operation, *call_args.items())
 
-    def rounds(self, *, by_messages: bool = False) -> Rounds:
-        """The rounds in which the elements are reduced (global)."""
-        size, nprocs = self.x.size, self.runtime.nprocs
-        nparts = 1 if self.algorithm == "one_shot" else nprocs
-        width = width_of(nparts, self.x.itemsize, self.unit, by_messages=by_messages)
-        if self.algorithm == "one_shot":
+    def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
+        """The rounds in which the elements are reduced (global).
+
+        Args:
+            unit: elements that stay together; 0: `self.unit` (global).
+            by_messages: for rounds of messages, instead of shared memory (global).
+        """
+        size, nprocs, unit = self.x.size, self.runtime.nprocs, unit or self.unit
+        whole = self.algorithm == "one_shot"
+        width = width_of(1 if whole else nprocs, self.x.itemsize, unit, by_messages=by_messages)
+        if whole:
             return Rounds((0, size), width, whole=True)
-        if self.shares:
-            return Rounds(shares(size, nprocs, self.unit), width)
-        row = size // max(1, self.x.shape[0])
-        return Rounds(tuple(row * rows for rows in accumulate(self.counts, initial=0)), width)
+        row = size // max(1, self.x.shape[0]) if not self.shares else 0
+        return Rounds(shares(size, nprocs, unit) if self.shares else _bounds(self.counts, row), width)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
@@ -326,7 +365,7 @@ class ReduceArguments(Arguments):
         """This rank's rows of x; sets `counts`, the rows of every rank."""
         nprocs, shape = self.runtime.nprocs, self.x.shape
         if not shape:
-            raise errors.ArgumentError(f"{self.verb}: x has no axis to split; use x.reshape(1)")
+            raise errors.ArgumentError(f"{self.operation}: x has no axis to split; use x.reshape(1)")
         if counts is None:
             counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
         self.counts = self.checked_counts(counts, shape[0])
@@ -339,18 +378,19 @@ class ReduceArguments(Arguments):
         if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
-                    f"{self.verb}: the epilogue is a Python function, which GPUs cannot run; write an expression, as "
-                    f"'relu(x)', or apply the function to the result"
+                    f"{self.operation}: the epilogue is a Python function, which GPUs cannot run; write an expression, "
+                    f"as 'relu(x)', or apply the function to the result"
                 )
             return value
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
             raise errors.ArgumentError(
-                f"{self.verb}: epilogue must be None, a string, an Epilogue or a function, got {type(value).__name__}"
+                f"{self.operation}: epilogue must be None, a string, an Epilogue or a function, "
+                f"got {type(value).__name__}"
             )
-        epilogue.check(self.verb, self.dtype)
+        epilogue.check(self.operation, self.dtype)
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
-            raise errors.ArgumentError(f"{self.verb}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
+            raise errors.ArgumentError(f"{self.operation}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
         return epilogue
 
     def _checked_operands(self) -> dict[str, Any]:
@@ -358,11 +398,15 @@ class ReduceArguments(Arguments):
         if not isinstance(self.epilogue, Epilogue):
             return {}
         operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
-        what = f"{self.verb}: epilogue {self.epilogue.expression!r}"
+        what = f"{self.operation}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
-            if "number" in kinds and array is None and (kinds == ("number",) or not _is_listed(value)):
+            if (
+                "number" in kinds
+                and array is None
+                and (kinds == ("number",) or not isinstance(value, np.ndarray | list | tuple))
+            ):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
                 operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")

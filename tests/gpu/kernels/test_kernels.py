@@ -22,6 +22,7 @@ from pblas.backends.nvshmem.kernels import (
     RECORD,
     Block,
     Kernels,
+    Reduction,
     Slots,
     Watch,
     all_reduce_flags_nbytes,
@@ -29,7 +30,7 @@ from pblas.backends.nvshmem.kernels import (
     pulling_ctas,
     push_counter_nbytes,
 )
-from pblas.backends.nvshmem.reduction_epilogues import behind
+from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 from pblas.backends.push_engine import Finish
 from pblas.epilogues import parse
 from pblas.plans.partition import flat_share
@@ -128,6 +129,13 @@ def added(parts: Sequence[Array], beta: complex, old: Array | None, dtype: np.dt
     return result
 
 
+def block_of(source: Lines, target: Lines) -> Block:
+    """A copy from lines to others of the same length."""
+    itemsize = target.dtype.itemsize
+    pitches = source.ld * itemsize, target.ld * itemsize
+    return Block(source.address, target.address, target.rows * itemsize, -1, target.columns, *pitches)
+
+
 def run_sum(
     kernels: Kernels,
     stream: Any,
@@ -192,7 +200,7 @@ def test_unread_memory_may_be_nan(kernels: Kernels, stream: Any, name: str) -> N
     result = run_sum(kernels, stream, [Lines(term) for term in terms], Lines(nan), Lines(nan), 0.0)
     assert same_bits(result, added(terms, 0, None, dtype))
     target = Lines(nan)
-    kernels.scale(stream.ptr, dtype, *shape, 0.0, Lines(nan).address, shape[0], target.address, target.ld)
+    kernels.scale(stream.ptr, dtype, 0.0, block_of(Lines(nan), target))
     stream.synchronize()
     assert same_bits(target.read(), np.zeros(shape, dtype))
 
@@ -216,13 +224,13 @@ def test_scale_and_conjugate(kernels: Kernels, stream: Any, name: str, shape: tu
         source = Lines(x, padding, offset)
         for beta in (0.0, 1.0, -0.3, 0.2 + 3j) if dtype.kind == "c" else (0.0, 1.0, -0.3):
             target = Lines(np.full(shape, np.nan, dtype), 5)
-            kernels.scale(stream.ptr, dtype, *shape, beta, source.address, source.ld, target.address, target.ld)
+            kernels.scale(stream.ptr, dtype, beta, block_of(source, target))
             stream.synchronize()
             expected = times(complex(beta), x.astype(wide)).astype(dtype) if beta else np.zeros(shape, dtype)
             assert same_bits(target.read(), expected)
         if dtype.kind == "c":
             for target in (Lines(np.full(shape, np.nan, dtype), 1), source):
-                kernels.conjugate(stream.ptr, dtype, *shape, source.address, source.ld, target.address, target.ld)
+                kernels.conjugate(stream.ptr, dtype, block_of(source, target))
                 stream.synchronize()
                 assert same_bits(target.read(), x.conj())
 
@@ -278,21 +286,16 @@ def launch(
     """An all-reduce of one of the ranks; a pulling one follows a copy of its partial product, in place of a GEMM."""
     me = ranks[rank]
     slots = Slots([r.slots[parity].data.ptr for r in ranks], me.slot_nbytes)
-    options = keep | {"rank": rank, "watch": me.watch(timeout), "wire": source.dtype}
-    first = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
-    if shots == 1:
-        kernels.one_shot(
-            stream.ptr, dtype, source.size, source.data.ptr, me.out.data.ptr, slots=slots, **options
-        )  # fmt: skip
-    elif shots == 2:
-        kernels.two_shot(stream.ptr, dtype, first, source.data.ptr, me.out.data.ptr, slots=slots, **options)
-    else:
+    bounds = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
+    call = Reduction(dtype, source.dtype, bounds, me.out.data.ptr, rank, me.watch(timeout), **keep)
+    if shots == 3:
         me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
         kernels.pulled(
-            stream.ptr, dtype, first, me.out.data.ptr, partials=[r.partials[parity].data.ptr for r in ranks],
-            flags=[r.flags[parity].data.ptr for r in ranks],
-            results=[(r.out if direct else r.results[parity]).data.ptr for r in ranks], **options,
+            stream.ptr, call, [r.partials[parity].data.ptr for r in ranks], [r.flags[parity].data.ptr for r in ranks],
+            [(r.out if direct else r.results[parity]).data.ptr for r in ranks],
         )  # fmt: skip
+    else:
+        kernels.reduce(stream.ptr, "one_shot" if shots == 1 else "two_shot", call, source.data.ptr, slots)
 
 
 def shares(count: int, nranks: int) -> list[tuple[int, int]]:
@@ -372,10 +375,12 @@ def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], na
             options: dict[str, Any] = {"wire": travelling, "scaled": beta != 0}
             out, kept = Lines(np.zeros(shape, dtype), padding), Lines(old)
             empty = cupy.empty(shape, dtype, "F")
-            follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="sum")
-            result = run_sum(kernels, streams[0], [Lines(term, 8) for term in terms], out, kept, beta, behind=follows)
+            epilogue = compiled_epilogue(kernels, streams[0].ptr, finish, empty, "F", **options, family="sum")
+            result = run_sum(
+                kernels, streams[0], [Lines(term, 8) for term in terms], out, kept, beta, epilogue=epilogue
+            )
             assert same_bits(result, finished(added(terms, 0, None, FLOAT32), operands, old, beta, dtype))
-            follows = behind(kernels, streams[0].ptr, finish, empty, "F", **options, family="all_reduce")
+            epilogue = compiled_epilogue(kernels, streams[0].ptr, finish, empty, "F", **options, family="all_reduce")
             vectors = [term.reshape(-1, order="F") for term in terms]
             sources = [cupy.asarray(vector.view(np.uint8)).view(travelling) for vector in vectors]
             flat = {key: z.reshape(-1, order="F") for key, z in operands.items()}
@@ -383,7 +388,7 @@ def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], na
                 ranks = [Rank(nranks, old.size, dtype, travelling) for _ in range(nranks)]
                 cupy.cuda.runtime.deviceSynchronize()
                 for rank in range(nranks):
-                    keep: dict[str, Any] = {"beta": beta, "old": kept.address, "behind": follows}
+                    keep: dict[str, Any] = {"beta": beta, "old": kept.address, "epilogue": epilogue}
                     launch(kernels, streams[rank], ranks, rank, shots, 0, sources[rank], dtype, **keep)
                 cupy.cuda.runtime.deviceSynchronize()
                 total = reduced(vectors, 0, vectors[0], FLOAT32, shots)

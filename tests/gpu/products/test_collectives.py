@@ -158,7 +158,7 @@ def test_arrays_in_symmetric_memory_are_reached_in_place(
     ctx: pblas.Context, small: pblas.Context, order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """x, out, both or neither, on all ranks or on some."""
-    monkeypatch.setattr("pblas.operations.gpu_collectives.PULLED_NBYTES", 0)
+    monkeypatch.setattr("pblas.backends.nvshmem.collective_launch.PULLED_NBYTES", 0)
     everywhere = [np.array(x, order=order) for x in random_terms((90, 71), np.float64)]
     for context in (ctx, small):
         desc = MatrixDescriptor.replicated(90, 71, P, order=order)

@@ -16,7 +16,7 @@ import pytest
 from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.cuda.pointwise import number_term
 from pblas.backends.nvshmem.kernels import Kernels as Launches
-from pblas.backends.nvshmem.kernels import Slots, Watch, all_reduce_flags_nbytes, source
+from pblas.backends.nvshmem.kernels import Reduction, Slots, Watch, all_reduce_flags_nbytes, source
 from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue
 from pblas.epilogues import FUNCTIONS, RESULT, Name, parse
 from tests.common.gauge import Array, dtype_of
@@ -257,9 +257,9 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
         Kernels(source("all_gather"), ["gather_4"], folders[1]),
     )
     started, rng, ranks = Started(*libraries), np.random.default_rng(nranks), [Rank(nranks) for _ in range(nranks)]
-    calls: list[tuple[str, list[int], int, list[int], list[Placed], list[Placed]]] = []
+    calls: list[tuple[Any, list[int], int, list[int], list[Placed], list[Placed]]] = []
     checks = []
-    kinds = ["gather"] * 6 + rng.choice(["one_shot", "two_shot", "reduce_scatter", "gather"], 60).tolist()
+    kinds = ["gather"] * 6 + rng.choice(["one_shot", "two_shot", "scatter", "gather"], 60).tolist()
     for number, kind in enumerate(kinds):
         counts = rng.integers(0, rng.choice([3, 900]), nranks)
         counts[0] *= number >= 6
@@ -272,7 +272,7 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
         if kind == "gather":
             total = np.concatenate([term[part] for term, part in zip(terms, parts, strict=True)])
             terms = [term[part] for term, part in zip(terms, parts, strict=True)]
-        expected = [total[part] if kind == "reduce_scatter" else total for part in parts]
+        expected = [total[part] if kind == "scatter" else total for part in parts]
         x, outs = (
             [Placed(a, int(rng.integers(0, 4))) for a in arrays] for arrays in (terms, map(np.zeros_like, expected))
         )
@@ -288,12 +288,13 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
             shift = (2 * SHARE - (2 if kind == "two_shot" else 1) * nbytes) * nranks
             shift += 0 if counted else number % 2 * me.pitch
             halves = (me.epoch.ctypes.data, me.pitch) if counted else (0, 0)
-            options: dict[str, Any] = {"rank": rank, "watch": Watch(10**10)}
-            options["slots"] = Slots([r.slots + shift for r in ranks], nbytes, *halves)
-            where = first[-1] if kind == "one_shot" else first, x[rank].address, outs[rank].address
-            if kind != "gather":
-                options["contributing"] = contributing
-            getattr(started, kind)(0, 4 if kind == "gather" else FLOAT32, *where, **options)
+            slots, watch = Slots([r.slots + shift for r in ranks], nbytes, *halves), Watch(10**10)
+            source, out = x[rank].address, outs[rank].address
+            if kind == "gather":
+                started.gather(0, 4, first, source, out, rank=rank, slots=slots, watch=watch)
+                continue
+            call = Reduction(FLOAT32, FLOAT32, first, out, rank, watch, contributing=contributing)
+            started.reduce(0, kind, call, source, slots)
 
     together([lambda rank=rank: work(rank) for rank in range(nranks)])  # type: ignore[misc]  # it is bound here
     assert all((rank.sent == 0xFF).all() and not rank.rest.any() for rank in ranks)
