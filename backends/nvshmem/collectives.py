@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 """Bytes of the slots of one half: the least suffices for one-shot calls; larger calls take several rounds."""
-_MAX_PREPARED = 64
 
 
 class Halves:
@@ -260,21 +259,6 @@ class DeviceCollectives:
             with streams.relaxed():
                 self._halves.append(Halves(self.resources, 1 << (wanted - 1).bit_length()))
         return self._halves[-1]
-
-    def prepare(self, key: Hashable, plan: Plan, arrays: Arrays, options: Any) -> Prepared:
-        """Prepare a call and keep it under a key (local).
-
-        Args:
-            key: distinguishes this call from others; contains the identity of `options` (local).
-            plan: plan of the call (global).
-            arrays: arrays of the call (local).
-            options: objects to keep alive with the call (local).
-        """
-        with streams.relaxed():
-            self.prepared[key] = prepared = Prepared(plan, arrays, self.resources, options)
-        while len(self.prepared) > _MAX_PREPARED:
-            self.prepared.popitem(last=False)
-        return prepared
 
 
 def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight: int) -> Callable[[int], None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from pblas import errors
@@ -60,7 +61,7 @@ def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
         "NCCL": _asked(_nccl_version),
     }
     for name, packages in _LIBRARIES:
-        versions_found[name] = next(filter(None, map(_packaged, packages)), None)
+        versions_found[name] = next(filter(None, (_asked(partial(version, package)) for package in packages)), None)
     return tuple((name, text) for name, text in versions_found.items() if text)
 
 
@@ -90,10 +91,3 @@ def _nccl_version() -> str:
 
     number = nccl.get_version()  # 22809 is 2.28.9
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
-
-
-def _packaged(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

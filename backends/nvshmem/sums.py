@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
-from pblas.backends.nvshmem.kernels import Reduction
+from pblas.backends.nvshmem.kernels import Reduction, Strided
 from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 
 if TYPE_CHECKING:
@@ -43,10 +44,10 @@ class Sums:
 
         def start(stream: Stream) -> None:
             c = old if old is None or order in orders(old) else self._copies.reordered(lane, old, order)
-            keep = {} if c is None else {"old": c.data.ptr, "old_ld": leading(c, order), "beta": output.beta}
-            places, lds = [part.data.ptr for part in parts], [leading(part, order) for part in parts]
-            arguments = *extents(out, order), places, lds, out.data.ptr, leading(out, order)
-            self._kernels.sum(stream, out.dtype, *arguments, wire=wire, epilogue=epilogue, **keep)
+            blocks = [Strided(x.data.ptr, leading(x, order)) for x in (*parts, out)]
+            addend = None if c is None else Strided(c.data.ptr, leading(c, order))
+            options: dict[str, Any] = {"old": addend, "beta": output.beta, "wire": wire, "epilogue": epilogue}
+            self._kernels.sum(stream, out.dtype, extents(out, order), blocks[:-1], blocks[-1], **options)
 
         self._executions.sink.launch(lane, start)
 
@@ -55,18 +56,12 @@ class Sums:
     ) -> None:
         """Reduce-scatter with one kernel, which sends shards to their owners and adds the received ones."""
         bounds = list(accumulate((part.size for part in parts), initial=0))
-
-        def kernel(stream: Stream, call: Reduction) -> None:
-            self._kernels.reduce(stream, "scatter", call, parts[0].data.ptr, slots)
-
+        kernel = functools.partial(self._kernels.reduce, kind="scatter", source=parts[0].data.ptr, slots=slots)
         self._reduce(lane, kernel, order, parts[self._rank].dtype, bounds, contributing, output)
 
     def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
         """All-reduce with one kernel, which sends the whole partial product to all ranks."""
-
-        def kernel(stream: Stream, call: Reduction) -> None:
-            self._kernels.reduce(stream, "one_shot", call, partial.data.ptr, slots)
-
+        kernel = functools.partial(self._kernels.reduce, kind="one_shot", source=partial.data.ptr, slots=slots)
         self._reduce(lane, kernel, "F", partial.dtype, [0, partial.size], contributing, output)
 
     def two_shot(
@@ -80,10 +75,7 @@ class Sums:
         output: Output,
     ) -> None:
         """All-reduce with one kernel, which sends shards of the partial product at `source`, then its shard's sums."""
-
-        def kernel(stream: Stream, call: Reduction) -> None:
-            self._kernels.reduce(stream, "two_shot", call, source, slots)
-
+        kernel = functools.partial(self._kernels.reduce, kind="two_shot", source=source, slots=slots)
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def pulled(
@@ -96,23 +88,20 @@ class Sums:
         output: Output,
     ) -> None:
         """All-reduce with one kernel: it reads partial products of the peers and writes sums to them, at `places`."""
-
-        def kernel(stream: Stream, call: Reduction) -> None:
-            self._kernels.pulled(stream, call, **places)
-
+        kernel = functools.partial(self._kernels.pulled, **places)
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def _reduce(
         self,
         lane: str,
-        kernel: Callable[[Stream, Reduction], None],
+        kernel: Callable[..., None],
         order: Any,
         wire: np.dtype[Any],
         bounds: list[int],
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Launch kernel(stream, reduction), which takes C and D tight and in this order."""
+        """Launch kernel(stream, call=reduction), which takes C and D tight and in this order."""
         out, old = output.out, output.old
         epilogue = self._epilogue_terms(lane, output, order, wire=wire, scaled=old is not None, family="all_reduce")
 
@@ -120,7 +109,7 @@ class Sums:
             c, beta = (0, 0.0) if old is None else (self._copies.tight(lane, old, order).data.ptr, output.beta)
             result = out if is_tight(out, order) else self._copies.packed(("result",), out, order)
             places = bounds, result.data.ptr, self._rank, self._watch, c
-            kernel(stream, Reduction(out.dtype, wire, *places, beta, contributing, epilogue))
+            kernel(stream, call=Reduction(out.dtype, wire, *places, beta, contributing, epilogue))
             if result is not out:
                 self._copies.copy(lane, result, out)
 

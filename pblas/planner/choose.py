@@ -321,10 +321,10 @@ def one_dimensional(
 def _serving(product: Product) -> Iterator[ProductPlan]:
     """The rows of the decision table that serve a product, cheapest kind first."""
     for transposed, p in ((False, product), (True, product.T)):
-        rows = p.d.along("rows")
+        rows, own_rows = p.d.along("rows"), p.a.along("rows")
         gathered, other = ("A", "B") if transposed else ("B", "A")
         line = "column" if transposed else "row"
-        if rows is not None and (p.a.axis == "all" or _alike(p.a.along("rows"), rows)):
+        if rows is not None and (p.a.axis == "all" or (own_rows is not None and own_rows.alike(rows))):
             have = "is replicated" if p.a.axis == "all" else f"has the {line}s that D has"
             if p.b.axis == "all":
                 yield LocalGemm(product, f"op({other}) {have} on each rank, op({gathered}) is replicated", transposed)
@@ -343,7 +343,7 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         split is not None
         and (product.a.axis == "all" or inner is not None)
         and (product.b.axis == "all" or other_inner is not None)
-        and (inner is None or other_inner is None or _alike(inner, other_inner))
+        and (inner is None or other_inner is None or inner.alike(other_inner))
     )
     if conform:
         why = (
@@ -359,10 +359,6 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
             yield GemmReduceScatter(
                 product, f"{why}: the owners of D add the partial products", product.d.axis == "rows"
             )
-
-
-def _alike(first: Split | None, second: Split) -> bool:
-    return first is not None and first.alike(second)
 
 
 def _outputs(

@@ -96,8 +96,7 @@ class PlanningContext:
 
     def _with_panels(self, plan: Summa) -> ProductPlan:
         """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
-        width = _width(plan, plan.transport, self.chunks, gpus=self.topology.gpus)
-        plan, limit = replace(plan, width=width), self._limit
+        plan, limit = replace(plan, width=_width(plan, self.chunks)), self._limit
         while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
             plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))
         return plan
@@ -122,25 +121,25 @@ def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
     return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
 
 
-def _width(plan: Summa, transport: Transport, chunks: int | None, *, gpus: bool) -> int:
+def _width(plan: Summa, chunks: int | None) -> int:
     """Width of a panel: all of a contiguous shard, else as wide as a GEMM needs and memory for two allows."""
-    extent = plan.panelled
+    extent, gpus = plan.panelled, plan.gpus
     if chunks is not None:
         return max(1, -(-extent // chunks))
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
     if not isinstance(plan, SummaC):
         return wanted
-    if transport == "shared" and plan.is_read_in_place and not gpus:
+    if plan.transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
     whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
-    wanted = _depth_on_gpus(plan, transport) if gpus else wanted
+    wanted = _depth_on_gpus(plan) if gpus else wanted
     if gpus or plan.by_owner:  # equal panels; on GPUs their rows start at multiples of 128 bytes at least
         wanted = -(-whole // max(1, -(-whole // wanted)))
         wanted += -wanted % 64 if gpus else 0
     return max(MIN_PANEL, wanted)
 
 
-def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
+def _depth_on_gpus(plan: SummaC) -> int:
     """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
 
     A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
@@ -150,9 +149,9 @@ def _depth_on_gpus(plan: SummaC, transport: Transport) -> int:
     if not m * n * k:
         return 1
     adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
-    if transport == "shared" and plan.is_read_in_place:
+    if plan.transport == "shared" and plan.is_read_in_place:
         multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
         return math.ceil(adding / (_ADDING * multiplying))
-    link = NVLINK.near if transport == "shared" else NVLINK.far
+    link = NVLINK.near if plan.transport == "shared" else NVLINK.far
     arriving = (m + n) * product.itemsize / link.bandwidth
     return math.ceil(math.sqrt(k * adding / arriving))

@@ -144,12 +144,12 @@ def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tu
     for line, name, operand, result in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
         if operand.nprocs == result.nprocs and not operand.alike(result):
             sentences.append(f"{line}: {name} has {_blocks(operand)}, D has {_blocks(result)}")
-    if not _cut_alike(a.columns, b.rows):
+    if not _same_blocks(a.columns, b.rows):
         sentences.append(f"k: op(A) has {_blocks(a.columns)}, op(B) has {_blocks(b.rows)}")
     return tuple(sentences)
 
 
-def _cut_alike(first: Split, second: Split) -> bool:
+def _same_blocks(first: Split, second: Split) -> bool:
     """Whether the blocks of two splits have the same borders, or one is in one piece."""
     if 1 in (first.nprocs, second.nprocs) or max(first.nblocks, second.nblocks) <= 1:
         return True

@@ -283,7 +283,7 @@ class Strip:
     offered: Block | None = None
 
     @property
-    def tells(self) -> int:
+    def signal_phase(self) -> int:
         """Phase of the flags that follow its puts."""
         return self.phase if self.target is None else self.phase + 1
 

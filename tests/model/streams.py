@@ -298,7 +298,7 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
             yield CopyOut(lane, strip.target, strip.offered)
     for put in strip.puts:
         yield put
-        yield Signal(lane, (put.peer,), strip.tells)
+        yield Signal(lane, (put.peer,), strip.signal_phase)
 
 
 def _steps(

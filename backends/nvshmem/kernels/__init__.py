@@ -6,7 +6,7 @@ The sources include nothing but their own common files, so a GPU machine needs n
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Reduction", "Slots", "Watch",
+    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Reduction", "Slots", "Strided", "Watch",
     "all_reduce_flags_nbytes", "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
 ]  # fmt: skip
 
@@ -59,9 +59,11 @@ _PUSH_THREADS, _PUSH_CTAS = 512, 112  # on 8 H200, more CTAs pushed no faster
 _PUSH_NBYTES = 8192  # least bytes of a CTA
 
 
-def _flat(rows: int, columns: int, lds: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of blocks; blocks without gaps between their lines are one line."""
-    return (rows * columns, 1) if columns == 1 or all(ld == rows for ld in lds) else (rows, columns)
+class Strided(NamedTuple):
+    """A block in memory: its address, and its leading dimension in elements."""
+
+    address: int
+    ld: int
 
 
 class Kernels(Collectives):
@@ -76,15 +78,11 @@ class Kernels(Collectives):
         self,
         stream: Stream,
         dtype: Dtype,
-        rows: int,
-        columns: int,
-        parts: Sequence[int],
-        part_lds: Sequence[int],
-        out: int,
-        out_ld: int,
+        shape: tuple[int, int],
+        parts: Sequence[Strided],
+        out: Strided,
         *,
-        old: int = 0,
-        old_ld: int = 0,
+        old: Strided | None = None,
         beta: complex = 0.0,
         wire: Dtype | None = None,
         epilogue: EpilogueTerms | None = None,
@@ -96,41 +94,34 @@ class Kernels(Collectives):
         Args:
             stream: handle.
             dtype: of out and old.
-            rows: contiguous elements of each line.
-            columns: lines.
-            parts: addresses of the terms, at most MAX_PARTS.
-            part_lds: their leading dimensions, elements.
-            out: address; may be one of the terms or old.
-            out_ld: its leading dimension.
-            old: address; not read if beta is 0.
-            old_ld: its leading dimension.
+            shape: contiguous elements of each line, and lines.
+            parts: the terms, at most MAX_PARTS.
+            out: the result; may be one of the terms or old.
+            old: C; None for no addend, as with beta = 0.
             beta: scalar.
             wire: dtype of the terms: float32 or, by default, `dtype`.
             epilogue: epilogue before rounding; `add` has compiled its kernels.
         """
-        wire = wire or dtype
-        beta = complex(beta)
+        wire, beta, (rows, columns) = wire or dtype, complex(beta), shape
         if rows == 0 or columns == 0:
             return
-        if beta == 0:
-            old, old_ld = out, out_ld
-        rows, columns = _flat(rows, columns, (*part_lds, out_ld, old_ld))
-        places, results = 0, out | old
-        for address in parts:
-            places |= address
-        if columns > 1:
-            for ld in part_lds:
-                places |= ld * wire.itemsize
-            results |= (out_ld | old_ld) * dtype.itemsize
+        if old is None or beta == 0:  # it is not read
+            old, beta = out, 0j
+        if all(block.ld == rows for block in (*parts, out, old)):  # without gaps between their lines: one line
+            rows, columns = rows * columns, 1
+        pitched = int(columns > 1)
+        places, results = 0, out.address | old.address | pitched * (out.ld | old.ld) * dtype.itemsize
+        for part in parts:
+            places |= part.address | pitched * part.ld * wire.itemsize
         length = max(_PACK_NBYTES // wire.itemsize, 1)
         if places % _PACK_NBYTES or results % (length * dtype.itemsize):
             kind, length = "sum_scalar", 1
         else:
             kind = "sum_2" if len(parts) <= 2 else "sum_4" if len(parts) <= 4 else "sum_8"
         line, terms = (1, ()) if epilogue is None else epilogue[1:]
-        scalars = (out, old, rows, columns, out_ld, old_ld, beta.real, beta.imag, len(parts), line)
+        scalars = (out.address, old.address, rows, columns, out.ld, old.ld, beta.real, beta.imag, len(parts), line)
         name, ctas = kernel_name(kind, dtype, wire, epilogue), self._ctas(rows, columns, length)
-        self._launch(name, stream, ctas, _THREADS, "sum", scalars, (terms, parts, part_lds))
+        self._launch(name, stream, ctas, _THREADS, "sum", scalars, (terms, *zip(*parts, strict=True)))
 
     def scale(self, stream: Stream, dtype: Dtype, beta: complex, block: Block) -> None:
         """target := beta source; if beta is 0 the source is not read, if it is 1 this is a copy."""

@@ -254,7 +254,7 @@ class RunPushReduce(RunPush):
             if strip.offered is not None:
                 engine.copy(lane, output.out, self._result_block(strip.offered))
         if strip.puts:
-            self._burst(lane, strip.puts, strip.tells, [put.peer for put in strip.puts], (), x)
+            self._burst(lane, strip.puts, strip.signal_phase, [put.peer for put in strip.puts], (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
         """Copy finished lines to D, unless peers have put them there, or from D to the memory that peers get."""
@@ -301,7 +301,7 @@ class RunPushReduce(RunPush):
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """A strip's destinations at peers, each with the flag to set after the store."""
-        return tuple((self._place_at(put, shape, x), (put.peer, strip.tells)) for put in strip.puts)
+        return tuple((self._place_at(put, shape, x), (put.peer, strip.signal_phase)) for put in strip.puts)
 
     def _place_at(self, put: Put, shape: tuple[int, int], x: Operands) -> Array:
         """The destination of a put, as an array in the peer's memory."""

@@ -40,10 +40,6 @@ def is_writeable(x: Any) -> bool:
     return getattr(x.flags, "writeable", True)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, _NUMBERS)
-
-
 def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
     """A caller's array as one of the backend's, on the same memory (local).
 
@@ -280,7 +276,9 @@ class ReduceArguments(Arguments):
         """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
         clone = copy(self)
         clone.x = like(self.x)
-        clone.operands = {name: value if _is_number(value) else like(value) for name, value in self.operands.items()}
+        clone.operands = {
+            name: value if isinstance(value, _NUMBERS) else like(value) for name, value in self.operands.items()
+        }
         return clone
 
     def _chosen(self) -> CollectiveAlgorithm:
@@ -310,18 +308,18 @@ class ReduceArguments(Arguments):
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
         named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else self.epilogue
-        call_args = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
+        call_args: dict[str, Any] = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
         call_args["epilogue"] = "a function" if callable(self.epilogue) else named
         if not self.shares:
             call_args["counts"] = self.counts
         for name, value in sorted(self.operands.items()):
-            call_args[f"epilogue's {name}"] = value if _is_number(value) else name_of(value.dtype)
+            call_args[f"epilogue's {name}"] = value if isinstance(value, _NUMBERS) else name_of(value.dtype)
         return call_args | {"algorithm": self.algorithm}  # after the arguments that "auto" chooses it by
 
     def signature(self) -> tuple[Any, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
         call_args = self.arguments() | {
-            f"epilogue's {name}": "a number" for name, value in self.operands.items() if _is_number(value)
+            f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
         }
         return (self.operation, *call_args.items())
 
@@ -409,13 +407,14 @@ class ReduceArguments(Arguments):
             ):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
-                operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=name == "residual")
+                operands[name] = self._checked_array(
+                    f"{what}: {name}", value, array, kinds, written=self.is_rmsnorm and name == "residual"
+                )
         return operands
 
     def _checked_array(
         self, what: str, value: Any, array: Array | None, kinds: tuple[str, ...], *, written: bool
     ) -> Array:
-        written = written and self.is_rmsnorm
         full = self.place.shape
         shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]
         if array is None or array.shape not in shapes:

@@ -24,6 +24,7 @@ from pblas.backends.nvshmem.kernels import (
     Kernels,
     Reduction,
     Slots,
+    Strided,
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
@@ -136,6 +137,10 @@ def block_of(source: Lines, target: Lines) -> Block:
     return Block(source.address, target.address, target.rows * itemsize, -1, target.columns, *pitches)
 
 
+def strided(x: Lines) -> Strided:
+    return Strided(x.address, x.ld)
+
+
 def run_sum(
     kernels: Kernels,
     stream: Any,
@@ -145,10 +150,9 @@ def run_sum(
     beta: complex = 0,
     **options: Any,
 ) -> Array:
-    keep = {} if old is None else {"old": old.address, "old_ld": old.ld}
     kernels.sum(
-        stream.ptr, out.dtype, out.rows, out.columns, [part.address for part in parts], [part.ld for part in parts],
-        out.address, out.ld, beta=beta, wire=parts[0].dtype, **keep, **options,
+        stream.ptr, out.dtype, out.shape, [strided(part) for part in parts], strided(out),
+        old=None if old is None else strided(old), beta=beta, wire=parts[0].dtype, **options,
     )  # fmt: skip
     stream.synchronize()
     return out.read()
@@ -748,9 +752,7 @@ def test_launches_can_be_captured(kernels: Kernels, stream: Any) -> None:
     counter = cupy.zeros(push_counter_nbytes() // 4, cupy.uint32)
     cupy.cuda.runtime.deviceSynchronize()
     stream.begin_capture()
-    kernels.sum(
-        stream.ptr, dtype, *shape, [part.address for part in parts], [part.ld for part in parts], out.address, out.ld
-    )
+    kernels.sum(stream.ptr, dtype, shape, [strided(part) for part in parts], strided(out))
     kernels.push(
         stream.ptr, [Block(out.address, copy.address, out.memory.nbytes, 0)], [flag.data.ptr], counter.data.ptr
     )

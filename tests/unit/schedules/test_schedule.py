@@ -294,7 +294,7 @@ def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
             signalled = {put.peer for put in strip.puts}
             assert len(signalled) == len(strip.puts) == (peers if strip.target else 1)
             assert rank not in signalled
-            assert strip.tells == strip.phase + (strip.target is not None)
+            assert strip.signal_phase == strip.phase + (strip.target is not None)
 
 
 @pytest.mark.parametrize("nprocs", [1, 2, 5, 8])
