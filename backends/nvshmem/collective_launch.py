@@ -82,14 +82,14 @@ class CollectiveLaunch:
                 weight=call.operands.get("weight") if call.is_rmsnorm else None,
                 eps=call.operands["eps"] if call.is_rmsnorm else 0.0,
             )
-            self._launch(call.operation, plan, arrays, options, stream)
+            self._launch(call.name, plan, arrays, options, stream)
         return target.result
 
     def gather(self, call: GatherArguments, options: tuple[Any, ...], stream: Any) -> Any:
         """**Collective** for a new kind of call: an all-gather; arguments and result are those of `reduce`."""
         code = self._code(call.x, by_columns=False)
         counts, extremes = (call.counts, ()) if call.counts is not None else call.agreed_counts(code)
-        signature = call.operation, call.x.shape[1:], call.dtype.name, tuple(counts), code
+        signature = call.name, call.x.shape[1:], call.dtype.name, tuple(counts), code
         plan = self._state.plans.get(signature)
         if not extremes and (plan is None or call.runtime.debug):
             extremes = call.agree((code, -code))
@@ -100,7 +100,7 @@ class CollectiveLaunch:
         target = call.target(shape, lambda: _empty(shape, call.dtype, "C", stream))
         if target.array.size:
             arrays = Arrays(call.x, target.array, target.array, x_base=plan.rounds.part(self._resources.rank)[0])
-            self._launch(call.operation, plan, arrays, options, stream)
+            self._launch(call.name, plan, arrays, options, stream)
         return target.result
 
     def _launch(self, operation: str, plan: Plan, arrays: Arrays, options: tuple[Any, ...], stream: Any) -> None:
@@ -166,7 +166,7 @@ class CollectiveLaunch:
                 with compiling():
                     common.ranks.arrays.pointwise.load_rows(call.dtype, weight)
 
-        common.prepare(f"{call.operation}: compile", load)
+        common.prepare(f"{call.name}: compile", load)
         return keys[-1]
 
     def _new_gather(self, call: GatherArguments, counts: Any, sources: Addresses) -> Plan:

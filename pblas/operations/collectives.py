@@ -200,7 +200,7 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
     runtime.check_open(operation)
     if not runtime.backend.gpus:
         return _reduce_on_hosts(runtime, operation, x, out, options, stream)
-    kernels, stream = _kernels(runtime), current_stream(x) if stream is None else stream
+    stream, kernels = current_stream(x) if stream is None else stream, _kernels(runtime)
     if kernels is not None and not runtime.debug and kernels.repeat(operation, x, out, options, stream):
         return out
     with _checking(runtime, operation):
@@ -228,7 +228,7 @@ def _gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any
     runtime.check_open(operation)
     if not runtime.backend.gpus:
         return _gather_on_hosts(runtime, x, out, counts, stream)
-    kernels, stream = _kernels(runtime), current_stream(x) if stream is None else stream
+    stream, kernels = current_stream(x) if stream is None else stream, _kernels(runtime)
     may_repeat = kernels is not None and counts is not None and not runtime.debug
     if may_repeat and kernels.repeat(operation, x, out, (counts,), stream):
         return out

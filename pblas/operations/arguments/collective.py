@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pblas.execute.collective.reduction import Finish
     from pblas.runtime.runtime import Runtime
 
-_NUMBERS = complex | float | int
+_NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
 _WRONG = 1 << 61  # beyond all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
@@ -68,7 +68,7 @@ class Arguments(ABC):
     """Arguments that all collectives share.
 
     Args:
-        operation: name of the call, for messages (global).
+        name: of the call, for messages (global).
         runtime: of the context (global).
         x: this rank's array (local).
         out: where the result goes, or None (local).
@@ -77,34 +77,28 @@ class Arguments(ABC):
         ArgumentError, DTypeError: on this rank.
     """
 
-    def __init__(self, operation: str, runtime: Runtime, x: Any, out: Any) -> None:
-        self.operation, self.runtime = operation, runtime
+    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
+        self.name, self.runtime = name, runtime
         self.x = self._array("x", x)
         self._like, self._caller_out = x if makes_arrays(x) else self.x, out
-        self.dtype = checked_dtype(operation, self.x.dtype)
+        self.dtype = checked_dtype(name, self.x.dtype)
         self.out = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
-            raise errors.ArgumentError(
-                f"{operation}: out has to be copied to be read; give it memory that can be written"
-            )
+            raise errors.ArgumentError(f"{name}: out has to be copied to be read; give it memory that can be written")
         if self.out is not None and self.out.dtype != self.dtype:
-            raise errors.DTypeError(
-                f"{operation}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype"
-            )
+            raise errors.DTypeError(f"{name}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
         if self.out is not None and not is_writeable(self.out):
-            raise errors.ArgumentError(f"{operation}: out is read-only; give it memory that can be written")
+            raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
         if isinstance(value, DistMatrix):
-            raise errors.ArgumentError(
-                f"{self.operation}: {name} must be an array, got a DistMatrix; its .local is one"
-            )
+            raise errors.ArgumentError(f"{self.name}: {name} must be an array, got a DistMatrix; its .local is one")
         array = self.as_array(name, value)
         if array is None:
             kind = "an array of NumPy, or one that speaks DLPack"
             if self.runtime.backend.gpus:
                 kind = "an array on this rank's GPU"
-            raise errors.ArgumentError(f"{self.operation}: {name} must be {kind}, got {type(value).__name__}")
+            raise errors.ArgumentError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}")
         return array
 
     def as_array(self, name: str, value: Any) -> Array | None:
@@ -116,7 +110,7 @@ class Arguments(ABC):
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
-        array = backends_array(backend, f"{self.operation}: {name}", value)
+        array = backends_array(backend, f"{self.name}: {name}", value)
         return array if backend.is_here(array) else None
 
     @abstractmethod
@@ -125,7 +119,7 @@ class Arguments(ABC):
 
     def agree(self, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:
         """**Collective.** Raise unless all ranks have equal arguments; the largest of each of the maxima."""
-        return self.runtime.agree(self.operation, self.arguments(), None, maxima)
+        return self.runtime.agree(self.name, self.arguments(), None, maxima)
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
         """Where a result goes: `out`, else a new array of x's library, else of the backend (local).
@@ -148,7 +142,7 @@ class Arguments(ABC):
             lengths = ()
         if len(lengths) != nprocs or min(lengths) < 0 or total not in (None, sum(lengths)):
             sums = "" if total is None else f" that add up to {total}, the length of x"
-            raise errors.ArgumentError(f"{self.operation}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
+            raise errors.ArgumentError(f"{self.name}: counts must be {nprocs} integers >= 0{sums}, got {counts!r}")
         return lengths
 
     def overlap(self, x: Array, y: Array) -> bool:
@@ -172,13 +166,9 @@ class Arguments(ABC):
         if out is None:
             return
         if out.shape != shape:
-            raise errors.ArgumentError(
-                f"{self.operation}: out has shape {out.shape}, the result {shape}; make them agree"
-            )
+            raise errors.ArgumentError(f"{self.name}: out has shape {out.shape}, the result {shape}; make them agree")
         if self.overlap(self.x, out) and not (part is not None and place is not None and self.coincide(part, place)):
-            raise errors.ArgumentError(
-                f"{self.operation}: out overlaps x, but is not {what}; give it memory of its own"
-            )
+            raise errors.ArgumentError(f"{self.name}: out overlaps x, but is not {what}; give it memory of its own")
 
 
 class GatherArguments(Arguments):
@@ -223,7 +213,7 @@ class GatherArguments(Arguments):
         high, low, *codes = self.agree((nrows, -nrows, checked_code, -code))
         if high != -low or codes[0] >= _WRONG:
             counts = self.runtime.gathered(nrows)
-            lengths = f"{self.operation}: lengths"
+            lengths = f"{self.name}: lengths"
             codes = list(self.runtime.agree(lengths, {}, self.error_of(counts), (code, -code)))
         return counts, tuple(codes)
 
@@ -245,16 +235,16 @@ class Reduction(NamedTuple):
 class ReduceArguments(Arguments):
     """Arguments of an all-reduce, or of a reduce-scatter, whose `counts` may give the rows of each rank."""
 
-    def __init__(self, operation: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
-        super().__init__(operation, runtime, x, out)
-        self.shares, (op, epilogue, algorithm, counts) = operation == "allreduce", options
+    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
+        super().__init__(name, runtime, x, out)
+        self.shares, (op, epilogue, algorithm, counts) = name == "allreduce", options
         if not isinstance(op, str) or op not in OPERATIONS:
-            raise errors.ArgumentError(f"{operation}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
+            raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
         if op in ("max", "min") and self.dtype.kind == "c":
-            raise errors.ArgumentError(f"{operation}: op={op!r} needs an order, which {self.dtype.name} has not")
+            raise errors.ArgumentError(f"{name}: op={op!r} needs an order, which {self.dtype.name} has not")
         if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
             names = ", ".join(("auto", *ALGORITHMS))
-            raise errors.ArgumentError(f"{operation}: algorithm must be one of {names}, got {algorithm!r}")
+            raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
         self.op = op
         self.place = self.x if self.shares else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
@@ -321,7 +311,7 @@ class ReduceArguments(Arguments):
         call_args = self.arguments() | {
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
         }
-        return (self.operation, *call_args.items())
+        return (self.name, *call_args.items())
 
     def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
         """The rounds in which the elements are reduced (global).
@@ -363,7 +353,7 @@ class ReduceArguments(Arguments):
         """This rank's rows of x; sets `counts`, the rows of every rank."""
         nprocs, shape = self.runtime.nprocs, self.x.shape
         if not shape:
-            raise errors.ArgumentError(f"{self.operation}: x has no axis to split; use x.reshape(1)")
+            raise errors.ArgumentError(f"{self.name}: x has no axis to split; use x.reshape(1)")
         if counts is None:
             counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
         self.counts = self.checked_counts(counts, shape[0])
@@ -376,19 +366,18 @@ class ReduceArguments(Arguments):
         if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
-                    f"{self.operation}: the epilogue is a Python function, which GPUs cannot run; write an expression, "
+                    f"{self.name}: the epilogue is a Python function, which GPUs cannot run; write an expression, "
                     f"as 'relu(x)', or apply the function to the result"
                 )
             return value
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
             raise errors.ArgumentError(
-                f"{self.operation}: epilogue must be None, a string, an Epilogue or a function, "
-                f"got {type(value).__name__}"
+                f"{self.name}: epilogue must be None, a string, an Epilogue or a function, got {type(value).__name__}"
             )
-        epilogue.check(self.operation, self.dtype)
+        epilogue.check(self.name, self.dtype)
         if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
-            raise errors.ArgumentError(f"{self.operation}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
+            raise errors.ArgumentError(f"{self.name}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
         return epilogue
 
     def _checked_operands(self) -> dict[str, Any]:
@@ -396,20 +385,15 @@ class ReduceArguments(Arguments):
         if not isinstance(self.epilogue, Epilogue):
             return {}
         operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
-        what = f"{self.operation}: epilogue {self.epilogue.expression!r}"
+        what = f"{self.name}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
             kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
-            if (
-                "number" in kinds
-                and array is None
-                and (kinds == ("number",) or not isinstance(value, np.ndarray | list | tuple))
-            ):
+            if "number" in kinds and array is None and (kinds == ("number",) or not isinstance(value, _LISTS)):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
-                operands[name] = self._checked_array(
-                    f"{what}: {name}", value, array, kinds, written=self.is_rmsnorm and name == "residual"
-                )
+                written = self.is_rmsnorm and name == "residual"
+                operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=written)
         return operands
 
     def _checked_array(
