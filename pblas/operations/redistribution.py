@@ -25,15 +25,15 @@ class _Execution(NamedTuple):
 
     Args:
         spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
-        place: of this rank's part of a new B (local).
         a: A (global).
         out: B; None for a new matrix (global).
+        place: of this rank's part of a new B; None for the planned one (local).
     """
 
     spec: RedistributionArguments
-    place: Place
     a: DistMatrix
     out: DistMatrix | None
+    place: Place | None = None
 
 
 class PlannedRedistribution(PlannedOperation[_Execution]):
@@ -71,9 +71,8 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        return self._run(_Execution(self._spec, self._place, a, out))
+        result: DistMatrix = self.run(_Execution(self._spec, a, out))
+        return result
 
     def trace(
         self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
@@ -92,9 +91,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         Raises:
             as `execute` and `Context.trace`.
         """
-        with self._traced(paths, title) as trace:
-            self.execute(a, out=out)
-        return trace
+        return self._traced(_Execution(self._spec, a, out), paths, title)
 
     def execute_with(
         self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None
@@ -108,7 +105,8 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         try:
             if self._executor is None:
                 self._prepare(runtime)
-            result = self._run(_Execution(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
+            place = runtime.place(spec.desc_b, spec.dtype, nelements)
+            result: DistMatrix = self.run(_Execution(spec, a, out, place))
         except BaseException:
             self.close()
             raise
@@ -117,7 +115,11 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         return result
 
     def _build(self, runtime: Runtime) -> RunRelayout:
-        return RunRelayout(self.plan, runtime.backend, self._spec.dtype)
+        plan, dtype = self.plan, self._spec.dtype
+        desc = plan.b if not plan.reads_a else plan.a if plan.trans == "N" else plan.a.T
+        return RunRelayout(
+            runtime.backend, plan.source, plan.target, dtype, desc.order, plan.trapezoid, reads_a=plan.reads_a
+        )
 
     def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         execution.spec.check_execution(runtime, execution.a, execution.out)
@@ -125,7 +127,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         return execution
 
     def _new_result(self, runtime: Runtime, execution: _Execution) -> DistMatrix:
-        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place), runtime)
+        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place or self._place), runtime)
         if self.plan.trapezoid is not None:
             runtime.backend.clear(result.stored("execute"))
         return result
@@ -176,18 +178,7 @@ def plan_redistribution(
     >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
     96
     """
-    call = RedistributionRequest(
-        verb="plan_redistribution",
-        a=a,
-        desc=desc,
-        out=out,
-        trans=trans,
-        alpha=alpha,
-        beta=beta,
-        uplo=uplo,
-        diagonal=diagonal,
-        dtype=dtype,
-    )
+    call = RedistributionRequest(verb="plan_redistribution", **locals())  # the arguments, and nothing else yet
     if isinstance(a, MatrixDescriptor) and out is None:
         spec = RedistributionArguments.checked(call)
         ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
@@ -232,17 +223,7 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    call = RedistributionRequest(
-        verb="redistribute",
-        a=a,
-        desc=desc,
-        out=out,
-        trans=trans,
-        alpha=alpha,
-        beta=beta,
-        uplo=uplo,
-        diagonal=diagonal,
-    )
+    call = RedistributionRequest(verb="redistribute", **locals())  # the arguments, and nothing else yet
     spec, plan, runtime, nelements = _agreed(call)
     planned = runtime.plans.get(plan, lambda: PlannedRedistribution(spec, plan, runtime, nelements))
     return planned.execute_with(spec, nelements, a, out)

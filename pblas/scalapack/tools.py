@@ -203,20 +203,10 @@ def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: i
 
 
 def pxlaprnt(
-    routine: Routine,
-    letter: str,
-    m: int,
-    n: int,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    irprnt: int,
-    icprnt: int,
-    cmatnm: str,
-    nout: int | IO[str] = 6,
-    work: None = None,
-) -> None:
+    routine: Routine, letter: str, m: int, n: int,
+    a: Array, ia: int, ja: int, desca: Desc,
+    irprnt: int, icprnt: int, cmatnm: str, nout: int | IO[str] = 6, work: None = None,
+) -> None:  # fmt: skip
     """**Collective.** Print sub(A) on one process, column by column, one element a line with its name.
 
     Raises:

@@ -22,6 +22,7 @@ from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
+from pblas.operations.multiplication.base import Execution
 from pblas.plans.collective import APART_NBYTES, choose
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
@@ -425,7 +426,7 @@ class _Planned:
         left, right, out = self._matrices(runtime, *arrays)
         old = out if self._adds else None
         with runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.execute_within(call, left, right, old, out, operands, stream)
+            self._product.run(Execution(left, right, old, out, operands, stream, call))
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

@@ -35,6 +35,7 @@ class RedistributionRequest(NamedTuple):
     uplo: Any
     diagonal: Any
     dtype: Any = None
+    nprocs: Any = None
 
     @property
     def matrices(self) -> list[DistMatrix]:
