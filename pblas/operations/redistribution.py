@@ -9,8 +9,8 @@ from pblas.execute.redistribution.redistribution import Moved, RunRelayout
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_overlap, enough_ranks
-from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Trans, Uplo
+from pblas.operations.arguments.product import Trans, check_overlap, enough_ranks
+from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Uplo
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.plan import Topology
 from pblas.plans.redistribution import RedistributionPlan

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pblas.operations.arguments.redistribution import Trans
+from pblas.operations.arguments.product import Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
 from pblas.scalapack import routines

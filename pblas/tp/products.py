@@ -58,11 +58,11 @@ class Options(NamedTuple):
     stream: Any
 
 
-class _Product(NamedTuple):
-    """One product of a call.
+class Product(NamedTuple):
+    """One product of a call: a matrix of the layer, or the gradient by it.
 
     Args:
-        target: a key of `PRODUCTS` (global).
+        target: the matrix, a key of `PRODUCTS` (global).
         a: this rank's shard of the left operand (local).
         b: this rank's shard of the right operand (local).
         d: receives this rank's shard of the product (local).
@@ -74,8 +74,8 @@ class _Product(NamedTuple):
     a: Array
     b: Array
     d: Array
-    epilogue: Epilogue | None
-    beta: float
+    epilogue: Epilogue | None = None
+    beta: float = 0.0
 
 
 class Caller:
@@ -278,20 +278,9 @@ class Caller:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
-    def run(
-        self, target: Matrix, a: Array, b: Array, d: Array, *, epilogue: Epilogue | None = None, beta: float = 0.0
-    ) -> None:
-        """**Collective.** The product that is `target`, or the gradient by it.
-
-        Args:
-            target: a key of `PRODUCTS` (global).
-            a: this rank's shard of the left operand (local).
-            b: this rank's shard of the right operand (local).
-            d: receives this rank's shard of the product (local).
-            epilogue: with checked operands, or None (local).
-            beta: factor of the old d, which is added (global).
-        """
-        product = _Product(target, a, b, d, epilogue, beta)
+    def run(self, product: Product) -> None:
+        """**Collective.** Compute a product of the call."""
+        target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective adds partial products in the matrices' dtype, not in wire_dtype.
         rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
@@ -301,11 +290,11 @@ class Caller:
             with self.checking():
                 partial = self.target("product", d.shape, d.dtype).array
             self._run_planned(ALONE, product._replace(d=partial, epilogue=None))
-            self.ctx.allreduce(partial, d, epilogue=epilogue, stream=self.stream)
+            self.ctx.allreduce(partial, d, epilogue=product.epilogue, stream=self.stream)
         else:
             self._run_apart(travels, product)
 
-    def _run_apart(self, travels: Matrix | None, product: _Product) -> None:
+    def _run_apart(self, travels: Matrix | None, product: Product) -> None:
         """**Collective.** `run` on CPUs if `is_apart`; the collective also carries the agreement on the arguments."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
@@ -349,12 +338,12 @@ class Caller:
         call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
 
-    def _run_planned(self, layer: Layer, product: _Product) -> None:
+    def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a plan, which is kept; a plan for `ALONE` does not use other ranks."""
-        target, a, b, d, epilogue, beta = product
+        a, epilogue = product.a, product.epilogue
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
-        key = (layer.name, target, *axes, self.batch, a.dtype, beta, *self._options.values())
+        key = (layer.name, product.target, *axes, self.batch, a.dtype, product.beta, *self._options.values())
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -367,9 +356,7 @@ class Caller:
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             return _Planned(self.runtime, descs, product, self._options)
 
-        planned = self.runtime.products.get(key, plan)
-        operands = None if epilogue is None else CheckedOperands(epilogue.operands)
-        planned.run(self.runtime, (self.verb, call_args), (a, b, d), operands, self.stream)
+        self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream)
         self._is_agreed = True
 
 
@@ -396,37 +383,38 @@ def _has_uniform_rows(x: Array) -> bool:
 
 
 class _Planned:
-    """A planned product, with the descriptors that it was planned with."""
+    """**Collective.** A planned product, and the descriptors that it was planned with.
+
+    Args:
+        runtime: of the call's ranks (global).
+        descs: of the layer's matrices (global).
+        product: whose arrays are like those of later executions (local).
+        options: of the call (global).
+    """
 
     def __init__(
-        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: _Product, options: dict[str, Any]
+        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: Product, options: dict[str, Any]
     ) -> None:
         left, right, transa, transb = PRODUCTS[product.target]
+        self._runtime, self._adds = runtime, product.beta != 0
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
-        a, b, d = self._matrices(runtime, product.a, product.b, product.d)
-        self._adds = product.beta != 0
         self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
         options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
+        a, b, c, d = self._matrices(product)
         with runtime.backend.taking(self._workspace_slot):
-            self._product = plan_matmul(a, b, d if self._adds else None, out=d, **options)
+            self._product = plan_matmul(a, b, c, out=d, **options)
         self._product.forget_operands()
 
-    def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
-        return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]
+    def _matrices(self, product: Product) -> tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix]:
+        arrays = product.a, product.b, product.d
+        a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
+        return a, b, d if self._adds else None, d
 
-    def run(
-        self,
-        runtime: Runtime,
-        call: tuple[str, Callable[[], Mapping[str, Any]]],
-        arrays: tuple[Array, Array, Array],
-        operands: Mapping[str, Any] | None,
-        stream: Any,
-    ) -> None:
-        """**Collective.** The product of these arrays and its epilogue with these operands, as a part of `call`."""
-        left, right, out = self._matrices(runtime, *arrays)
-        old = out if self._adds else None
-        with runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.run(Execution(left, right, old, out, operands, stream, call))
+    def run(self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any) -> None:
+        """**Collective.** Another product of the same kind, as a part of `call`; see `Execution`."""
+        operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
+        with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
+            self._product.run(Execution(*self._matrices(product), operands, stream, call))
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""
