@@ -60,6 +60,8 @@ class PlannedOperation(Generic[ExecutionT]):
     out: MatrixDescriptor
     """Descriptor of the result (global)."""
 
+    execute: Any
+    """The public call that runs the plan."""
     _executor: Any = None
     _shared = False
     """Whether the executor uses shared memory, which the context may have given up since."""
@@ -125,6 +127,29 @@ class PlannedOperation(Generic[ExecutionT]):
         text: str = self.plan.explain()
         return text
 
+    def trace(self, *arguments: Any, paths: Paths = (), title: str | None = None, **options: Any) -> Trace:
+        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
+
+        The first execution of a plan touches its memory for the first time: trace the second.
+
+        Args:
+            arguments: of `execute`; without `out` the result is dropped.
+            paths: files that rank 0 writes, or one (global).
+            title: of pictures; None for the plan (global).
+            options: keyword arguments of `execute`.
+
+        Returns:
+            The trace of all ranks, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        if self._runtime is None:
+            raise self._no_context_error("trace")
+        with Tracing(self._runtime, paths, title or self.plan.label) as trace:
+            self.execute(*arguments, **options)
+        return trace
+
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of workspace that this rank holds now (local)."""
@@ -154,14 +179,6 @@ class PlannedOperation(Generic[ExecutionT]):
         return errors.ArgumentError(
             f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
         )
-
-    def _traced(self, execution: ExecutionT, paths: Paths, title: str | None) -> Trace:
-        """**Collective.** The trace of one execution; see `Context.trace`."""
-        if self._runtime is None:
-            raise self._no_context_error("trace")
-        with Tracing(self._runtime, paths, title or self.plan.label) as trace:
-            self.run(execution)
-        return trace
 
     def run(self, execution: ExecutionT) -> Any:
         """**Collective.** One execution; again, with messages, if shared memory does not suffice.

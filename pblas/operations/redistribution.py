@@ -17,7 +17,6 @@ from pblas.plans.redistribution import RedistributionPlan
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Place, Runtime
-    from pblas.trace import Paths, Trace
 
 
 class _Execution(NamedTuple):
@@ -73,25 +72,6 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         """
         result: DistMatrix = self.run(_Execution(self._spec, a, out))
         return result
-
-    def trace(
-        self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
-    ) -> Trace:
-        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
-
-        Args:
-            a: as in `execute` (global).
-            out: as in `execute`; without it B is dropped (global).
-            paths: files that rank 0 writes, or one (global).
-            title: of pictures; None for the plan (global).
-
-        Returns:
-            The trace of all ranks, on rank 0; a trace without events elsewhere.
-
-        Raises:
-            as `execute` and `Context.trace`.
-        """
-        return self._traced(_Execution(self._spec, a, out), paths, title)
 
     def execute_with(
         self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None

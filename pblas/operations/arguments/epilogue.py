@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
 
-    _Kind = tuple[()] | tuple[np.dtype[Any]]  # of a number, of an array
-
 _ROW, _FULL = "row", "full"
 _KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
 """Array kinds of the operands of "rmsnorm"; `eps` is a number."""
@@ -43,14 +41,15 @@ class ProductEpilogue:
         epilogue: the expression and its operands (global).
         dtype: of D (global).
         desc: of D (global).
-        kinds: of the operands that it was planned with, by name; empty before planning (global).
+        kinds: the name of the dtype of each operand with which it was planned, or "a number"; empty before planning
+            (global).
         shape: of this rank's part of D; None before planning (local).
     """
 
     epilogue: Epilogue
     dtype: np.dtype[Any]
     desc: MatrixDescriptor
-    kinds: Mapping[str, _Kind] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     shape: tuple[int, int] | None = None
 
     @classmethod
@@ -185,18 +184,24 @@ class ProductEpilogue:
             what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
                 operands[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self.dtype)
-            else:
-                operands[name] = self._array(
-                    what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL)
-                )
-                self._check_place(
-                    what, runtime, operands[name], out, written=epilogue.is_rmsnorm and name == "residual"
-                )
+                continue
+            allowed = _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL)
+            x = operands[name] = self._array(what, runtime, value, allowed)
+            if epilogue.is_rmsnorm and name == "residual":
+                if x.dtype != self.dtype:
+                    raise errors.DTypeError(
+                        f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it"
+                    )
+                if not getattr(x.flags, "writeable", True):
+                    raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+            shadow = runtime.backend.shadow
+            if out is not None and out.size and shares_memory(shadow(x), shadow(out)):
+                raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
         kinds = _kinds(operands)
         if self.kinds and kinds != self.kinds:  # kernels are made when a product is planned
             name = next(name for name, kind in kinds.items() if kind != self.kinds[name])
-            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_word(kinds[name])}"
-            raise errors.DTypeError(f"{what}, planned as {_word(self.kinds[name])}")
+            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {kinds[name]}"
+            raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}")
         if epilogue.is_rmsnorm:
             operands.setdefault("eps", 1e-6)
             if runtime.backend.gpus and (self.desc.order != "C" or not _by_rows(operands.get("residual"))):
@@ -229,30 +234,13 @@ class ProductEpilogue:
             raise errors.DTypeError(f"{what} is {array.dtype}, D is {self.dtype.name}; convert it")
         return array
 
-    def _check_place(self, what: str, runtime: Runtime, x: Array, out: Array | None, *, written: bool) -> None:
-        """Raise if an operand shares memory with D, or is a residual that cannot be written."""
-        shadow = runtime.backend.shadow
-        if written and x.dtype != self.dtype:
-            raise errors.DTypeError(f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it")
-        if written and not getattr(x.flags, "writeable", True):
-            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
-        if out is None or not out.size:
-            return
-        operand, d = shadow(x), shadow(out)
-        if shares_memory(operand, d):
-            raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
-
 
 def _by_rows(x: Array | None) -> bool:
     return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
 
 
-def _kinds(operands: Mapping[str, Any]) -> dict[str, _Kind]:
-    return {name: (value.dtype,) if is_array(value) else () for name, value in operands.items()}
-
-
-def _word(kind: _Kind) -> str:
-    return kind[0].name if kind else "a number"
+def _kinds(operands: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value.dtype.name if is_array(value) else "a number" for name, value in operands.items()}
 
 
 def _is_number(value: Any) -> bool:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pblas.operations.arguments.product import ProductArguments
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
-    from pblas.trace import Paths, Trace
 
 
 class Execution(NamedTuple):
@@ -112,40 +111,6 @@ class PlannedMatmul(PlannedOperation[Execution]):
             PeerTimeout: a rank does not arrive; the context is broken then.
         """
         return self.run(Execution(a, b, c, out, operands, stream))
-
-    def trace(
-        self,
-        a: DistMatrix,
-        b: DistMatrix,
-        c: DistMatrix | None = None,
-        *,
-        out: DistMatrix | None = None,
-        operands: Mapping[str, Any] | None = None,
-        stream: Any = None,
-        paths: Paths = (),
-        title: str | None = None,
-    ) -> Trace:
-        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
-
-        The first execution of a plan touches its memory for the first time: trace the second.
-
-        Args:
-            a: as in `execute` (global).
-            b: as in `execute` (global).
-            c: as in `execute` (global).
-            out: as in `execute`; without it D is dropped (global).
-            operands: as in `execute` (global).
-            stream: as in `execute` (local).
-            paths: files that rank 0 writes, or one (global).
-            title: of pictures; None for the plan (global).
-
-        Returns:
-            The trace of all ranks, on rank 0; a trace without events elsewhere.
-
-        Raises:
-            as `execute` and `Context.trace`.
-        """
-        return self._traced(Execution(a, b, c, out, operands, stream), paths, title)
 
     # Hooks of `PlannedOperation`
 
