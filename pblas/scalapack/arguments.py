@@ -34,6 +34,19 @@ _OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
 _FAR = 1 << 40  # beyond all positions
 
 
+def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+    """A scalar for matrices of a dtype, real if they are; ArgumentError for any other value (local)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
+        raise ArgumentError(f"{name} must be a number, got {value!r}")
+    try:
+        number = complex(value)
+    except OverflowError:
+        raise ArgumentError(f"{name} is too large for {dtype}") from None
+    if dtype.kind != "c" and number.imag != 0:
+        raise ArgumentError(f"{name} must be real, got {value!r}")
+    return number if dtype.kind == "c" else number.real
+
+
 class Findings:
     """The wrong argument of a call with the lowest position, on this rank.
 
@@ -210,10 +223,10 @@ class Call:
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
         value, letters = self._values[name], OPTIONS[name]
-        if not isinstance(value, str) or len(value) != 1 or value.upper() not in letters:
+        if isinstance(value, str) and len(value) == 1 and value.upper() in letters:
+            self._values[name] = value.upper()
+        else:
             findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
-            return
-        self._values[name] = value.upper()
 
     def _check_integer(self, name: str, least: int, position: int, findings: Findings) -> bool:
         value = self._values[name]
@@ -222,24 +235,15 @@ class Call:
         except TypeError:
             findings.add(f"{name} must be an integer, got {value!r}", position)
             return False
-        if self._values[name] < least:
+        if value < least:
             findings.add(f"{name} must be at least {least}, got {value}", position)
-            return False
-        return True
+        return bool(value >= least)
 
     def _check_number(self, name: str, position: int, findings: Findings) -> None:
-        value = self._values[name]
-        if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
-            findings.add(f"{name} must be a number, got {value!r}", position)
-            return
         try:
-            number = complex(value)
-        except OverflowError:
-            findings.add(f"{name} is too large for {self.dtype}", position)
-            return
-        if self.dtype.kind != "c" and number.imag != 0:
-            findings.add(f"{name} must be real, got {value!r}", position)
-        self._values[name] = number if self.dtype.kind == "c" else number.real
+            self._values[name] = checked_number(name, self._values[name], self.dtype)
+        except ArgumentError as caught:
+            findings.add(str(caught), position)
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
         """Check the file of the process (IRPRNT, ICPRNT); the others ignore it."""

@@ -80,8 +80,8 @@ def checked_integer(verb: str, name: str, value: Any, position: int, least: int 
     try:
         number = operator.index(value)
     except TypeError:
-        raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position) from None
-    if (least is not None and number < least) or (most is not None and number > most):
+        number = None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position)
     return number
 
@@ -283,9 +283,8 @@ def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
 
 def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
     """The grid, with its sizes checked against the number of ranks."""
-    for name, value, place in (("NPROW", nprow, position), ("NPCOL", npcol, position + 1)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise PblasArgumentError(f"{verb}: {name} must be an integer of at least 1, got {value!r}", -place)
+    checked_integer(verb, "NPROW", nprow, position, 1)
+    checked_integer(verb, "NPCOL", npcol, position + 1, 1)
     if nprow * npcol > nprocs:
         raise PblasArgumentError(
             f"{verb}: the grid is {nprow} x {npcol}, the communicator has {nprocs} ranks; start more, or use fewer",

@@ -6,12 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import TYPES, Call
+from pblas.scalapack.arguments import TYPES, Call, checked_number
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.local_arrays import checked_part
@@ -162,17 +160,16 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
         checked_integer(verb, name, value, position, 1, size)
     dtype, shape, lld = TYPES[letter], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+    position = 1
     try:
         part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
+        position = 5
+        element = checked_number("ALPHA", alpha, dtype)
     except ArgumentError as caught:
-        raise PblasArgumentError(f"{verb}: {caught}", -1) from None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float | complex | np.number):
-        raise PblasArgumentError(f"{verb}: ALPHA must be a number, got {alpha!r}", -5)
-    if dtype.kind != "c" and alpha.imag != 0:
-        raise PblasArgumentError(f"{verb}: ALPHA must be real, got {alpha!r}", -5)
+        raise PblasArgumentError(f"{verb}: {caught}", -position) from None
     local_index = _local_index(desc, ia - 1, ja - 1, grid)
     if local_index is not None:
-        part[local_index] = alpha if dtype.kind == "c" else alpha.real
+        part[local_index] = element
 
 
 def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
