@@ -29,7 +29,7 @@ Matrix = Literal["x", "w", "y"]
 Trans = Literal["N", "T"]
 Shape = tuple[int, ...]
 
-AXES: Mapping[Matrix, str] = MappingProxyType({"x": "TI", "w": "OI", "y": "TO"})
+AXES: Mapping[Matrix, tuple[str, str]] = MappingProxyType({"x": ("T", "I"), "w": ("O", "I"), "y": ("T", "O")})
 """Axes of the rows and columns of each matrix."""
 PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
     {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
@@ -85,10 +85,8 @@ class Layer:
     def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """The numbers of tokens and features of all ranks, from the shapes of this rank's shards.
 
-        Args:
-            shapes: of this rank's shards; together they have all axes; batch axes are ignored (local).
-            known: lengths of axes that are cut; if an axis is missing, all ranks have equally much of it (global).
-            nprocs: ranks (global).
+        Together the shards have all axes. `known` has lengths of axes that are cut; of other axes that are cut, all
+        ranks have equally much.
 
         Raises:
             ArgumentError: lengths that differ.
@@ -161,8 +159,7 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape
     sizes, nbatch = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
     descs: dict[Matrix, MatrixDescriptor] = {}
     shapes: dict[Matrix, Shape] = {}
-    for matrix, axes in AXES.items():
-        first, last = axes[0], axes[1]
+    for matrix, (first, last) in AXES.items():
         m, n = (
             _length(local_shard(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
             for axis in (first, last)
@@ -199,10 +196,6 @@ ALONE = Layer("partial product", "", "", "")
 @lru_cache
 def communicated(layer: Layer, target: Matrix) -> Matrix | None:
     """The matrix that is communicated for a product: the operand to gather, or the result to reduce; None for neither.
-
-    Args:
-        layer: one of the four (global).
-        target: a key of `PRODUCTS` (global).
 
     >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
     [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]

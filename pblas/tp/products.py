@@ -79,13 +79,13 @@ class Product(NamedTuple):
 
 
 class Caller:
-    """One call of a function of `pblas.tp`: its ranks, its stream, and checks of its arrays.
+    """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
     Args:
-        layer: whose product or gradient is computed (global).
+        layer: the layer whose product or gradient is computed (global).
         verb: name of the call, for messages (global).
         ctx: the ranks; None for `default_context` (global).
-        like: the first operand, which determines library, dtype and current stream (local).
+        like: the first operand; new arrays and the current stream are those of its library (local).
         stream: to run on; None for the library's current one (local).
     """
 
@@ -97,7 +97,7 @@ class Caller:
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
         self.call_args: dict[str, Any] = {}
-        """Further arguments that must be equal on all ranks, besides sizes and options (global)."""
+        """Arguments that must be equal on all ranks, besides sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices that have been gathered on every rank (global)."""
         self.batch: Shape = ()
@@ -124,7 +124,7 @@ class Caller:
         return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
-        """The same error with the function's name before its text."""
+        """The same error, with the function's name before its text."""
         text = str(error)
         return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
 
@@ -136,13 +136,9 @@ class Caller:
         self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
-        """A caller's array as one of the backend's, on the same memory, such that `rows` needs no copy (local).
+        """A caller's array as an array of the backend, on the same memory, for which `rows` needs no copy (local).
 
-        Args:
-            name: for messages (global).
-            x: the caller's (local).
-            tokens: whether the first axis are tokens; then batch axes may follow, the same in all such arrays of the
-                call (global).
+        With `tokens`, the first axis counts tokens and batch axes may follow it, the same in all such arrays of a call.
 
         Raises:
             ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
@@ -178,11 +174,7 @@ class Caller:
             )
 
     def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as matrices; sets `sizes` and `dtype` (local).
-
-        Args:
-            arrays: shards of one dtype; together they have all axes (local).
-            options: of the call (global, but for the stream).
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes` and `dtype` (local).
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
@@ -211,11 +203,7 @@ class Caller:
         return {matrix: rows(array) for matrix, array in operands.items()}
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
-        """Check that the caller's array for a result shares no memory with other arrays of the caller (local).
-
-        Raises:
-            ArgumentError: it does; the text names the two arguments.
-        """
+        """Raise ArgumentError if the caller's array for a result shares memory with another array (local)."""
         if result is None:
             return
         shadow = self.runtime.backend.shadow
@@ -225,17 +213,10 @@ class Caller:
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
-        """Where a result goes (local).
-
-        Args:
-            name: of `out`, for messages (global).
-            shape: of the result (local).
-            dtype: of the result (global).
-            out: the caller's array; None for a new one (local).
-            tokens: see `array` (global).
+        """The memory of a result: the caller's array `out`, or a new array if that is None (local).
 
         Raises:
-            ArgumentError, DTypeError: an array that does not fit the result.
+            ArgumentError, DTypeError: as `array`; or `out` has another shape or dtype, or cannot be written.
         """
         backend = self.runtime.backend
         if out is None:
@@ -246,7 +227,7 @@ class Caller:
             raise errors.ArgumentError(
                 f"{name} must be an array that can be written in place, got {type(out).__name__}"
             )
-        if array.shape != shape or array.dtype != dtype:
+        if (array.shape, array.dtype) != (shape, dtype):
             got, expected = (f"{text(n)} {kind.name}" for n, kind in ((array.shape, array.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
         if not getattr(array.flags, "writeable", True):
@@ -256,14 +237,10 @@ class Caller:
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
         """Whether each rank multiplies alone, with a collective before or after it, instead of a distributed plan.
 
-        This is faster if little or nothing is communicated. On GPUs it is done for `REDUCE` only: the reduction kernel
-        applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a barrier of all
-        GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one for each rank.
-        Partial sums that a collective would round first are left to the plan.
-
-        Args:
-            travels: see `communicated` (global).
-            target: a key of `PRODUCTS` (global).
+        This is faster if `travels`, the communicated matrix, is small or None. On GPUs only `REDUCE` does it: the
+        reduction kernel applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a
+        barrier of all GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one
+        for each rank. A plan also takes partial products that a collective would round before it adds them.
         """
         backend = self.runtime.backend
         if backend.gpus != backend.push:
@@ -295,7 +272,7 @@ class Caller:
             self._run_apart(travels, product)
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
-        """**Collective.** `run` on CPUs if `is_apart`; the collective also carries the agreement on the arguments."""
+        """**Collective.** `run` on CPUs if `is_apart`; the agreement of the collective covers the call's arguments."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
         shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args

@@ -35,7 +35,7 @@ class CheckedOperands(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """The epilogue of a product, applied to D before it is returned. Made by `checked`; `planned` readies it to run.
+    """The epilogue of a product: an elementwise function applied to D. Made by `checked`; `planned` readies it to run.
 
     Args:
         epilogue: the expression and its operands (global).
@@ -54,13 +54,7 @@ class ProductEpilogue:
 
     @classmethod
     def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
-        """The caller's epilogue, checked.
-
-        Args:
-            verb: name of the call, for messages (global).
-            value: an expression, or an Epilogue with its operands (global).
-            dtype: of D (global).
-            desc: of D (global).
+        """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global).
 
         Raises:
             ArgumentError: not an epilogue, or one that D's dtype or layout does not allow.
@@ -76,12 +70,7 @@ class ProductEpilogue:
         return cls(epilogue, dtype, desc)
 
     def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
-        """The epilogue for a context; executions must bring operands of the same kinds (local).
-
-        Args:
-            verb: name of the call, for messages (global).
-            runtime: of the context (global).
-            out: where D goes, if that is known (local).
+        """The epilogue with checked operands, for a context; executions must bring operands of the same kinds (local).
 
         Raises:
             ArgumentError, DTypeError: as `operands`.
@@ -120,12 +109,7 @@ class ProductEpilogue:
         return tuple(places)
 
     def finish(self, operands: Mapping[str, Any], d: Array) -> Finish:
-        """The expression with its operands as arrays like D (local).
-
-        Args:
-            operands: from `operands` (local).
-            d: D (local).
-        """
+        """The expression with checked operands, their arrays broadcast to the shape of D (local)."""
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
 
@@ -155,13 +139,13 @@ class ProductEpilogue:
     def operands(
         self, verb: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
     ) -> CheckedOperands:
-        """Numbers, and arrays on this rank, by name (local).
+        """The checked operands on this rank: numbers and arrays, by name (local).
 
         Args:
             verb: name of the call, for messages (global).
             runtime: of the context (global).
             replacements: operands to use instead of the epilogue's own; None for its own (local).
-            out: where D goes, if that is known (local).
+            out: the array of D, which no operand may overlap; None if D is a new matrix (local).
 
         Raises:
             ArgumentError, DTypeError: an operand that does not fit D, on this rank.
@@ -204,7 +188,9 @@ class ProductEpilogue:
             raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}")
         if epilogue.is_rmsnorm:
             operands.setdefault("eps", 1e-6)
-            if runtime.backend.gpus and (self.desc.order != "C" or not _by_rows(operands.get("residual"))):
+            residual = operands.get("residual")
+            by_rows = residual is None or residual.shape[1] <= 1 or residual.strides[1] == residual.itemsize
+            if runtime.backend.gpus and (self.desc.order != "C" or not by_rows):
                 raise errors.ArgumentError(
                     f"{verb}: 'rmsnorm' needs contiguous rows on GPUs; give D, and a residual, order='C'"
                 )
@@ -233,10 +219,6 @@ class ProductEpilogue:
         if array.dtype not in (self.dtype, accumulator_dtype(self.dtype)):
             raise errors.DTypeError(f"{what} is {array.dtype}, D is {self.dtype.name}; convert it")
         return array
-
-
-def _by_rows(x: Array | None) -> bool:
-    return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
 
 
 def _kinds(operands: Mapping[str, Any]) -> dict[str, str]:

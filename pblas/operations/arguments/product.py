@@ -160,7 +160,7 @@ class ProductArguments(NamedTuple):
         hardware: Hardware | None = None,
         measured: Measured | None = None,
     ) -> ProductPlan:
-        """The plan for D under `d`, on this machine or on `hardware`, with a measured algorithm if there is one."""
+        """The plan for a D with descriptor `d`, on this machine or on `hardware`, by measured times if it has any."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
@@ -172,18 +172,13 @@ class ProductArguments(NamedTuple):
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
     def _times(self, measured: Measured, plan: ProductPlan) -> Times:
-        """Measured times of a plan's algorithms; without autotune, else the times without the epilogue."""
+        """Measured times of a plan's algorithms; without autotune, times without the epilogue are better than none."""
         times = measured.times(self.key(plan))
         return times or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
-        """Key of the measured times of a plan's algorithms on a machine (global).
-
-        Args:
-            plan: of this product (global).
-            alone: without the epilogue (global).
-        """
-        queue = None if plan.queue is None else 0  # any: which algorithms are compared depends on it
+        """Key of the measured times of a plan's algorithms on a machine; `alone`: without the epilogue (global)."""
+        queue = None if plan.queue is None else 0  # the same key for all queues; without one, other algorithms compete
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
