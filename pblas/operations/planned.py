@@ -34,7 +34,7 @@ class Execution(Protocol):
 
     @property
     def out(self) -> Any:
-        """Where the result goes, a matrix or what else the operation writes; None for a new matrix (global)."""
+        """The matrix or array that receives the result; None for a new matrix (global)."""
 
 
 ExecutionT = TypeVar("ExecutionT", bound=Execution)
@@ -64,7 +64,7 @@ class PlannedOperation(Generic[ExecutionT]):
     """The public call that runs the plan."""
     _executor: Any = None
     _shared = False
-    """Whether the executor uses shared memory, which the context may have given up since."""
+    """Whether the executor uses shared memory. The context may give that up later."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class PlannedOperation(Generic[ExecutionT]):
         raise AssertionError(f"each operation has its own: {execution}, {result}")
 
     def _verb(self, execution: ExecutionT) -> str:  # noqa: ARG002 - subclasses use it
-        """The call that ranks agree on, by its name (global)."""
+        """Name of the call on which the ranks agree (global)."""
         return self._call
 
     def _call_args(self, execution: ExecutionT) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class PlannedOperation(Generic[ExecutionT]):
         return True
 
     def _finish(self, runtime: Runtime, execution: ExecutionT, result: DistMatrix) -> None:
-        """Last step, on a result that no other rank reads any more (local)."""
+        """Last step, after which the result is complete; no other rank reads it meanwhile (local)."""
 
     # Public methods
 
@@ -181,13 +181,9 @@ class PlannedOperation(Generic[ExecutionT]):
         )
 
     def run(self, execution: ExecutionT) -> Any:
-        """**Collective.** One execution; again, with messages, if shared memory does not suffice.
+        """**Collective.** One execution with unchecked arguments; the result is `execution.out` or a new matrix.
 
-        Args:
-            execution: its arguments, not checked yet (global, but for arrays and streams).
-
-        Returns:
-            The result: `execution.out`, or a new matrix.
+        If shared memory does not suffice, the execution starts again with messages.
         """
         runtime = self._runtime
         if runtime is None:
@@ -217,8 +213,8 @@ class PlannedOperation(Generic[ExecutionT]):
     def _run_once(self, runtime: Runtime, execution: ExecutionT) -> Any:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice.
 
-        The first agreement also carries the verdict on the matrices. The last one, where peers read this rank's
-        operands, result or workspace, guarantees that no peer reads them any more.
+        The first agreement also raises an error that any rank found in its matrices. The closing agreement guarantees
+        that no peer still reads this rank's operands, result or workspace.
         """
         backend, verb = runtime.backend, self._verb(execution)
         with runtime.local_step(verb):

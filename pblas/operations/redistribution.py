@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Execution(NamedTuple):
-    """The arguments of an execution: its matrices, and the settings that may differ from the planned ones.
+    """The arguments of an execution: its matrices, and arguments that may differ from the planned ones.
 
     Args:
         spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
@@ -76,9 +76,9 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
     def execute_with(
         self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None
     ) -> DistMatrix:
-        """**Collective.** `execute` for a `redistribute` whose scalars and LLD may differ from the planned ones.
+        """**Collective.** `execute` with scalars and an LLD that may differ from the planned ones.
 
-        It frees the memory for messages and copies afterwards, and everything if the call fails.
+        Afterwards it frees the memory for messages and copies, or all memory if the call fails.
         """
         runtime = self._runtime
         assert runtime is not None, "`redistribute` has matrices"
@@ -179,8 +179,8 @@ def redistribute(
 ) -> DistMatrix:
     """**Collective.** B = alpha op(A) + beta B for any two layouts, grids and submatrices.
 
-    Every rank receives what it needs and does not have, once, from a rank that has it. Elements outside the submatrix
-    that `out` is a view of, and outside the triangle, are not touched.
+    Every rank receives each element that it needs and lacks once, from a rank that has it. If `out` is a view, elements
+    of its matrix outside the view are not touched, and neither are elements outside the triangle.
 
     Args:
         a: m x n matrix, or n x m with trans other than "N"; it may be a view, as A[i0:i1, j0:j1] or A.H (global).

@@ -90,7 +90,7 @@ class Runtime:
         self.plans = Plans()
         self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
         self.workspace_pool = WorkspacePool()
-        """Memory of the `products` beside their operands (global)."""
+        """Workspace that the plans in `products` share (global)."""
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None
         """Memory of collectives on plain arrays; None before the first (global)."""
@@ -110,7 +110,7 @@ class Runtime:
 
     @property
     def topology(self) -> Topology:
-        """Facts that the planner asks for (global)."""
+        """The properties of the machine that the planner needs (global)."""
         backend = self.backend
         return Topology(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles)
 

@@ -26,7 +26,7 @@ TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
 EITHER, COLUMNS, ROWS = 0, 1, 2
-"""How a local array can be read: in both orders, by columns only ("F"), by rows only ("C")."""
+"""How a local array can be read in place: in both storage orders, by columns only ("F"), by rows only ("C")."""
 
 _OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
 """Arguments that may differ between ranks."""
@@ -68,7 +68,7 @@ class Findings:
 
     @property
     def urgency(self) -> int:
-        """0 if nothing is wrong, else the larger the lower the position."""
+        """0 if nothing is wrong; otherwise a number that grows as the position falls."""
         return _FAR - self._place
 
     @property
@@ -124,10 +124,7 @@ class Call:
 
     @property
     def key(self) -> Any:
-        """Key of the call's plan on its grid (global).
-
-        As text, in which NaN equals NaN, as it does where the ranks compare their arguments.
-        """
+        """Key of the call's plan on its grid, as text, in which NaN equals NaN, as in agreements of ranks (global)."""
         return self.verb, str(self._shared()), *self._orders.values()
 
     def matrix(self, name: str) -> DistMatrix:
@@ -177,7 +174,7 @@ class Call:
         raise AssertionError("one rank has the lowest position, and its error raises")
 
     def _refuse(self, findings: Findings, error: PblasError) -> None:
-        """**Collective.** Raise on all ranks the error that stopped the checks on this one, before all findings."""
+        """**Collective.** Raise on all ranks an error that stopped the checks on this rank, before any finding."""
         findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
         self._agree(findings, [])
 
@@ -259,7 +256,7 @@ class Call:
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
 
     def _is_outside(self, operand: Operand) -> bool:
-        """Whether this process is outside an operand's grid; never, where all callers are in the grid."""
+        """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""
         del operand
         return False
 
@@ -371,6 +368,6 @@ class Call:
         return part.size == 0 or (unit and spaced and aligned)
 
     def _reads(self, part: Array) -> int:
-        """The order in which this rank's array can be read: COLUMNS, ROWS or EITHER."""
+        """The storage order in which this rank's array can be read in place: COLUMNS, ROWS or EITHER."""
         columns, rows = self._fits(part, "F"), self._fits(part, "C")
         return EITHER if columns == rows else COLUMNS if columns else ROWS

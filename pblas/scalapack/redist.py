@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Desc = Sequence[int]
 
 _OUTSIDER = 1 << 60
-"""The digest of a process that does not have parts of both matrices; greater than all digests."""
+"""The digest of a process that is outside the grid of one of the matrices; greater than all other digests."""
 
 
 def pxgemr2d(
@@ -68,7 +68,7 @@ def pxtrmr2d(
 
 
 class _Relocation(Call):
-    """A call with two matrices on different grids; the ranks of the grid of ICTXT agree on it."""
+    """A call with two matrices on different grids. The ranks of a third grid, that of ICTXT, agree on it."""
 
     def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
@@ -122,7 +122,9 @@ class _Relocation(Call):
             plan = _Placements(source, target, self._orders["A"], trapezoid)
             return _Transfer(plan, None, self.dtype, self.runtime)
 
-        x, z = (self.local(name) if name in self._grids else self._empty_part() for name in descriptions)
+        arrays = self.runtime.backend.arrays
+        nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
+        x, z = (self.local(name) if name in self._grids else nothing for name in descriptions)
         self.runtime.plans.get((*self.key, *descriptions.values()), make).run(_Arrays(self.verb, x, z))
         if "B" in self._grids:
             self.deliver()
@@ -160,15 +162,9 @@ class _Relocation(Call):
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
-    def _empty_part(self) -> Array:
-        """The empty part of a matrix on a process outside its grid."""
-        arrays = self.runtime.backend.arrays
-        part: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
-        return part
-
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
-    """Placement of the m x n elements from the corner on."""
+    """Placement of the m x n submatrix that a description from `_describe` begins."""
     values, grid, ranks, i, j = described
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
@@ -176,14 +172,7 @@ def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
 
 
 class _Placements(NamedTuple):
-    """The plan of a transfer: the elements that move, and where they are before and after.
-
-    Args:
-        source: placement of sub(A) (global).
-        target: placement of sub(B) (global).
-        order: of the local arrays of A (global).
-        trapezoid: the elements that move; None for all (global).
-    """
+    """The plan of a transfer: placements of sub(A) and sub(B), storage order of A, and the elements that move."""
 
     source: Placement
     target: Placement
@@ -219,6 +208,9 @@ class _Transfer(PlannedOperation[_Arrays]):
 
     def _operands(self, execution: _Arrays, result: Array) -> Moved:
         return Moved(execution.source, result)
+
+    def __repr__(self) -> str:
+        return f"<planned {self.noun}: {self.plan}>"
 
     def _lends(self) -> bool:
         """Peers may read a copy until the agreement of the next call, before which it is not overwritten."""

@@ -47,10 +47,8 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
 
     Args:
         indxglob: index (global).
-        nb: block size (global).
-        iproc: not looked at, as in ScaLAPACK.
-        isrcproc: not looked at.
-        nprocs: processes along the dimension (global).
+        nb, nprocs: see `numroc` (global).
+        iproc, isrcproc: ignored, as in ScaLAPACK.
 
     Source: ScaLAPACK TOOLS, indxg2l.
 
@@ -67,10 +65,8 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
 
     Args:
         indxglob: index (global).
-        nb: block size (global).
-        iproc: not looked at, as in ScaLAPACK.
-        isrcproc: coordinate that owns the first element (global).
-        nprocs: processes along the dimension (global).
+        iproc: ignored, as in ScaLAPACK.
+        nb, isrcproc, nprocs: see `numroc` (global).
 
     Source: ScaLAPACK TOOLS, indxg2p.
 
@@ -87,10 +83,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
 
     Args:
         indxloc: index (local).
-        nb: block size (global).
-        iproc: process coordinate (local).
-        isrcproc: coordinate that owns the first element (global).
-        nprocs: processes along the dimension (global).
+        nb, iproc, isrcproc, nprocs: see `numroc`.
 
     Source: ScaLAPACK TOOLS, indxl2g.
 
@@ -107,20 +100,17 @@ def infog2l(
     """Owner of the element (grindx, gcindx), and the local start of a submatrix that begins there.
 
     Args:
-        grindx: row, from 1 (global).
-        gcindx: column, from 1 (global).
+        grindx, gcindx: row and column, from 1 (global).
         desc: descriptor of 9 or 11 integers (global).
-        nprow: process rows (global).
-        npcol: process columns (global).
-        myrow: this process's row (local).
-        mycol: this process's column (local).
+        nprow, npcol: process rows and columns (global).
+        myrow, mycol: this process's row and column (local).
 
     Returns:
         (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or after the element, and
         the coordinates of its owner.
 
     Raises:
-        PblasArgumentError: no descriptor (local).
+        PblasArgumentError: desc is no descriptor, or an index is less than 1 (local).
 
     Source: ScaLAPACK TOOLS, infog2l.
 
@@ -222,7 +212,7 @@ def pxlaprnt(
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
-    """Check that an argument is at least `least`; the index maps check arrays."""
+    """Raise PblasArgumentError if a number is less than `least`; the index maps check arrays themselves."""
     if not getattr(value, "ndim", 0):
         checked_integer(verb, name, value, 1, least)
 
@@ -236,7 +226,7 @@ def _number(value: Any) -> str:
 
 
 def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
-    """(i_loc, j_loc) of an element if this process has it, also as one of several replicas (local)."""
+    """(i_loc, j_loc) of an element that this process has, alone or as one of several replicas; else None (local)."""
     coordinates = grid.grid.coordinates(grid.runtime.rank)
     for split, g, p in ((desc.rows, i, coordinates[0]), (desc.columns, j, coordinates[1])):
         if not split.is_replicated and split.owner(g) != p:

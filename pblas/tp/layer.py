@@ -85,12 +85,7 @@ class Linear:
         ctx: Context | None = None,
     ) -> None:
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
-        self._options: dict[str, Any] = {
-            "features": features,
-            "tf32": tf32,
-            "autotune": autotune,
-            "wire_dtype": wire_dtype,
-        }
+        self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
         self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]
@@ -204,11 +199,7 @@ class Linear:
                 x = self._zeros(length if self.kind == "allgather" else tokens, features, weight)
                 epilogue = self._with_own_arrays(epilogue, rows)
                 dy = self._zeros(rows, outwards, weight) if training else None
-            except (
-                MemoryError,
-                ValueError,
-                RuntimeError,
-            ) as caught:  # ValueError: NumPy, too many elements; RuntimeError: torch
+            except (MemoryError, ValueError, RuntimeError) as caught:  # ValueError: NumPy; RuntimeError: torch
                 problem = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
                 raise errors.WorkspaceError(problem) from None
         runtime.agree("Linear: reserve", {})

@@ -105,17 +105,6 @@ class Layer:
             sizes.setdefault(axis, known.get(axis, n * nprocs))
         return sizes
 
-    def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
-        """Raise ArgumentError unless a rank's shard of a matrix has the expected shape (local)."""
-        if shape != expected:
-            cut = self.cut(matrix)
-            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
-            raise errors.ArgumentError(
-                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}"
-                f"{share}; tokens= or features= say how many there are in all where shards differ, "
-                f"tp.local_shard() which a rank has"
-            )
-
 
 @lru_cache(1024)
 def checked_sizes(
@@ -129,12 +118,19 @@ def checked_sizes(
     """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes.
 
     Raises:
-        ArgumentError: as `Layer.sizes` and `Layer.check`.
+        ArgumentError: as `Layer.sizes`; a rank's shard of another shape than its share of these sizes.
     """
     sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:
-        layer.check(matrix, shape, expected[matrix], sizes, rank)
+        if shape != expected[matrix]:
+            cut = layer.cut(matrix)
+            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
+            raise errors.ArgumentError(
+                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected[matrix])}"
+                f"{share}; tokens= or features= say how many there are in all where shards differ, "
+                f"tp.local_shard() which a rank has"
+            )
     return MappingProxyType(sizes)
 
 

@@ -43,11 +43,6 @@ class Options(NamedTuple):
 
     Args:
         lengths: of the axes that are cut, over all ranks; None if all ranks have equally much (global).
-        tf32: whether float32 is multiplied in TF32 (global).
-        autotune: whether algorithms are measured (global).
-        wire_dtype: dtype in which partial products travel (global).
-        ctx: the ranks (global).
-        stream: on which to run (local).
     """
 
     lengths: Mapping[str, int | None]
@@ -159,19 +154,14 @@ class Caller:
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
                 f"{array.strides}; pass a contiguous copy"
             )
-        if tokens:
-            self._check_batch(name, tuple(array.shape))
-        return array
-
-    def _check_batch(self, name: str, shape: Shape) -> None:
-        """Raise ArgumentError unless an array has the same batch axes as the first array of the call."""
-        if not self._batch_of:
-            self.batch, self._batch_of = shape[1:-1], name
-        elif shape[1:-1] != self.batch:
+        if tokens and not self._batch_of:
+            self.batch, self._batch_of = tuple(array.shape[1:-1]), name
+        if tokens and tuple(array.shape[1:-1]) != self.batch:
             raise errors.ArgumentError(
-                f"{name} is {text(shape)}: between its first axis and its last it must have the axes "
+                f"{name} is {text(array.shape)}: between its first axis and its last it must have the axes "
                 f"{self.batch}, as {self._batch_of} has"
             )
+        return array
 
     def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
         """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes` and `dtype` (local).
@@ -365,7 +355,7 @@ class _Planned:
     Args:
         runtime: of the call's ranks (global).
         descs: of the layer's matrices (global).
-        product: whose arrays are like those of later executions (local).
+        product: the first product; later products have arrays like it (local).
         options: of the call (global).
     """
 
@@ -388,7 +378,7 @@ class _Planned:
         return a, b, d if self._adds else None, d
 
     def run(self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any) -> None:
-        """**Collective.** Another product of the same kind, as a part of `call`; see `Execution`."""
+        """**Collective.** A product like the first, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
             self._product.run(Execution(*self._matrices(product), operands, stream, call))

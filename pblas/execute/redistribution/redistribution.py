@@ -32,16 +32,10 @@ class Moved(NamedTuple):
 
 
 class RunRelayout:
-    """**Collective.** Moves a matrix, or a trapezoid of it, from one placement to another.
+    """**Collective.** Moves op(A), or a trapezoid of it, from the placement `source` to B under the placement `target`.
 
-    Args:
-        backend: the ranks and their memory (global).
-        source: where the elements of op(A) are (global).
-        target: where the elements of B go (global).
-        dtype: of both (global).
-        order: storage order of the local arrays of op(A) (global).
-        trapezoid: the elements of B that are written; None for all (global).
-        reads_a: false if alpha is 0: then B is moved to itself, and only B is read (global).
+    `order` is the storage order of the local arrays of op(A). `reads_a` is false if alpha is 0: then B is moved to
+    itself, and only B is read.
     """
 
     def __init__(

@@ -126,10 +126,10 @@ class ProductEpilogue:
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
         if plan.transport != "push":
             return passes
-        call_args = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
-        if call_args is None:
+        fused = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
+        if fused is None:
             return passes
-        name, bias = call_args
+        name, bias = fused
         operand: Any = self.epilogue.operands[bias] if bias is not None else None
         is_row = not isinstance(operand, DistMatrix) and np.ndim(operand) == 1
         if bias is not None and (self.desc.order != "C" or not is_row):

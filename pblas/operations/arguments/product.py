@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
-    from pblas.plans.plan import ProductPlan, Times, Topology
+    from pblas.plans.plan import ProductPlan, Topology
     from pblas.runtime.runtime import Runtime
     from pblas.runtime.timings import Measured
     from pblas.simulation.hardware import Hardware
@@ -30,7 +30,7 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, not checked yet; those with a default are plan_matmul's."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet. pmatmul has none of those with a default."""
 
     verb: str
     a: Any
@@ -127,7 +127,17 @@ class ProductArguments(NamedTuple):
             conj=(is_complex and conj_a != (transa == "C"), is_complex and conj_b != (transb == "C")),
             **options,
         )
-        spec._check_sizes()
+        (m, k), (k_b, n) = spec.op_a.shape, spec.op_b.shape
+        if k != k_b:
+            raise errors.DescriptorError(
+                f"{verb}: A and B disagree on K: op(A) is {m} x {k} (transa={transa!r}), "
+                f"op(B) is {k_b} x {n} (transb={transb!r}); columns of op(A) must equal rows of op(B)"
+            )
+        for name, desc in (("C", desc_c), ("out", desc_out)):
+            if desc is not None and desc.shape != (m, n):
+                raise errors.DescriptorError(
+                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
+                )
         if spec.beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {spec.beta!r} but there is no C to scale; pass c=, or beta=0")
         for name, x in (("C", c), ("out", out)):
@@ -138,19 +148,6 @@ class ProductArguments(NamedTuple):
     def is_empty(self) -> bool:
         """Whether nothing is multiplied: D = beta C, which may have no elements."""
         return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
-
-    def _check_sizes(self) -> None:
-        (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
-        if k != k_b:
-            raise errors.DescriptorError(
-                f"{self.verb}: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), "
-                f"op(B) is {k_b} x {n} (transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
-            )
-        for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
-            if desc is not None and desc.shape != (m, n):
-                raise errors.DescriptorError(
-                    f"{self.verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
-                )
 
     def choose(
         self,
@@ -165,16 +162,14 @@ class ProductArguments(NamedTuple):
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
         if measured is not None:
-            options["known"] = lambda plan: self._times(measured, plan)
+            alone = not self.autotune  # without autotune, times without the epilogue are better than none
+            options["known"] = lambda plan: (
+                measured.times(self.key(plan)) or (measured.times(self.key(plan, alone=True)) if alone else ())
+            )
         try:
             return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, topology=topology, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
-
-    def _times(self, measured: Measured, plan: ProductPlan) -> Times:
-        """Measured times of a plan's algorithms; without autotune, times without the epilogue are better than none."""
-        times = measured.times(self.key(plan))
-        return times or (() if self.autotune else measured.times(self.key(plan, alone=True)))
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
         """Key of the measured times of a plan's algorithms on a machine; `alone`: without the epilogue (global)."""
@@ -184,7 +179,7 @@ class ProductArguments(NamedTuple):
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
-        """Descriptor of D: that of out, else that of C, else the cheapest plan's."""
+        """Descriptor of D: of out if it is given, or of C; otherwise the descriptor with the cheapest plan."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
                 raise errors.DescriptorError(
@@ -198,7 +193,7 @@ class ProductArguments(NamedTuple):
         return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
     def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
-        """Storage orders of the operands as the plan sees them."""
+        """Storage orders of the operands, transposed if the plan is for D^T."""
         left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
         return Orders(right.order, result.order, left.order)
 

@@ -71,7 +71,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
         return text
 
     def forget_operands(self) -> None:
-        """Drop the epilogue's operands: every execution brings its own (local)."""
+        """Drop the epilogue's operands: from now on every execution brings its own (local)."""
         if self._epilogue is not None:
             self._epilogue = self._epilogue.without_operands
 
@@ -145,7 +145,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
         return self._local(*execution[:3], result, execution.operands)
 
     def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
-        """Apply the epilogue to D, unless the executor has; no other rank reads D any more."""
+        """Apply the epilogue to D, unless the executor has done so (local)."""
         if self._epilogue is not None and not self._is_fused:
             local, operands = result.stored("execute"), execution.operands or {}
             finish(runtime.backend, self._epilogue.epilogue, local, operands, local, execution.stream)
@@ -174,13 +174,13 @@ class PlannedMatmul(PlannedOperation[Execution]):
 
     @staticmethod
     def _numbers(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The epilogue's operands that are numbers, by their names where ranks agree on them (global)."""
+        """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
         return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
 
     def _local(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Mapping[str, Any] | None = None
     ) -> Operands:
-        """The local arrays of an execution in the plan's orientation, with the epilogue that the executor applies."""
+        """The local arrays of an execution as the executor takes them, transposed if the plan is for D^T (local)."""
         spec = self._spec
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
         if spec.transa != "N":
