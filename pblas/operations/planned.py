@@ -7,7 +7,7 @@ A new operation subclasses `PlannedOperation`. It has a plan, a public `execute`
     _checked      checks the matrices of an execution on this rank
     _operands     the local arrays, as the executor takes them
 
-and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result` and `_finish`.
+and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result`, `_lends` and `_finish`.
 """
 
 from __future__ import annotations

@@ -99,9 +99,8 @@ class Layer:
         sizes: dict[str, int] = {}
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
             if not is_cut and sizes.setdefault(axis, n) != n:
-                raise errors.ArgumentError(
-                    f"{_listed(shapes)} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree"
-                )
+                listed = " and ".join(f"{argument_name(z)} ({text(shape)})" for z, shape in shapes.items())
+                raise errors.ArgumentError(f"{listed} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree")
             sizes.setdefault(axis, known.get(axis, n * nprocs))
         return sizes
 
@@ -176,10 +175,6 @@ def text(shape: Shape) -> str:
     '2 x 3'
     """
     return " x ".join(map(str, shape))
-
-
-def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{argument_name(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
 
 
 GATHER = Layer("allgather_linear", "T", "O", "O")
