@@ -44,14 +44,8 @@ def tuned(
 ) -> ProductPlan:
     """**Collective.** The plan with the fastest algorithm on this machine, measured now if it was not before.
 
-    Args:
-        runtime: of the context (global).
-        spec: the product (global).
-        plan: of the product, for the push transport (global).
-        desc_d: descriptor of D (global).
-        make: makes a planned product from a plan (global).
-        matrices: A, B, C and out, the last two possibly None. The trials run on matrices like them, and neither read
-            nor write these; only the epilogue reads its real operands (local).
+    `make` makes a planned product from a plan. The trials run on random matrices like the caller's A, B, C and out, and
+    neither read nor write the caller's. Only the epilogue reads its real operands.
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
@@ -76,9 +70,8 @@ def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], m
     trials: list[tuple[Algorithm, PushedMatmul, Any]] = []
     assert d is not None, "made by `_operands`"
     plans = [replace(plan, algorithm=algorithm) for algorithm in algorithms]
-    for candidate in sorted(
-        plans, key=lambda candidate: candidate.workspace_nbytes, reverse=True
-    ):  # the first allocates for all
+    plans.sort(key=lambda candidate: candidate.workspace_nbytes, reverse=True)  # the first allocates for all
+    for candidate in plans:
         assert candidate.algorithm is not None, "set above"
         try:
             planned = make(candidate)
@@ -110,12 +103,7 @@ def _operands(
 ) -> Matrices | None:
     """**Collective.** Random matrices like A, B and C, and a D; None if any rank is out of memory.
 
-    Args:
-        runtime: of the context (global).
-        spec: the product (global).
-        desc_d: descriptor of D (global).
-        matrices: as in `tuned` (local).
-        bound: allocate D in symmetric memory if out is there, since peers store results into it (global).
+    With `bound`, peers store results directly into D: it is allocated in symmetric memory if out is there.
     """
     a, b, c, out = matrices
     is_in_place, error = c is not None and out is not None and c.key == out.key, 0

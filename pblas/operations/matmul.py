@@ -20,7 +20,6 @@ from pblas.operations.arguments.product import (
 from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.pushed import PushedMatmul
-from pblas.operations.multiplication.synchronized import SynchronizedMatmul
 from pblas.plans.plan import Topology
 from pblas.simulation.hardware import find_hardware
 
@@ -112,29 +111,7 @@ def plan_matmul(
     >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
-    call = ProductRequest(
-        verb="plan_matmul",
-        a=a,
-        b=b,
-        c=c,
-        transa=transa,
-        transb=transb,
-        alpha=alpha,
-        beta=beta,
-        out=out,
-        dtype=dtype,
-        wire_dtype=wire_dtype,
-        overlap=overlap,
-        chunks=chunks,
-        tf32=tf32,
-        autotune=autotune,
-        strict=strict,
-        epilogue=epilogue,
-        nprocs=nprocs,
-        memory_nbytes=memory_nbytes,
-        queue=queue,
-        hardware=hardware,
-    )
+    call = ProductRequest(verb="plan_matmul", **locals())  # the arguments, and nothing else yet
     if call.matrices:
         return _plan(call)
     return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
@@ -184,23 +161,7 @@ def pmatmul(
 
     Source: PBLAS, PxGEMM; for the bytes that move see `plan_matmul(...).explain()`.
     """
-    call = ProductRequest(
-        verb="pmatmul",
-        a=a,
-        b=b,
-        c=c,
-        transa=transa,
-        transb=transb,
-        alpha=alpha,
-        beta=beta,
-        out=out,
-        wire_dtype=wire_dtype,
-        overlap=overlap,
-        chunks=chunks,
-        tf32=tf32,
-        strict=strict,
-        epilogue=epilogue,
-    )
+    call = ProductRequest(verb="pmatmul", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
         raise errors.ArgumentError(
             f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
@@ -248,7 +209,7 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
             check_overlap(verb, call.a, call.b, call.c, out)
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
-        return SynchronizedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
+        return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
     operands = call.a, call.b, call.c, out
 
     def pushed(plan: ProductPlan) -> PushedMatmul:

@@ -1,13 +1,13 @@
 """The base class of planned operations: a number, memory, and executions that begin and end with an agreement.
 
 A new operation subclasses `PlannedOperation`. It has a plan, a public `execute` that passes its arguments to
-`_run`, and these hooks:
+`run`, and these hooks:
 
     _build        builds the executor of the plan, with its workspace
     _checked      checks the matrices of an execution on this rank
     _operands     the local arrays, as the executor takes them
 
-and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result` and `_finish`.
+and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result`, `_lends` and `_finish`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pblas.execute import Executor
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
-    from pblas.trace import Paths
+    from pblas.trace import Paths, Trace
 
 
 class Execution(Protocol):
     """The arguments of one call of `execute`."""
 
     @property
-    def out(self) -> DistMatrix | None:
-        """Where the result goes; None for a new matrix (global)."""
+    def out(self) -> Any:
+        """The matrix or array that receives the result; None for a new matrix (global)."""
 
 
 ExecutionT = TypeVar("ExecutionT", bound=Execution)
@@ -47,7 +47,7 @@ class PlannedOperation(Generic[ExecutionT]):
 
     Args:
         plan: of the operation (global).
-        out: descriptor of the result (global).
+        out: descriptor of the result; None if every execution brings the memory of its result (global).
         dtype: of the result (global).
         runtime: of the context; None for an operation that was planned from descriptors, and cannot run (global).
         nelements: the largest `Runtime.nelements(out)` of all ranks; None if no rank has a leading dimension (global).
@@ -60,22 +60,27 @@ class PlannedOperation(Generic[ExecutionT]):
     out: MatrixDescriptor
     """Descriptor of the result (global)."""
 
+    execute: Any
+    """The public call that runs the plan."""
     _executor: Any = None
     _shared = False
-    """Whether the executor uses shared memory, which the context may have given up since."""
+    """Whether the executor uses shared memory. The context may give that up later."""
 
     def __init__(
         self,
         plan: Any,
-        out: MatrixDescriptor,
+        out: MatrixDescriptor | None,
         dtype: np.dtype[Any],
         runtime: Runtime | None,
         nelements: int | None = None,
     ) -> None:
-        self.plan, self.out, self._runtime = plan, out, runtime
+        self.plan, self._dtype, self._runtime = plan, dtype, runtime
+        if out is not None:
+            self.out = out
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
-            self._place = runtime.place(out, dtype, nelements)
+            if out is not None:
+                self._place = runtime.place(out, dtype, nelements)
             self._prepare(runtime)
             runtime.matrices.add(self)
 
@@ -89,12 +94,12 @@ class PlannedOperation(Generic[ExecutionT]):
         """Check the arguments of an execution on this rank; return them as the other hooks need them (local)."""
         raise AssertionError(f"each operation checks its own in {runtime!r}: {execution}")
 
-    def _operands(self, execution: ExecutionT, result: DistMatrix) -> Any:
+    def _operands(self, execution: ExecutionT, result: Any) -> Any:
         """The local arrays of an execution, as the executor takes them (local)."""
         raise AssertionError(f"each operation has its own: {execution}, {result}")
 
     def _verb(self, execution: ExecutionT) -> str:  # noqa: ARG002 - subclasses use it
-        """The call that ranks agree on, by its name (global)."""
+        """Name of the call on which the ranks agree (global)."""
         return self._call
 
     def _call_args(self, execution: ExecutionT) -> Mapping[str, Any]:
@@ -105,8 +110,15 @@ class PlannedOperation(Generic[ExecutionT]):
         """**Collective.** A new matrix for the result of an execution."""
         return DistMatrix(self.out, runtime.empty(self._place), runtime)
 
+    def _lends(self) -> bool:
+        """Whether peers may read memory that this rank overwrites before its next agreement, if its executor lends any.
+
+        Asked once the executor has published the arrays (local).
+        """
+        return True
+
     def _finish(self, runtime: Runtime, execution: ExecutionT, result: DistMatrix) -> None:
-        """Last step, on a result that no other rank reads any more (local)."""
+        """Last step, after which the result is complete; no other rank reads it meanwhile (local)."""
 
     # Public methods
 
@@ -114,6 +126,29 @@ class PlannedOperation(Generic[ExecutionT]):
         """Ten lines: the plan, the reason for it, and the bytes that it moves."""
         text: str = self.plan.explain()
         return text
+
+    def trace(self, *arguments: Any, paths: Paths = (), title: str | None = None, **options: Any) -> Trace:
+        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
+
+        The first execution of a plan touches its memory for the first time: trace the second.
+
+        Args:
+            arguments: of `execute`; without `out` the result is dropped.
+            paths: files that rank 0 writes, or one (global).
+            title: of pictures; None for the plan (global).
+            options: keyword arguments of `execute`.
+
+        Returns:
+            The trace of all ranks, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        if self._runtime is None:
+            raise self._no_context_error("trace")
+        with Tracing(self._runtime, paths, title or self.plan.label) as trace:
+            self.execute(*arguments, **options)
+        return trace
 
     @property
     def workspace_nbytes(self) -> int:
@@ -145,14 +180,11 @@ class PlannedOperation(Generic[ExecutionT]):
             f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
         )
 
-    def _traced(self, paths: Paths, title: str | None) -> Tracing:
-        """**Collective.** A with block in which executions are recorded; see `Context.trace`."""
-        if self._runtime is None:
-            raise self._no_context_error("trace")
-        return Tracing(self._runtime, paths, title or self.plan.label)
+    def run(self, execution: ExecutionT) -> Any:
+        """**Collective.** One execution with unchecked arguments; the result is `execution.out` or a new matrix.
 
-    def _run(self, execution: ExecutionT) -> DistMatrix:
-        """**Collective.** One execution; again, with messages, if shared memory does not suffice."""
+        If shared memory does not suffice, the execution starts again with messages.
+        """
         runtime = self._runtime
         if runtime is None:
             raise self._no_context_error("execute")
@@ -178,11 +210,11 @@ class PlannedOperation(Generic[ExecutionT]):
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
 
-    def _run_once(self, runtime: Runtime, execution: ExecutionT) -> DistMatrix:
+    def _run_once(self, runtime: Runtime, execution: ExecutionT) -> Any:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice.
 
-        The first agreement also carries the verdict on the matrices. The last one, where peers read this rank's
-        operands, result or workspace, guarantees that no peer reads them any more.
+        The first agreement also raises an error that any rank found in its matrices. The closing agreement guarantees
+        that no peer still reads this rank's operands, result or workspace.
         """
         backend, verb = runtime.backend, self._verb(execution)
         with runtime.local_step(verb):
@@ -198,13 +230,14 @@ class PlannedOperation(Generic[ExecutionT]):
             executor: Executor = self._executor
             x = self._operands(execution, result)
             alone = executor.publish(x)
-            scratch = runtime.agree(verb, self._call_args(execution), None, (int(alone),))[0]
+            maxima = int(alone), int(self._lends())
+            scratch, lends = runtime.agree(verb, self._call_args(execution), None, maxima)
         if executor.prepare(scratch=bool(scratch)):
             runtime.agree(f"{verb}: staged", {})
         with runtime.collective_section(verb, expected=(errors.WorkspaceError,)):
             executor.run(x)
             backend.arrays.settle()
-        if backend.shared and runtime.nprocs > 1 and executor.lends:
+        if backend.shared and runtime.nprocs > 1 and lends and executor.lends:
             runtime.agree(f"end of {verb}", {})
         self._finish(runtime, execution, result)
         return result

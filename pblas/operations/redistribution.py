@@ -9,31 +9,30 @@ from pblas.execute.redistribution.redistribution import Moved, RunRelayout
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_overlap, enough_ranks
-from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Trans, Uplo
+from pblas.operations.arguments.product import Trans, check_overlap, enough_ranks
+from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Uplo
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.plan import Topology
 from pblas.plans.redistribution import RedistributionPlan
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Place, Runtime
-    from pblas.trace import Paths, Trace
 
 
 class _Execution(NamedTuple):
-    """The arguments of an execution: its matrices, and the settings that may differ from the planned ones.
+    """The arguments of an execution: its matrices, and arguments that may differ from the planned ones.
 
     Args:
         spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
-        place: of this rank's part of a new B (local).
         a: A (global).
         out: B; None for a new matrix (global).
+        place: of this rank's part of a new B; None for the planned one (local).
     """
 
     spec: RedistributionArguments
-    place: Place
     a: DistMatrix
     out: DistMatrix | None
+    place: Place | None = None
 
 
 class PlannedRedistribution(PlannedOperation[_Execution]):
@@ -71,44 +70,23 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        return self._run(_Execution(self._spec, self._place, a, out))
-
-    def trace(
-        self, a: DistMatrix, *, out: DistMatrix | None = None, paths: Paths = (), title: str | None = None
-    ) -> Trace:
-        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
-
-        Args:
-            a: as in `execute` (global).
-            out: as in `execute`; without it B is dropped (global).
-            paths: files that rank 0 writes, or one (global).
-            title: of pictures; None for the plan (global).
-
-        Returns:
-            The trace of all ranks, on rank 0; a trace without events elsewhere.
-
-        Raises:
-            as `execute` and `Context.trace`.
-        """
-        with self._traced(paths, title) as trace:
-            self.execute(a, out=out)
-        return trace
+        result: DistMatrix = self.run(_Execution(self._spec, a, out))
+        return result
 
     def execute_with(
         self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None
     ) -> DistMatrix:
-        """**Collective.** `execute` for a `redistribute` whose scalars and LLD may differ from the planned ones.
+        """**Collective.** `execute` with scalars and an LLD that may differ from the planned ones.
 
-        It frees the memory for messages and copies afterwards, and everything if the call fails.
+        Afterwards it frees the memory for messages and copies, or all memory if the call fails.
         """
         runtime = self._runtime
         assert runtime is not None, "`redistribute` has matrices"
         try:
             if self._executor is None:
                 self._prepare(runtime)
-            result = self._run(_Execution(spec, runtime.place(spec.desc_b, spec.dtype, nelements), a, out))
+            place = runtime.place(spec.desc_b, spec.dtype, nelements)
+            result: DistMatrix = self.run(_Execution(spec, a, out, place))
         except BaseException:
             self.close()
             raise
@@ -117,7 +95,11 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         return result
 
     def _build(self, runtime: Runtime) -> RunRelayout:
-        return RunRelayout(self.plan, runtime.backend, self._spec.dtype)
+        plan, dtype = self.plan, self._spec.dtype
+        desc = plan.b if not plan.reads_a else plan.a if plan.trans == "N" else plan.a.T
+        return RunRelayout(
+            runtime.backend, plan.source, plan.target, dtype, desc.order, plan.trapezoid, reads_a=plan.reads_a
+        )
 
     def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         execution.spec.check_execution(runtime, execution.a, execution.out)
@@ -125,7 +107,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         return execution
 
     def _new_result(self, runtime: Runtime, execution: _Execution) -> DistMatrix:
-        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place), runtime)
+        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place or self._place), runtime)
         if self.plan.trapezoid is not None:
             runtime.backend.clear(result.stored("execute"))
         return result
@@ -176,18 +158,7 @@ def plan_redistribution(
     >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
     96
     """
-    call = RedistributionRequest(
-        verb="plan_redistribution",
-        a=a,
-        desc=desc,
-        out=out,
-        trans=trans,
-        alpha=alpha,
-        beta=beta,
-        uplo=uplo,
-        diagonal=diagonal,
-        dtype=dtype,
-    )
+    call = RedistributionRequest(verb="plan_redistribution", **locals())  # the arguments, and nothing else yet
     if isinstance(a, MatrixDescriptor) and out is None:
         spec = RedistributionArguments.checked(call)
         ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
@@ -208,8 +179,8 @@ def redistribute(
 ) -> DistMatrix:
     """**Collective.** B = alpha op(A) + beta B for any two layouts, grids and submatrices.
 
-    Every rank receives what it needs and does not have, once, from a rank that has it. Elements outside the submatrix
-    that `out` is a view of, and outside the triangle, are not touched.
+    Every rank receives each element that it needs and lacks once, from a rank that has it. If `out` is a view, elements
+    of its matrix outside the view are not touched, and neither are elements outside the triangle.
 
     Args:
         a: m x n matrix, or n x m with trans other than "N"; it may be a view, as A[i0:i1, j0:j1] or A.H (global).
@@ -232,17 +203,7 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    call = RedistributionRequest(
-        verb="redistribute",
-        a=a,
-        desc=desc,
-        out=out,
-        trans=trans,
-        alpha=alpha,
-        beta=beta,
-        uplo=uplo,
-        diagonal=diagonal,
-    )
+    call = RedistributionRequest(verb="redistribute", **locals())  # the arguments, and nothing else yet
     spec, plan, runtime, nelements = _agreed(call)
     planned = runtime.plans.get(plan, lambda: PlannedRedistribution(spec, plan, runtime, nelements))
     return planned.execute_with(spec, nelements, a, out)

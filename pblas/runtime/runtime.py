@@ -39,22 +39,16 @@ _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
 
 class Plans:
-    """A cache of the plans of the last few different calls.
-
-    Args:
-        limit: calls whose plans are kept (global).
-    """
+    """A cache of the plans of the last `limit` different calls (global)."""
 
     def __init__(self, limit: int = _MAX_PLANS) -> None:
         self._limit = limit
         self._plans: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
-        """**Collective.** What `make()` returned when `key` was last seen, or returns now.
+        """**Collective.** The plan of a call: the kept one, or else `make()`, which has a method `close`.
 
-        Args:
-            key: of the call, which all ranks have agreed on (global).
-            make: plans it; the result has a method `close`.
+        All ranks have agreed on `key`.
         """
         planned: Planned | None = self._plans.pop(key, None)
         if planned is None:
@@ -72,14 +66,7 @@ class Plans:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One rank's part of a matrix in symmetric memory.
-
-    Args:
-        shape: rows and columns (local).
-        strides: bytes (local).
-        dtype: of the elements (global).
-        nbytes: memory that every rank takes (global).
-    """
+    """The memory of one rank's part of a matrix; strides in bytes. Every rank allocates `nbytes`."""
 
     shape: tuple[int, int]
     strides: tuple[int, int]
@@ -98,17 +85,17 @@ class Runtime:
         self.backend = backend
         self.closed = False
         self.debug = False
-        """Whether pushed executions, which need no agreement, are agreed on all the same (global)."""
+        """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans = Plans()
         self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
         self.workspace_pool = WorkspacePool()
-        """Memory of the `products` beside their operands (global)."""
+        """Workspace that the plans in `products` share (global)."""
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None
-        """Memory of collectives on plain arrays, once there was one (global)."""
+        """Memory of collectives on plain arrays; None before the first (global)."""
         self.measured = Measured(backend) if backend.push else None
-        """Times of algorithms, where plans have any (global)."""
+        """Measured times of algorithms; None if plans have no algorithms (global)."""
         self._numbers = count(1)
 
     @property
@@ -123,7 +110,7 @@ class Runtime:
 
     @property
     def topology(self) -> Topology:
-        """Facts that the planner asks for (global)."""
+        """The properties of the machine that the planner needs (global)."""
         backend = self.backend
         return Topology(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles)
 
@@ -142,20 +129,17 @@ class Runtime:
         self.backend.check()
 
     def poison(self, reason: str) -> None:
-        """Break the context: messages of an operation that ended half way would be taken for the next one's (local)."""
+        """Break the context: the next operation could receive messages of one that ended half way (local)."""
         agreement = self.backend.agreement
         agreement.broken = agreement.broken or reason
 
     def collective_section(
         self, verb: str, *, expected: tuple[type[Exception], ...] = ()
     ) -> AbstractContextManager[None]:
-        """A with block in which all ranks are: the context is broken if it ends in an exception (local).
+        """A with block in which ranks exchange messages: an exception breaks the context (local).
 
-        Infinities and NaN are results: NumPy does not warn of them, as a warning might be an error on one rank only.
-
-        Args:
-            verb: what was called (global).
-            expected: exceptions that all ranks raise together, before the first message (global).
+        NumPy does not warn of infinities and NaN in it: they are results, and a warning might be an error on one rank
+        only. `expected` are exceptions that all ranks raise together, before the first message.
         """
         return _CollectiveSection(self, verb, expected)
 
@@ -169,7 +153,7 @@ class Runtime:
         """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception.
 
         Args:
-            verb: what was called (global).
+            verb: name of the call (global).
             arguments: must be equal on all ranks; values are compared by their repr (global).
             error: an error that this rank found (local).
             maxima: up to four integers (local).
@@ -190,11 +174,7 @@ class Runtime:
         raise AssertionError("an agreement with an error raises")
 
     def local_step(self, verb: str) -> LocalStep:
-        """A with block of local work before an agreement, which raises an exception of the block on every rank (local).
-
-        Args:
-            verb: what was called (global).
-        """
+        """A with block of local work: an exception of the block is agreed on and raised on every rank (local)."""
         return LocalStep(self.fail, verb)
 
     def gathered(self, number: int) -> list[int]:
@@ -204,7 +184,8 @@ class Runtime:
     def reject(self, error: errors.PblasError) -> None:
         """Raise an error of a call that starts without an agreement (local).
 
-        Ranks that all refuse the same call go on; else the others raise it when they next wait, and the context breaks.
+        If all ranks reject the same call, the context stays usable. Otherwise the other ranks raise the error when they
+        next wait, and the context breaks.
         """
         self.backend.reject(error)
 
@@ -213,11 +194,7 @@ class Runtime:
         return LocalStep(lambda _, error: self.reject(error), verb)
 
     def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
-        """Check that a new matrix has a place here: enough ranks, and a large enough leading dimension (local).
-
-        Raises:
-            LayoutError: the grid is larger than the context, or lld too small on this rank.
-        """
+        """Raise LayoutError if a new matrix has a grid larger than the context, or too small an lld here (local)."""
         if desc.nprocs > self.nprocs:
             raise errors.LayoutError(
                 f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} ranks; "
@@ -234,10 +211,7 @@ class Runtime:
     def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
         """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
-        Args:
-            desc: distribution (global), with this rank's leading dimension (local).
-            dtype: of the elements (global).
-            nelements: the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
+        `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
         """
         shape, lld, itemsize = desc.local_shape(self.rank), desc.local_lld(self.rank), dtype.itemsize
         strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
@@ -250,10 +224,10 @@ class Runtime:
         return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Symmetric memory; private memory where there is no window, or none any more.
+        """**Collective.** Symmetric memory; private memory if the backend has no shared memory, or gave it up.
 
         Raises:
-            WorkspaceError: there is not so much of either; shared memory is not given up for that.
+            WorkspaceError: too little memory of both kinds; shared memory is not given up for that.
         """
         try:
             return self.backend.allocate(nbytes)
@@ -267,10 +241,10 @@ class Runtime:
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """From here on send messages, if the user left that open; after an error that all ranks raise (global).
+        """From here on send messages, if the user's transport= allows it; after an error that all ranks raise (global).
 
         Returns:
-            Whether shared memory was given up now, so that it is worth trying again.
+            Whether shared memory was given up now, so that the caller should try again.
         """
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
@@ -279,7 +253,7 @@ class Runtime:
 
 
 class _CollectiveSection(AbstractContextManager[None]):
-    """The result of `Runtime.collective_section`; a generator would take as long as a message."""
+    """The result of `Runtime.collective_section`; a generator would cost as much time as a message."""
 
     def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[Exception], ...]) -> None:
         self._runtime, self._verb, self._expected = runtime, verb, expected
@@ -297,7 +271,7 @@ class _CollectiveSection(AbstractContextManager[None]):
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:
-    """Raise ArgumentError unless root is None or one of `nprocs` ranks."""
+    """Raise ArgumentError unless root is None or a rank, 0 to nprocs - 1."""
     is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
     if root is not None and not is_rank:
         raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
@@ -328,7 +302,7 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
 
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """A dtype's name, which NumPy puts together anew each time.
+    """A dtype's name, cached: NumPy composes it anew each time.
 
     >>> name_of(np.dtype("f4"))
     'float32'
@@ -337,11 +311,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 
 def checked_flag(verb: str, name: str, value: Any) -> bool:
-    """A value that is true or false.
-
-    Raises:
-        ArgumentError: it is neither, as "no" is, which Python takes for true.
-    """
+    """A value as a bool; ArgumentError unless it is True, False, 1 or 0."""
     if not isinstance(value, int | np.bool_) or value not in (0, 1):
         raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}")
     return bool(value)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Measured(Cache[str, Times]):
-    """**Collective.** Times of algorithms, by what was multiplied; the same on all ranks, whatever their files say.
+    """**Collective.** Measured times of algorithms by product, as in the file of rank 0, the same on all ranks.
 
     Args:
         backend: ranks, and their hardware and libraries (global).
 
     Raises:
-        Exception: what the file raised on rank 0, as warnings do that are errors; on all ranks.
+        Exception: an error of reading the file on rank 0, raised on all ranks.
     """
 
     def __init__(self, backend: HostRanks) -> None:
@@ -34,10 +34,10 @@ class Measured(Cache[str, Times]):
         return self.entries.get(product, ())
 
     def add(self, product: str, times: Times) -> None:
-        """**Collective.** Know the times of a product, and keep them in the file; all ranks add the same.
+        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same.
 
         Raises:
-            Exception: as the class; the times are known then, but may not be in the file.
+            Exception: an error of writing the file; the times are in memory then.
         """
         self.entries[product] = times
         self.share(self._backend, self.save)
@@ -48,7 +48,7 @@ def _plain(product: str, times: Times) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> tuple[str, Times]:
-    """The inverse of `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
+    """The inverse of `_plain`; raises TypeError, KeyError or ValueError for an entry that `_plain` did not make."""
     if not isinstance(plain["product"], str):
         raise TypeError(f"a product is text, not {plain['product']!r}")
     return plain["product"], tuple(

@@ -26,12 +26,25 @@ TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
 EITHER, COLUMNS, ROWS = 0, 1, 2
-"""How a local array can be read: in both orders, by columns only ("F"), by rows only ("C")."""
+"""How a local array can be read in place: in both storage orders, by columns only ("F"), by rows only ("C")."""
 
 _OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # beyond all positions
+
+
+def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+    """A scalar for matrices of a dtype, real if they are; ArgumentError for any other value (local)."""
+    if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
+        raise ArgumentError(f"{name} must be a number, got {value!r}")
+    try:
+        number = complex(value)
+    except OverflowError:
+        raise ArgumentError(f"{name} is too large for {dtype}") from None
+    if dtype.kind != "c" and number.imag != 0:
+        raise ArgumentError(f"{name} must be real, got {value!r}")
+    return number if dtype.kind == "c" else number.real
 
 
 class Findings:
@@ -55,7 +68,7 @@ class Findings:
 
     @property
     def urgency(self) -> int:
-        """0 if nothing is wrong, else the larger the lower the position."""
+        """0 if nothing is wrong; otherwise a number that grows as the position falls."""
         return _FAR - self._place
 
     @property
@@ -111,10 +124,7 @@ class Call:
 
     @property
     def key(self) -> Any:
-        """Key of the call's plan on its grid (global).
-
-        As text, in which NaN equals NaN, as it does where the ranks compare their arguments.
-        """
+        """Key of the call's plan on its grid, as text, in which NaN equals NaN, as in agreements of ranks (global)."""
         return self.verb, str(self._shared()), *self._orders.values()
 
     def matrix(self, name: str) -> DistMatrix:
@@ -164,7 +174,7 @@ class Call:
         raise AssertionError("one rank has the lowest position, and its error raises")
 
     def _refuse(self, findings: Findings, error: PblasError) -> None:
-        """**Collective.** Raise on all ranks the error that stopped the checks on this one, before all findings."""
+        """**Collective.** Raise on all ranks an error that stopped the checks on this rank, before any finding."""
         findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
         self._agree(findings, [])
 
@@ -210,10 +220,10 @@ class Call:
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
         value, letters = self._values[name], OPTIONS[name]
-        if not isinstance(value, str) or len(value) != 1 or value.upper() not in letters:
+        if isinstance(value, str) and len(value) == 1 and value.upper() in letters:
+            self._values[name] = value.upper()
+        else:
             findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
-            return
-        self._values[name] = value.upper()
 
     def _check_integer(self, name: str, least: int, position: int, findings: Findings) -> bool:
         value = self._values[name]
@@ -222,24 +232,15 @@ class Call:
         except TypeError:
             findings.add(f"{name} must be an integer, got {value!r}", position)
             return False
-        if self._values[name] < least:
+        if value < least:
             findings.add(f"{name} must be at least {least}, got {value}", position)
-            return False
-        return True
+        return bool(value >= least)
 
     def _check_number(self, name: str, position: int, findings: Findings) -> None:
-        value = self._values[name]
-        if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
-            findings.add(f"{name} must be a number, got {value!r}", position)
-            return
         try:
-            number = complex(value)
-        except OverflowError:
-            findings.add(f"{name} is too large for {self.dtype}", position)
-            return
-        if self.dtype.kind != "c" and number.imag != 0:
-            findings.add(f"{name} must be real, got {value!r}", position)
-        self._values[name] = number if self.dtype.kind == "c" else number.real
+            self._values[name] = checked_number(name, self._values[name], self.dtype)
+        except ArgumentError as caught:
+            findings.add(str(caught), position)
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
         """Check the file of the process (IRPRNT, ICPRNT); the others ignore it."""
@@ -255,7 +256,7 @@ class Call:
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
 
     def _is_outside(self, operand: Operand) -> bool:
-        """Whether this process is outside an operand's grid; never, where all callers are in the grid."""
+        """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""
         del operand
         return False
 
@@ -367,6 +368,6 @@ class Call:
         return part.size == 0 or (unit and spaced and aligned)
 
     def _reads(self, part: Array) -> int:
-        """The order in which this rank's array can be read: COLUMNS, ROWS or EITHER."""
+        """The storage order in which this rank's array can be read in place: COLUMNS, ROWS or EITHER."""
         columns, rows = self._fits(part, "F"), self._fits(part, "C")
         return EITHER if columns == rows else COLUMNS if columns else ROWS

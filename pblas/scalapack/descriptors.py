@@ -57,7 +57,7 @@ class Entries:
 
 
 def handle(desc: Any) -> Any:
-    """The context of a descriptor, or of any object with an entry at that index; None for other objects.
+    """The context of a descriptor, or the same entry of any other sequence; None for other objects.
 
     >>> handle([1, 3, 8, 8, 2, 2, 0, 0, 8]), handle([7, -1]), handle(None)
     (3, -1, None)
@@ -72,10 +72,8 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
     """A descriptor of nine integers, checked as far as one process can.
 
     Args:
-        m: rows (global), >= 0.
-        n: columns (global), >= 0.
-        mb: rows per block (global), >= 1.
-        nb: columns per block (global), >= 1.
+        m, n: rows and columns (global), >= 0.
+        mb, nb: rows and columns per block (global), >= 1.
         irsrc: process row that owns row 1 (global), 0..nprow-1.
         icsrc: process column that owns column 1 (global), 0..npcol-1.
         ictxt: handle of the grid (local).

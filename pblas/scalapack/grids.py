@@ -39,7 +39,7 @@ class ProcessGrid:
         comm: the communicator of exactly these ranks (global).
         ranks: their ranks in the communicator that the grid was made from (global).
         world: their ranks in COMM_WORLD (global).
-        parts: this process's parts of the matrices of earlier calls, by descriptor entries (local).
+        parts: cache of this process's parts of matrices, by descriptor entries (local).
     """
 
     context: Context
@@ -80,8 +80,8 @@ def checked_integer(verb: str, name: str, value: Any, position: int, least: int 
     try:
         number = operator.index(value)
     except TypeError:
-        raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position) from None
-    if (least is not None and number < least) or (most is not None and number > most):
+        number = None
+    if number is None or (least is not None and number < least) or (most is not None and number > most):
         raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position)
     return number
 
@@ -101,7 +101,7 @@ def get(ictxt: int, what: int) -> int:
     """The default system context, 0: all processes (local).
 
     Args:
-        ictxt: not looked at (local).
+        ictxt: ignored (local).
         what: must be 0, the system context (local).
 
     Raises:
@@ -127,8 +127,7 @@ def gridinit(
         ictxt: communicator of the ranks: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
             (global).
         order: "C...": ranks are numbered down the columns, anything else: along the rows (global).
-        nprow: process rows (global), nprow >= 1.
-        npcol: process columns (global), npcol >= 1.
+        nprow, npcol: process rows and columns (global), >= 1.
         options: of the `pblas.Context` over the grid, as backend="mpi" or timeout=30 (global).
 
     Returns:
@@ -157,8 +156,7 @@ def gridmap(
         ictxt: communicator of the ranks; see `gridinit` (global).
         usermap: usermap[i][j] is the rank at (i, j); or a flat list of columns, ldumap apart (global).
         ldumap: rows of usermap, >= nprow (global).
-        nprow: process rows (global), nprow >= 1.
-        npcol: process columns (global), npcol >= 1.
+        nprow, npcol: process rows and columns (global), >= 1.
         options: see `gridinit` (global).
 
     Returns:
@@ -201,9 +199,6 @@ def gridinfo(ictxt: int) -> tuple[int, int, int, int]:
 
     All are -1 on a process outside the grid, and for an invalid handle.
 
-    Args:
-        ictxt: handle (local).
-
     Source: BLACS, blacs_gridinfo.
 
     >>> gridinfo(-1)
@@ -220,8 +215,7 @@ def pnum(ictxt: int, prow: int, pcol: int) -> int:
 
     Args:
         ictxt: handle (local).
-        prow: process row, 0..nprow-1 (global).
-        pcol: process column, 0..npcol-1 (global).
+        prow, pcol: process row, 0..nprow-1, and column, 0..npcol-1 (global).
 
     Source: BLACS, blacs_pnum.
     """
@@ -250,9 +244,6 @@ def pcoord(ictxt: int, pnum: int) -> tuple[int, int]:
 
 def gridexit(ictxt: int) -> None:
     """**Collective** over the grid. End a grid; its handle is invalid afterwards.
-
-    Args:
-        ictxt: handle (local).
 
     Raises:
         PblasArgumentError: an invalid handle, or a process outside the grid (local).
@@ -283,9 +274,8 @@ def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
 
 def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
     """The grid, with its sizes checked against the number of ranks."""
-    for name, value, place in (("NPROW", nprow, position), ("NPCOL", npcol, position + 1)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise PblasArgumentError(f"{verb}: {name} must be an integer of at least 1, got {value!r}", -place)
+    checked_integer(verb, "NPROW", nprow, position, 1)
+    checked_integer(verb, "NPCOL", npcol, position + 1, 1)
     if nprow * npcol > nprocs:
         raise PblasArgumentError(
             f"{verb}: the grid is {nprow} x {npcol}, the communicator has {nprocs} ranks; start more, or use fewer",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pblas.operations.arguments.redistribution import Trans
+from pblas.operations.arguments.product import Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
 from pblas.scalapack import routines
@@ -23,28 +23,12 @@ Desc = Sequence[int]
 
 
 def pxgemm(
-    routine: Routine,
-    letter: str,
-    transa: str,
-    transb: str,
-    m: int,
-    n: int,
-    k: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    b: Array,
-    ib: int,
-    jb: int,
-    descb: Desc,
+    routine: Routine, letter: str, transa: str, transb: str, m: int, n: int, k: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
     beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
     """**Collective.** sub(C) := alpha op(sub(A)) op(sub(B)) + beta sub(C).
 
     Raises:
@@ -66,22 +50,11 @@ def pxgemm(
 
 
 def pxgeadd(
-    routine: Routine,
-    letter: str,
-    trans: str,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
+    routine: Routine, letter: str, trans: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
     beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)).
 
     Raises:
@@ -93,23 +66,11 @@ def pxgeadd(
 
 
 def pxtradd(
-    routine: Routine,
-    letter: str,
-    uplo: str,
-    trans: str,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
+    routine: Routine, letter: str, uplo: str, trans: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
     beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)) in one trapezoid of sub(C); the rest is not touched.
 
     Raises:
@@ -121,21 +82,11 @@ def pxtradd(
 
 
 def pxtran(
-    routine: Routine,
-    letter: str,
-    m: int,
-    n: int,
-    alpha: complex,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
+    routine: Routine, letter: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
     beta: complex,
-    c: Array,
-    ic: int,
-    jc: int,
-    descc: Desc,
-) -> None:
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)), op(X) = X^T (p?tran, p?tranu) or X^H (p?tranc).
 
     Raises:

@@ -75,16 +75,10 @@ class Local:
 def checked_part(
     runtime: Runtime, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, int], lld: int, *, written: bool
 ) -> Array:
-    """This rank's part of a matrix, in the caller's array (local).
+    """This rank's part of a matrix, a view of the caller's array (local).
 
-    Args:
-        runtime: of the grid (global).
-        name: of the argument, for the message.
-        value: the caller's argument (local).
-        dtype: required (global).
-        shape: rows and columns of the part (local).
-        lld: leading dimension, elements (local); for one dimension only.
-        written: whether results are written to it (global): then it must be writable, and no two elements may overlap.
+    `lld` is the leading dimension of an array of one dimension, in elements. An array that is `written` must be
+    writable, and its elements must not overlap.
 
     Raises:
         ArgumentError: not an array, wrong dtype or memory, too small, or not writable.
@@ -137,12 +131,9 @@ def overlaps_itself(part: Array) -> bool:
 
 
 def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
-    """The leading rows and columns of a local array, without a copy; None if it has not that many.
+    """The leading rows and columns of a local array, without a copy; None if it does not have that many.
 
-    Args:
-        array: of two dimensions, with strides of its own; or of one: columns that begin lld apart (local).
-        shape: rows and columns (local).
-        lld: leading dimension, elements (local); for one dimension only.
+    The array has two dimensions, or one: columns that begin `lld` elements apart.
 
     >>> import numpy as np
     >>> cut(np.arange(12.0), (2, 3), 4).tolist()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.errors import PblasArgumentError, WorkspaceError
-from pblas.execute.redistribution.transfer import Movement, SourceMatrix
+from pblas.errors import PblasArgumentError
+from pblas.execute.redistribution.redistribution import Moved, RunRelayout
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
+from pblas.operations.planned import PlannedOperation
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import Entries
@@ -17,8 +18,6 @@ from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
 from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand, Routine
@@ -26,24 +25,15 @@ if TYPE_CHECKING:
 Desc = Sequence[int]
 
 _OUTSIDER = 1 << 60
-"""The digest of a process that does not have parts of both matrices; greater than all digests."""
+"""The digest of a process that is outside the grid of one of the matrices; greater than all other digests."""
 
 
 def pxgemr2d(
-    routine: Routine,
-    letter: str,
-    m: int,
-    n: int,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    b: Array,
-    ib: int,
-    jb: int,
-    descb: Desc,
+    routine: Routine, letter: str, m: int, n: int,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
     ictxt: int,
-) -> None:
+) -> None:  # fmt: skip
     """**Collective** over the grid of `ictxt`. sub(B) := sub(A), each on a grid of its own.
 
     Raises:
@@ -56,22 +46,11 @@ def pxgemr2d(
 
 
 def pxtrmr2d(
-    routine: Routine,
-    letter: str,
-    uplo: str,
-    diag: str,
-    m: int,
-    n: int,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    b: Array,
-    ib: int,
-    jb: int,
-    descb: Desc,
+    routine: Routine, letter: str, uplo: str, diag: str, m: int, n: int,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
     ictxt: int,
-) -> None:
+) -> None:  # fmt: skip
     """**Collective** over the grid of `ictxt`. sub(B) := sub(A) in one trapezoid, which ends in a corner of sub(A).
 
     Raises:
@@ -89,7 +68,7 @@ def pxtrmr2d(
 
 
 class _Relocation(Call):
-    """A call with two matrices on different grids; the ranks of the grid of ICTXT agree on it."""
+    """A call with two matrices on different grids. The ranks of a third grid, that of ICTXT, agree on it."""
 
     def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
@@ -140,10 +119,13 @@ class _Relocation(Call):
 
         def make() -> _Transfer:
             source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
-            return _Transfer(self.runtime, source, target, self.dtype, self._orders["A"], trapezoid)
+            plan = _Placements(source, target, self._orders["A"], trapezoid)
+            return _Transfer(plan, None, self.dtype, self.runtime)
 
-        x, z = (self.local(name) if name in self._grids else self._empty_part() for name in descriptions)
-        self.runtime.plans.get((*self.key, *descriptions.values()), make).run(self.verb, x, z)
+        arrays = self.runtime.backend.arrays
+        nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
+        x, z = (self.local(name) if name in self._grids else nothing for name in descriptions)
+        self.runtime.plans.get((*self.key, *descriptions.values()), make).run(_Arrays(self.verb, x, z))
         if "B" in self._grids:
             self.deliver()
 
@@ -180,98 +162,60 @@ class _Relocation(Call):
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
 
-    def _empty_part(self) -> Array:
-        """The empty part of a matrix on a process outside its grid."""
-        arrays = self.runtime.backend.arrays
-        part: Array = arrays.array(arrays.empty(1), (0, 0), self.dtype)
-        return part
-
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
-    """Placement of the m x n elements from the corner on."""
+    """Placement of the m x n submatrix that a description from `_describe` begins."""
     values, grid, ranks, i, j = described
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
     return Placement.of(whole, ranks).part(*part)
 
 
-class _Transfer:
-    """**Collective.** The movement of one call, and its memory.
+class _Placements(NamedTuple):
+    """The plan of a transfer: placements of sub(A) and sub(B), storage order of A, and the elements that move."""
 
-    Args:
-        runtime: of the grid of ICTXT (global).
-        source: placement of sub(A) (global).
-        target: placement of sub(B) (global).
-        dtype: of both (global).
-        order: of the local arrays of A (global).
-        trapezoid: the elements that move; None for all (global).
-    """
+    source: Placement
+    target: Placement
+    order: Literal["F", "C"]
+    trapezoid: Trapezoid | None
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        source: Placement,
-        target: Placement,
-        dtype: np.dtype[Any],
-        order: Literal["F", "C"],
-        trapezoid: Trapezoid | None,
-    ) -> None:
-        self._runtime, self._what = runtime, (source, target, dtype, order, trapezoid)
-        self._prepare()
 
-    def _prepare(self) -> None:
-        """**Collective.** Build source and movement; fall back to messages if shared memory does not suffice."""
-        source, target, dtype, order, trapezoid = self._what
-        try:
-            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
-        except WorkspaceError:
-            if not self._runtime.give_up_shared_memory():
-                raise
-            source_matrix = SourceMatrix(self._runtime.backend, source, dtype, order)
-        self._shared = self._runtime.backend.shared
-        self._movement: Movement | None = Movement(source_matrix, target, trapezoid=trapezoid)
+class _Arrays(NamedTuple):
+    """One execution of a transfer: the routine's name (global), and this rank's parts of sub(A) and sub(B) (local)."""
 
-    def run(self, verb: str, x: Array, z: Array) -> None:
-        """**Collective.** z := x, each this rank's part."""
-        runtime = self._runtime
-        try:
-            if self._shared != runtime.backend.shared:  # the context has given up shared memory since
-                self._prepare()
-            in_place = self._publish(verb, x)
-        except WorkspaceError:
-            if not runtime.give_up_shared_memory():
-                raise
-            self._prepare()
-            in_place = self._publish(verb, x)
-        movement = self._movement
-        assert movement is not None, "it is not closed"
-        with runtime.collective_section(verb):
-            movement.begin()
-            movement.finish(z)
-            runtime.backend.arrays.settle()
-        movement.home.release()
-        if in_place and runtime.backend.shared:
-            runtime.agree(f"end of {verb}", {})
+    verb: str
+    source: Array
+    out: Array
 
-    def _publish(self, verb: str, x: Array) -> bool:
-        """**Collective.** Publish x, or a copy that peers can read; whether peers read any rank's x in place.
 
-        Peers may read a copy until the agreement of the next call; it is not overwritten before.
-        """
-        assert self._movement is not None, "it is not closed"
-        source_matrix = self._movement.home
-        self._runtime.backend.arrays.begin()
-        unstaged = source_matrix.publish(x)
-        in_place = x.size > 0 and not source_matrix.staged
-        first, read = self._runtime.agree(verb, {}, None, (int(unstaged), int(in_place)))
-        if first:
-            source_matrix.stage()
-            self._runtime.agree(f"{verb}: staged", {})
-        return bool(read)
+class _Transfer(PlannedOperation[_Arrays]):
+    """The planned transfer of one call between two grids: sub(B) := sub(A)."""
 
-    def close(self) -> None:
-        """Drop the memory (local)."""
-        self._movement = None
+    noun = "transfer"
+    plan: _Placements
+    _executor: RunRelayout | None = None
+
+    def _build(self, runtime: Runtime) -> RunRelayout:
+        source, target, order, trapezoid = self.plan
+        return RunRelayout(runtime.backend, source, target, self._dtype, order, trapezoid)
+
+    def _checked(self, runtime: Runtime, execution: _Arrays) -> _Arrays:
+        runtime.backend.arrays.begin()
+        return execution
+
+    def _verb(self, execution: _Arrays) -> str:
+        return execution.verb
+
+    def _operands(self, execution: _Arrays, result: Array) -> Moved:
+        return Moved(execution.source, result)
+
+    def __repr__(self) -> str:
+        return f"<planned {self.noun}: {self.plan}>"
+
+    def _lends(self) -> bool:
+        """Peers may read a copy until the agreement of the next call, before which it is not overwritten."""
+        assert self._executor is not None, "it has published"
+        return self._executor.reads_in_place
 
 
 psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", routines.GEMR2D, pxgemr2d)

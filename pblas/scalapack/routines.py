@@ -28,8 +28,8 @@ _TEXTS = {
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
 _TWO_GRIDS = {
-    "X": "array that holds this rank's part of {X}{in_place}; not looked at outside {X}'s grid (local)",
-    "DESCX": "descriptor of {X}; outside {X}'s grid its CTXT is -1, and the rest is not looked at (local)",
+    "X": "array that holds this rank's part of {X}{in_place}; ignored outside {X}'s grid (local)",
+    "DESCX": "descriptor of {X}; outside {X}'s grid its CTXT is -1, and the rest is ignored (local)",
     "ICTXT": "handle of a grid that has all processes of both grids; all of its processes call (local)",
 }
 _ONE_ELEMENT = {"IX": "row, from 1 (global)", "JX": "column, from 1 (global)"}
@@ -156,7 +156,7 @@ ELGET = _routine(
     "SCOPE TOP VALUE A",
     {
         "SCOPE": '"R": its process row, "C": its process column, "A": all, " ": the owner (global)',
-        "TOP": "not looked at; BLACS's topology of the broadcast",
+        "TOP": "ignored; BLACS's topology of the broadcast",
         **_ONE_ELEMENT,
     },
     A="1 1",

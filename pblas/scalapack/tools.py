@@ -6,12 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import TYPES, Call
+from pblas.scalapack.arguments import TYPES, Call, checked_number
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.local_arrays import checked_part
@@ -49,10 +47,8 @@ def indxg2l(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
 
     Args:
         indxglob: index (global).
-        nb: block size (global).
-        iproc: not looked at, as in ScaLAPACK.
-        isrcproc: not looked at.
-        nprocs: processes along the dimension (global).
+        nb, nprocs: see `numroc` (global).
+        iproc, isrcproc: ignored, as in ScaLAPACK.
 
     Source: ScaLAPACK TOOLS, indxg2l.
 
@@ -69,10 +65,8 @@ def indxg2p(indxglob: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> i
 
     Args:
         indxglob: index (global).
-        nb: block size (global).
-        iproc: not looked at, as in ScaLAPACK.
-        isrcproc: coordinate that owns the first element (global).
-        nprocs: processes along the dimension (global).
+        iproc: ignored, as in ScaLAPACK.
+        nb, isrcproc, nprocs: see `numroc` (global).
 
     Source: ScaLAPACK TOOLS, indxg2p.
 
@@ -89,10 +83,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> in
 
     Args:
         indxloc: index (local).
-        nb: block size (global).
-        iproc: process coordinate (local).
-        isrcproc: coordinate that owns the first element (global).
-        nprocs: processes along the dimension (global).
+        nb, iproc, isrcproc, nprocs: see `numroc`.
 
     Source: ScaLAPACK TOOLS, indxl2g.
 
@@ -109,20 +100,17 @@ def infog2l(
     """Owner of the element (grindx, gcindx), and the local start of a submatrix that begins there.
 
     Args:
-        grindx: row, from 1 (global).
-        gcindx: column, from 1 (global).
+        grindx, gcindx: row and column, from 1 (global).
         desc: descriptor of 9 or 11 integers (global).
-        nprow: process rows (global).
-        npcol: process columns (global).
-        myrow: this process's row (local).
-        mycol: this process's column (local).
+        nprow, npcol: process rows and columns (global).
+        myrow, mycol: this process's row and column (local).
 
     Returns:
         (lrindx, lcindx, rsrc, csrc): local indices from 1 of the first row and column at or after the element, and
         the coordinates of its owner.
 
     Raises:
-        PblasArgumentError: no descriptor (local).
+        PblasArgumentError: desc is no descriptor, or an index is less than 1 (local).
 
     Source: ScaLAPACK TOOLS, infog2l.
 
@@ -162,17 +150,16 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
         checked_integer(verb, name, value, position, 1, size)
     dtype, shape, lld = TYPES[letter], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+    position = 1
     try:
         part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
+        position = 5
+        element = checked_number("ALPHA", alpha, dtype)
     except ArgumentError as caught:
-        raise PblasArgumentError(f"{verb}: {caught}", -1) from None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float | complex | np.number):
-        raise PblasArgumentError(f"{verb}: ALPHA must be a number, got {alpha!r}", -5)
-    if dtype.kind != "c" and alpha.imag != 0:
-        raise PblasArgumentError(f"{verb}: ALPHA must be real, got {alpha!r}", -5)
+        raise PblasArgumentError(f"{verb}: {caught}", -position) from None
     local_index = _local_index(desc, ia - 1, ja - 1, grid)
     if local_index is not None:
-        part[local_index] = alpha if dtype.kind == "c" else alpha.real
+        part[local_index] = element
 
 
 def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
@@ -203,20 +190,10 @@ def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: i
 
 
 def pxlaprnt(
-    routine: Routine,
-    letter: str,
-    m: int,
-    n: int,
-    a: Array,
-    ia: int,
-    ja: int,
-    desca: Desc,
-    irprnt: int,
-    icprnt: int,
-    cmatnm: str,
-    nout: int | IO[str] = 6,
-    work: None = None,
-) -> None:
+    routine: Routine, letter: str, m: int, n: int,
+    a: Array, ia: int, ja: int, desca: Desc,
+    irprnt: int, icprnt: int, cmatnm: str, nout: int | IO[str] = 6, work: None = None,
+) -> None:  # fmt: skip
     """**Collective.** Print sub(A) on one process, column by column, one element a line with its name.
 
     Raises:
@@ -235,7 +212,7 @@ def pxlaprnt(
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
-    """Check that an argument is at least `least`; the index maps check arrays."""
+    """Raise PblasArgumentError if a number is less than `least`; the index maps check arrays themselves."""
     if not getattr(value, "ndim", 0):
         checked_integer(verb, name, value, 1, least)
 
@@ -249,7 +226,7 @@ def _number(value: Any) -> str:
 
 
 def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
-    """(i_loc, j_loc) of an element if this process has it, also as one of several replicas (local)."""
+    """(i_loc, j_loc) of an element that this process has, alone or as one of several replicas; else None (local)."""
     coordinates = grid.grid.coordinates(grid.runtime.rank)
     for split, g, p in ((desc.rows, i, coordinates[0]), (desc.columns, j, coordinates[1])):
         if not split.is_replicated and split.owner(g) != p:

@@ -24,18 +24,18 @@ def of_types(
     >>> psgeadd(2), pdgeadd.__name__
     ('ssgeadd', 'pdgeadd')
     """
-    return tuple(_of_type(letter, routine, body) for letter in letters)
-
-
-def _of_type(letter: str, routine: Routine, body: Callable[Concatenate[Routine, str, P], R]) -> Callable[P, R]:
-    def typed(*args: P.args, **kwargs: P.kwargs) -> R:
-        return body(routine, letter, *args, **kwargs)
-
-    shown: Any = typed
-    shown.__name__ = shown.__qualname__ = f"p{letter}{routine.name}"
-    shown.__module__ = body.__module__
     first, *others = (inspect.getdoc(body) or "").split("\n\n")
-    shown.__doc__ = "\n\n".join((first, routine.described(), *others))
     signature = inspect.signature(body)
-    shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[2:])
-    return typed
+
+    def of_type(letter: str) -> Callable[P, R]:
+        def typed(*args: P.args, **kwargs: P.kwargs) -> R:
+            return body(routine, letter, *args, **kwargs)
+
+        shown: Any = typed
+        shown.__name__ = shown.__qualname__ = f"p{letter}{routine.name}"
+        shown.__module__ = body.__module__
+        shown.__doc__ = "\n\n".join((first, routine.described(), *others))
+        shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[2:])
+        return typed
+
+    return tuple(map(of_type, letters))

@@ -68,7 +68,12 @@ class Activation:
             )
         self.columns = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""
-        self._check_bias(bias, columns)
+        shape = (columns,) if bias is None else tuple(getattr(bias, "shape", (columns,)))
+        if shape != (columns,) or not (bias is None or has_memory(bias)):
+            got = f"shape {shape}" if has_memory(bias) else type(bias).__name__
+            raise errors.ArgumentError(
+                f"{caller.verb}: bias must be an array of shape {(columns,)} on rank {caller.runtime.rank}, got {got}"
+            )
         first: Any = None if bias is None else Epilogue("bias", bias=bias)
         last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
@@ -98,26 +103,8 @@ class Activation:
             for name, value in sorted(operands.items()):
                 caller.call_args[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
 
-    def _check_bias(self, bias: Any, columns: int) -> None:
-        """Raise ArgumentError unless a bias has one element for each column, if there is one (local)."""
-        if bias is None:
-            return
-        expected, is_array_ = (columns,), has_memory(bias)
-        shape = tuple(getattr(bias, "shape", expected))
-        if not is_array_ or shape != expected:
-            got = f"shape {shape}" if is_array_ else type(bias).__name__
-            raise errors.ArgumentError(
-                f"{self._caller.verb}: bias must be an array of shape {expected} on rank {self._caller.runtime.rank}, "
-                f"got {got}"
-            )
-
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
-        """The epilogue to fuse into the product, and the remaining steps, for `run` (local).
-
-        Args:
-            z: receives the product with its bias (local).
-            y: the result; may be z (local).
-        """
+        """The epilogue to fuse into the product z, and the steps from z to the result y, for `run` (local)."""
         steps = list(self._steps(z, y))
         if not steps or steps[0][-1] is not z:
             return None, steps
@@ -142,11 +129,7 @@ class Activation:
 
 
 def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
-    """The epilogue with its arrays of y's shape as matrices: all axes but the last become rows (local).
-
-    Raises:
-        ArgumentError: arrays that have other axes.
-    """
+    """The epilogue with its arrays of y's shape as matrices: all axes but the last become rows (local)."""
     if not caller.batch or not isinstance(epilogue, Epilogue):
         return epilogue
     operands = dict(epilogue.operands)

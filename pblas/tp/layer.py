@@ -21,17 +21,12 @@ if TYPE_CHECKING:
     from pblas.context import Context
     from pblas.tp.linear import Gradients
 
-_LAYERS = {"allgather": GATHER, "reduce_scatter": SCATTER, "allreduce": REDUCE}
-_FORWARD = {
-    "allgather": linear.allgather_linear,
-    "reduce_scatter": linear.linear_reduce_scatter,
-    "allreduce": linear.linear_allreduce,
+_KINDS = {
+    "allgather": (GATHER, linear.allgather_linear, linear.allgather_linear_backward),
+    "reduce_scatter": (SCATTER, linear.linear_reduce_scatter, linear.linear_reduce_scatter_backward),
+    "allreduce": (REDUCE, linear.linear_allreduce, linear.linear_allreduce_backward),
 }
-_BACKWARD = {
-    "allgather": linear.allgather_linear_backward,
-    "reduce_scatter": linear.linear_reduce_scatter_backward,
-    "allreduce": linear.linear_allreduce_backward,
-}
+"""By name: how the layer is distributed, its function, and the function of its gradients."""
 
 
 class Linear:
@@ -90,19 +85,15 @@ class Linear:
         ctx: Context | None = None,
     ) -> None:
         self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
-        self._options: dict[str, Any] = {
-            "features": features,
-            "tf32": tf32,
-            "autotune": autotune,
-            "wire_dtype": wire_dtype,
-        }
+        self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
-        is_kind = isinstance(kind_value, str) and kind_value in _LAYERS
-        caller = Caller(_LAYERS[kind] if is_kind else GATHER, "Linear", ctx, weight, None)
+        is_kind = isinstance(kind_value, str) and kind_value in _KINDS
+        self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]
+        caller = Caller(self._layer, "Linear", ctx, weight, None)
         self._ctx = caller.ctx
         with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
             if not is_kind:
-                raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_LAYERS)}, got {kind!r}")
+                raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
             if max_tokens is not None:
                 self.max_tokens = checked_int("Linear", "max_tokens", max_tokens, 1)
             training = checked_flag("Linear", "training", training)
@@ -138,11 +129,11 @@ class Linear:
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; also as in that function.
         """
-        caller = Caller(_LAYERS[self.kind], "Linear", self._ctx, x, stream)
+        caller = Caller(self._layer, "Linear", self._ctx, x, stream)
         with caller.checking():
             options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
         options |= {"out": out, "aux": aux, "stream": stream}
-        return _FORWARD[self.kind](x, self.weight, self.bias, epilogue, **options)
+        return self._forward(x, self.weight, self.bias, epilogue, **options)
 
     def backward(
         self,
@@ -160,10 +151,10 @@ class Linear:
         Raises:
             as `__call__`.
         """
-        with Caller(_LAYERS[self.kind], "Linear", self._ctx, dy, stream).checking():
+        with Caller(self._layer, "Linear", self._ctx, dy, stream).checking():
             options = self._checked(x, tokens)
         options |= {"aux": aux, "needs": needs, "dweight": dweight, "stream": stream}
-        return _BACKWARD[self.kind](dy, x, self.weight, self.epilogue, **options)
+        return self._backward(dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
         """Check the number of tokens of a call; the options that it passes on."""
@@ -208,17 +199,13 @@ class Linear:
                 x = self._zeros(length if self.kind == "allgather" else tokens, features, weight)
                 epilogue = self._with_own_arrays(epilogue, rows)
                 dy = self._zeros(rows, outwards, weight) if training else None
-            except (
-                MemoryError,
-                ValueError,
-                RuntimeError,
-            ) as caught:  # ValueError: NumPy, too many elements; RuntimeError: torch
+            except (MemoryError, ValueError, RuntimeError) as caught:  # ValueError: NumPy; RuntimeError: torch
                 problem = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
                 raise errors.WorkspaceError(problem) from None
         runtime.agree("Linear: reserve", {})
-        _FORWARD[self.kind](x, weight, detached(bias), epilogue, **options)
+        self._forward(x, weight, detached(bias), epilogue, **options)
         if training:  # the gradient of an epilogue needs no workspace
-            _BACKWARD[self.kind](dy, x, weight, needs=(True, True, self.bias is not None), **options)
+            self._backward(dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
     def _with_own_arrays(self, epilogue: Any, tokens: int) -> Any:
         """The epilogue with new arrays for this many tokens, since a call may store sums into them (local)."""

@@ -20,7 +20,7 @@ from pblas import errors
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
-from pblas.tp.products import Caller, Options, rows
+from pblas.tp.products import Caller, Options, Product, rows
 
 if TYPE_CHECKING:
     from pblas.context import Context
@@ -285,7 +285,7 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
         if aux is not None or activation.is_gated:
             z_rows = rows(caller.target("aux", shape, dtype, aux).array)
     epilogue, steps = activation.split(z_rows, y_rows)
-    caller.run("y", shards["x"], shards["w"], z_rows, epilogue=epilogue)
+    caller.run(Product("y", shards["x"], shards["w"], z_rows, epilogue))
     activation.run(steps)
     return y.result
 
@@ -314,9 +314,9 @@ def _backward(
     if dx is dw is None:
         caller.agree()
     if dx is not None:
-        caller.run("x", y, w, rows(dx.array))
+        caller.run(Product("x", y, w, rows(dx.array)))
     if dw is not None:
-        caller.run("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0)
+        caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
     if db is not None:
         whole = caller.gathered.get("y")
         runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)

@@ -29,7 +29,7 @@ Matrix = Literal["x", "w", "y"]
 Trans = Literal["N", "T"]
 Shape = tuple[int, ...]
 
-AXES: Mapping[Matrix, str] = MappingProxyType({"x": "TI", "w": "OI", "y": "TO"})
+AXES: Mapping[Matrix, tuple[str, str]] = MappingProxyType({"x": ("T", "I"), "w": ("O", "I"), "y": ("T", "O")})
 """Axes of the rows and columns of each matrix."""
 PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
     {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
@@ -85,10 +85,8 @@ class Layer:
     def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """The numbers of tokens and features of all ranks, from the shapes of this rank's shards.
 
-        Args:
-            shapes: of this rank's shards; together they have all axes; batch axes are ignored (local).
-            known: lengths of axes that are cut; if an axis is missing, all ranks have equally much of it (global).
-            nprocs: ranks (global).
+        Together the shards have all axes. `known` has lengths of axes that are cut; of other axes that are cut, all
+        ranks have equally much.
 
         Raises:
             ArgumentError: lengths that differ.
@@ -101,22 +99,10 @@ class Layer:
         sizes: dict[str, int] = {}
         for axis, n, is_cut in sorted(lengths, key=lambda entry: entry[2]):  # stable: whole axes come first
             if not is_cut and sizes.setdefault(axis, n) != n:
-                raise errors.ArgumentError(
-                    f"{_listed(shapes)} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree"
-                )
+                listed = " and ".join(f"{argument_name(z)} ({text(shape)})" for z, shape in shapes.items())
+                raise errors.ArgumentError(f"{listed} have {sizes[axis]} and {n} {WORDS[axis]}; make them agree")
             sizes.setdefault(axis, known.get(axis, n * nprocs))
         return sizes
-
-    def check(self, matrix: Matrix, shape: Shape, expected: Shape, sizes: Mapping[str, int], rank: int) -> None:
-        """Raise ArgumentError unless a rank's shard of a matrix has the expected shape (local)."""
-        if shape != expected:
-            cut = self.cut(matrix)
-            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
-            raise errors.ArgumentError(
-                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected)}"
-                f"{share}; tokens= or features= say how many there are in all where shards differ, "
-                f"tp.local_shard() which a rank has"
-            )
 
 
 @lru_cache(1024)
@@ -131,12 +117,19 @@ def checked_sizes(
     """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes.
 
     Raises:
-        ArgumentError: as `Layer.sizes` and `Layer.check`.
+        ArgumentError: as `Layer.sizes`; a rank's shard of another shape than its share of these sizes.
     """
     sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:
-        layer.check(matrix, shape, expected[matrix], sizes, rank)
+        if shape != expected[matrix]:
+            cut = layer.cut(matrix)
+            share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
+            raise errors.ArgumentError(
+                f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected[matrix])}"
+                f"{share}; tokens= or features= say how many there are in all where shards differ, "
+                f"tp.local_shard() which a rank has"
+            )
     return MappingProxyType(sizes)
 
 
@@ -161,8 +154,7 @@ def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape
     sizes, nbatch = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
     descs: dict[Matrix, MatrixDescriptor] = {}
     shapes: dict[Matrix, Shape] = {}
-    for matrix, axes in AXES.items():
-        first, last = axes[0], axes[1]
+    for matrix, (first, last) in AXES.items():
         m, n = (
             _length(local_shard(sizes[axis], rank, nprocs)) if axis == layer.cut(matrix) else sizes[axis]
             for axis in (first, last)
@@ -185,10 +177,6 @@ def text(shape: Shape) -> str:
     return " x ".join(map(str, shape))
 
 
-def _listed(shapes: Mapping[Matrix, Shape]) -> str:
-    return " and ".join(f"{argument_name(matrix)} ({text(shape)})" for matrix, shape in shapes.items())
-
-
 GATHER = Layer("allgather_linear", "T", "O", "O")
 SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
 REDUCE = Layer("linear_allreduce", "I", "I", "")
@@ -199,10 +187,6 @@ ALONE = Layer("partial product", "", "", "")
 @lru_cache
 def communicated(layer: Layer, target: Matrix) -> Matrix | None:
     """The matrix that is communicated for a product: the operand to gather, or the result to reduce; None for neither.
-
-    Args:
-        layer: one of the four (global).
-        target: a key of `PRODUCTS` (global).
 
     >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
     [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]

@@ -22,6 +22,7 @@ from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
+from pblas.operations.multiplication.base import Execution
 from pblas.plans.collective import APART_NBYTES, choose
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 from pblas.tp.default import default_context
@@ -42,11 +43,6 @@ class Options(NamedTuple):
 
     Args:
         lengths: of the axes that are cut, over all ranks; None if all ranks have equally much (global).
-        tf32: whether float32 is multiplied in TF32 (global).
-        autotune: whether algorithms are measured (global).
-        wire_dtype: dtype in which partial products travel (global).
-        ctx: the ranks (global).
-        stream: on which to run (local).
     """
 
     lengths: Mapping[str, int | None]
@@ -57,11 +53,11 @@ class Options(NamedTuple):
     stream: Any
 
 
-class _Product(NamedTuple):
-    """One product of a call.
+class Product(NamedTuple):
+    """One product of a call: a matrix of the layer, or the gradient by it.
 
     Args:
-        target: a key of `PRODUCTS` (global).
+        target: the matrix, a key of `PRODUCTS` (global).
         a: this rank's shard of the left operand (local).
         b: this rank's shard of the right operand (local).
         d: receives this rank's shard of the product (local).
@@ -73,18 +69,18 @@ class _Product(NamedTuple):
     a: Array
     b: Array
     d: Array
-    epilogue: Epilogue | None
-    beta: float
+    epilogue: Epilogue | None = None
+    beta: float = 0.0
 
 
 class Caller:
-    """One call of a function of `pblas.tp`: its ranks, its stream, and checks of its arrays.
+    """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
     Args:
-        layer: whose product or gradient is computed (global).
+        layer: the layer whose product or gradient is computed (global).
         verb: name of the call, for messages (global).
         ctx: the ranks; None for `default_context` (global).
-        like: the first operand, which determines library, dtype and current stream (local).
+        like: the first operand; new arrays and the current stream are those of its library (local).
         stream: to run on; None for the library's current one (local).
     """
 
@@ -96,7 +92,7 @@ class Caller:
         runtime.check_open(verb)
         self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
         self.call_args: dict[str, Any] = {}
-        """Further arguments that must be equal on all ranks, besides sizes and options (global)."""
+        """Arguments that must be equal on all ranks, besides sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices that have been gathered on every rank (global)."""
         self.batch: Shape = ()
@@ -123,7 +119,7 @@ class Caller:
         return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
-        """The same error with the function's name before its text."""
+        """The same error, with the function's name before its text."""
         text = str(error)
         return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
 
@@ -135,13 +131,9 @@ class Caller:
         self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
-        """A caller's array as one of the backend's, on the same memory, such that `rows` needs no copy (local).
+        """A caller's array as an array of the backend, on the same memory, for which `rows` needs no copy (local).
 
-        Args:
-            name: for messages (global).
-            x: the caller's (local).
-            tokens: whether the first axis are tokens; then batch axes may follow, the same in all such arrays of the
-                call (global).
+        With `tokens`, the first axis counts tokens and batch axes may follow it, the same in all such arrays of a call.
 
         Raises:
             ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
@@ -162,26 +154,17 @@ class Caller:
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
                 f"{array.strides}; pass a contiguous copy"
             )
-        if tokens:
-            self._check_batch(name, tuple(array.shape))
-        return array
-
-    def _check_batch(self, name: str, shape: Shape) -> None:
-        """Raise ArgumentError unless an array has the same batch axes as the first array of the call."""
-        if not self._batch_of:
-            self.batch, self._batch_of = shape[1:-1], name
-        elif shape[1:-1] != self.batch:
+        if tokens and not self._batch_of:
+            self.batch, self._batch_of = tuple(array.shape[1:-1]), name
+        if tokens and tuple(array.shape[1:-1]) != self.batch:
             raise errors.ArgumentError(
-                f"{name} is {text(shape)}: between its first axis and its last it must have the axes "
+                f"{name} is {text(array.shape)}: between its first axis and its last it must have the axes "
                 f"{self.batch}, as {self._batch_of} has"
             )
+        return array
 
     def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as matrices; sets `sizes` and `dtype` (local).
-
-        Args:
-            arrays: shards of one dtype; together they have all axes (local).
-            options: of the call (global, but for the stream).
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes` and `dtype` (local).
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
@@ -210,11 +193,7 @@ class Caller:
         return {matrix: rows(array) for matrix, array in operands.items()}
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
-        """Check that the caller's array for a result shares no memory with other arrays of the caller (local).
-
-        Raises:
-            ArgumentError: it does; the text names the two arguments.
-        """
+        """Raise ArgumentError if the caller's array for a result shares memory with another array (local)."""
         if result is None:
             return
         shadow = self.runtime.backend.shadow
@@ -224,17 +203,10 @@ class Caller:
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
-        """Where a result goes (local).
-
-        Args:
-            name: of `out`, for messages (global).
-            shape: of the result (local).
-            dtype: of the result (global).
-            out: the caller's array; None for a new one (local).
-            tokens: see `array` (global).
+        """The memory of a result: the caller's array `out`, or a new array if that is None (local).
 
         Raises:
-            ArgumentError, DTypeError: an array that does not fit the result.
+            ArgumentError, DTypeError: as `array`; or `out` has another shape or dtype, or cannot be written.
         """
         backend = self.runtime.backend
         if out is None:
@@ -245,7 +217,7 @@ class Caller:
             raise errors.ArgumentError(
                 f"{name} must be an array that can be written in place, got {type(out).__name__}"
             )
-        if array.shape != shape or array.dtype != dtype:
+        if (array.shape, array.dtype) != (shape, dtype):
             got, expected = (f"{text(n)} {kind.name}" for n, kind in ((array.shape, array.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
         if not getattr(array.flags, "writeable", True):
@@ -255,14 +227,10 @@ class Caller:
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
         """Whether each rank multiplies alone, with a collective before or after it, instead of a distributed plan.
 
-        This is faster if little or nothing is communicated. On GPUs it is done for `REDUCE` only: the reduction kernel
-        applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a barrier of all
-        GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one for each rank.
-        Partial sums that a collective would round first are left to the plan.
-
-        Args:
-            travels: see `communicated` (global).
-            target: a key of `PRODUCTS` (global).
+        This is faster if `travels`, the communicated matrix, is small or None. On GPUs only `REDUCE` does it: the
+        reduction kernel applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a
+        barrier of all GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one
+        for each rank. A plan also takes partial products that a collective would round before it adds them.
         """
         backend = self.runtime.backend
         if backend.gpus != backend.push:
@@ -277,20 +245,9 @@ class Caller:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
-    def run(
-        self, target: Matrix, a: Array, b: Array, d: Array, *, epilogue: Epilogue | None = None, beta: float = 0.0
-    ) -> None:
-        """**Collective.** The product that is `target`, or the gradient by it.
-
-        Args:
-            target: a key of `PRODUCTS` (global).
-            a: this rank's shard of the left operand (local).
-            b: this rank's shard of the right operand (local).
-            d: receives this rank's shard of the product (local).
-            epilogue: with checked operands, or None (local).
-            beta: factor of the old d, which is added (global).
-        """
-        product = _Product(target, a, b, d, epilogue, beta)
+    def run(self, product: Product) -> None:
+        """**Collective.** Compute a product of the call."""
+        target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective adds partial products in the matrices' dtype, not in wire_dtype.
         rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
@@ -300,12 +257,12 @@ class Caller:
             with self.checking():
                 partial = self.target("product", d.shape, d.dtype).array
             self._run_planned(ALONE, product._replace(d=partial, epilogue=None))
-            self.ctx.allreduce(partial, d, epilogue=epilogue, stream=self.stream)
+            self.ctx.allreduce(partial, d, epilogue=product.epilogue, stream=self.stream)
         else:
             self._run_apart(travels, product)
 
-    def _run_apart(self, travels: Matrix | None, product: _Product) -> None:
-        """**Collective.** `run` on CPUs if `is_apart`; the collective also carries the agreement on the arguments."""
+    def _run_apart(self, travels: Matrix | None, product: Product) -> None:
+        """**Collective.** `run` on CPUs if `is_apart`; the agreement of the collective covers the call's arguments."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
         shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
@@ -348,12 +305,12 @@ class Caller:
         call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
 
-    def _run_planned(self, layer: Layer, product: _Product) -> None:
+    def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a plan, which is kept; a plan for `ALONE` does not use other ranks."""
-        target, a, b, d, epilogue, beta = product
+        a, epilogue = product.a, product.epilogue
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
-        key = (layer.name, target, *axes, self.batch, a.dtype, beta, *self._options.values())
+        key = (layer.name, product.target, *axes, self.batch, a.dtype, product.beta, *self._options.values())
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -366,9 +323,7 @@ class Caller:
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             return _Planned(self.runtime, descs, product, self._options)
 
-        planned = self.runtime.products.get(key, plan)
-        operands = None if epilogue is None else CheckedOperands(epilogue.operands)
-        planned.run(self.runtime, (self.verb, call_args), (a, b, d), operands, self.stream)
+        self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream)
         self._is_agreed = True
 
 
@@ -395,37 +350,38 @@ def _has_uniform_rows(x: Array) -> bool:
 
 
 class _Planned:
-    """A planned product, with the descriptors that it was planned with."""
+    """**Collective.** A planned product, and the descriptors that it was planned with.
+
+    Args:
+        runtime: of the call's ranks (global).
+        descs: of the layer's matrices (global).
+        product: the first product; later products have arrays like it (local).
+        options: of the call (global).
+    """
 
     def __init__(
-        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: _Product, options: dict[str, Any]
+        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: Product, options: dict[str, Any]
     ) -> None:
         left, right, transa, transb = PRODUCTS[product.target]
+        self._runtime, self._adds = runtime, product.beta != 0
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
-        a, b, d = self._matrices(runtime, product.a, product.b, product.d)
-        self._adds = product.beta != 0
         self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
         options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
+        a, b, c, d = self._matrices(product)
         with runtime.backend.taking(self._workspace_slot):
-            self._product = plan_matmul(a, b, d if self._adds else None, out=d, **options)
+            self._product = plan_matmul(a, b, c, out=d, **options)
         self._product.forget_operands()
 
-    def _matrices(self, runtime: Runtime, *arrays: Array) -> list[DistMatrix]:
-        return [DistMatrix(desc, array, runtime) for desc, array in zip(self._descs, arrays, strict=True)]
+    def _matrices(self, product: Product) -> tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix]:
+        arrays = product.a, product.b, product.d
+        a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
+        return a, b, d if self._adds else None, d
 
-    def run(
-        self,
-        runtime: Runtime,
-        call: tuple[str, Callable[[], Mapping[str, Any]]],
-        arrays: tuple[Array, Array, Array],
-        operands: Mapping[str, Any] | None,
-        stream: Any,
-    ) -> None:
-        """**Collective.** The product of these arrays and its epilogue with these operands, as a part of `call`."""
-        left, right, out = self._matrices(runtime, *arrays)
-        old = out if self._adds else None
-        with runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.execute_within(call, left, right, old, out, operands, stream)
+    def run(self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any) -> None:
+        """**Collective.** A product like the first, as a part of the call `call`; see `Execution`."""
+        operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
+        with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
+            self._product.run(Execution(*self._matrices(product), operands, stream, call))
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

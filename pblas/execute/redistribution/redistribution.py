@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pblas.execute.redistribution.scaling import COPY
 from pblas.execute.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.redistribution.scaling import Put
-    from pblas.plans.redistribution import RedistributionPlan
+    from pblas.layouts.placement import Placement
+    from pblas.layouts.trapezoid import Trapezoid
 
 
 class Moved(NamedTuple):
@@ -25,21 +28,36 @@ class Moved(NamedTuple):
 
     source: Array
     target: Array
-    put: Put
+    put: Put = COPY
 
 
 class RunRelayout:
-    """Runs a RedistributionPlan on one rank."""
+    """**Collective.** Moves op(A), or a trapezoid of it, from the placement `source` to B under the placement `target`.
 
-    def __init__(self, plan: RedistributionPlan, backend: Any, dtype: np.dtype[Any]) -> None:
-        # If A is not read, B is moved to itself, and only B is read.
-        source, desc = plan.target, plan.b
-        if plan.reads_a:
-            source, desc = plan.source, plan.a if plan.trans == "N" else plan.a.T
-        self._home = SourceMatrix(backend, source, dtype, desc.order)
-        self._movement = Movement(self._home, plan.target, trapezoid=plan.trapezoid)
-        self.lends = plan.reads_a
+    `order` is the storage order of the local arrays of op(A). `reads_a` is false if alpha is 0: then B is moved to
+    itself, and only B is read.
+    """
+
+    def __init__(
+        self,
+        backend: HostRanks,
+        source: Placement,
+        target: Placement,
+        dtype: np.dtype[Any],
+        order: Literal["F", "C"],
+        trapezoid: Trapezoid | None = None,
+        *,
+        reads_a: bool = True,
+    ) -> None:
+        self._home = SourceMatrix(backend, source if reads_a else target, dtype, order)
+        self._movement = Movement(self._home, target, trapezoid=trapezoid)
+        self.lends = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether peers read this rank's published array itself, and not a copy (local)."""
+        return self._home.local.size > 0 and not self._home.staged
 
     @property
     def workspace_nbytes(self) -> int:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
 
-    _Kind = tuple[()] | tuple[np.dtype[Any]]  # of a number, of an array
-
 _ROW, _FULL = "row", "full"
 _KINDS = {"weight": (_ROW,), "eps": (), "residual": (_FULL,)}
 """Array kinds of the operands of "rmsnorm"; `eps` is a number."""
@@ -37,31 +35,26 @@ class CheckedOperands(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """The epilogue of a product, applied to D before it is returned. Made by `checked`; `planned` readies it to run.
+    """The epilogue of a product: an elementwise function applied to D. Made by `checked`; `planned` readies it to run.
 
     Args:
         epilogue: the expression and its operands (global).
         dtype: of D (global).
         desc: of D (global).
-        kinds: of the operands that it was planned with, by name; empty before planning (global).
+        kinds: the name of the dtype of each operand with which it was planned, or "a number"; empty before planning
+            (global).
         shape: of this rank's part of D; None before planning (local).
     """
 
     epilogue: Epilogue
     dtype: np.dtype[Any]
     desc: MatrixDescriptor
-    kinds: Mapping[str, _Kind] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
     shape: tuple[int, int] | None = None
 
     @classmethod
     def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
-        """The caller's epilogue, checked.
-
-        Args:
-            verb: name of the call, for messages (global).
-            value: an expression, or an Epilogue with its operands (global).
-            dtype: of D (global).
-            desc: of D (global).
+        """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global).
 
         Raises:
             ArgumentError: not an epilogue, or one that D's dtype or layout does not allow.
@@ -77,12 +70,7 @@ class ProductEpilogue:
         return cls(epilogue, dtype, desc)
 
     def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
-        """The epilogue for a context; executions must bring operands of the same kinds (local).
-
-        Args:
-            verb: name of the call, for messages (global).
-            runtime: of the context (global).
-            out: where D goes, if that is known (local).
+        """The epilogue with checked operands, for a context; executions must bring operands of the same kinds (local).
 
         Raises:
             ArgumentError, DTypeError: as `operands`.
@@ -121,12 +109,7 @@ class ProductEpilogue:
         return tuple(places)
 
     def finish(self, operands: Mapping[str, Any], d: Array) -> Finish:
-        """The expression with its operands as arrays like D (local).
-
-        Args:
-            operands: from `operands` (local).
-            d: D (local).
-        """
+        """The expression with checked operands, their arrays broadcast to the shape of D (local)."""
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
 
@@ -143,10 +126,10 @@ class ProductEpilogue:
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
         if plan.transport != "push":
             return passes
-        call_args = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
-        if call_args is None:
+        fused = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
+        if fused is None:
             return passes
-        name, bias = call_args
+        name, bias = fused
         operand: Any = self.epilogue.operands[bias] if bias is not None else None
         is_row = not isinstance(operand, DistMatrix) and np.ndim(operand) == 1
         if bias is not None and (self.desc.order != "C" or not is_row):
@@ -156,13 +139,13 @@ class ProductEpilogue:
     def operands(
         self, verb: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
     ) -> CheckedOperands:
-        """Numbers, and arrays on this rank, by name (local).
+        """The checked operands on this rank: numbers and arrays, by name (local).
 
         Args:
             verb: name of the call, for messages (global).
             runtime: of the context (global).
             replacements: operands to use instead of the epilogue's own; None for its own (local).
-            out: where D goes, if that is known (local).
+            out: the array of D, which no operand may overlap; None if D is a new matrix (local).
 
         Raises:
             ArgumentError, DTypeError: an operand that does not fit D, on this rank.
@@ -185,21 +168,29 @@ class ProductEpilogue:
             what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
                 operands[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self.dtype)
-            else:
-                operands[name] = self._array(
-                    what, runtime, value, _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL)
-                )
-                self._check_place(
-                    what, runtime, operands[name], out, written=epilogue.is_rmsnorm and name == "residual"
-                )
+                continue
+            allowed = _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL)
+            x = operands[name] = self._array(what, runtime, value, allowed)
+            if epilogue.is_rmsnorm and name == "residual":
+                if x.dtype != self.dtype:
+                    raise errors.DTypeError(
+                        f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it"
+                    )
+                if not getattr(x.flags, "writeable", True):
+                    raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+            shadow = runtime.backend.shadow
+            if out is not None and out.size and shares_memory(shadow(x), shadow(out)):
+                raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
         kinds = _kinds(operands)
         if self.kinds and kinds != self.kinds:  # kernels are made when a product is planned
             name = next(name for name, kind in kinds.items() if kind != self.kinds[name])
-            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {_word(kinds[name])}"
-            raise errors.DTypeError(f"{what}, planned as {_word(self.kinds[name])}")
+            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {kinds[name]}"
+            raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}")
         if epilogue.is_rmsnorm:
             operands.setdefault("eps", 1e-6)
-            if runtime.backend.gpus and (self.desc.order != "C" or not _by_rows(operands.get("residual"))):
+            residual = operands.get("residual")
+            by_rows = residual is None or residual.shape[1] <= 1 or residual.strides[1] == residual.itemsize
+            if runtime.backend.gpus and (self.desc.order != "C" or not by_rows):
                 raise errors.ArgumentError(
                     f"{verb}: 'rmsnorm' needs contiguous rows on GPUs; give D, and a residual, order='C'"
                 )
@@ -229,30 +220,9 @@ class ProductEpilogue:
             raise errors.DTypeError(f"{what} is {array.dtype}, D is {self.dtype.name}; convert it")
         return array
 
-    def _check_place(self, what: str, runtime: Runtime, x: Array, out: Array | None, *, written: bool) -> None:
-        """Raise if an operand shares memory with D, or is a residual that cannot be written."""
-        shadow = runtime.backend.shadow
-        if written and x.dtype != self.dtype:
-            raise errors.DTypeError(f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it")
-        if written and not getattr(x.flags, "writeable", True):
-            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
-        if out is None or not out.size:
-            return
-        operand, d = shadow(x), shadow(out)
-        if shares_memory(operand, d):
-            raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
 
-
-def _by_rows(x: Array | None) -> bool:
-    return x is None or x.shape[1] <= 1 or x.strides[1] == x.itemsize
-
-
-def _kinds(operands: Mapping[str, Any]) -> dict[str, _Kind]:
-    return {name: (value.dtype,) if is_array(value) else () for name, value in operands.items()}
-
-
-def _word(kind: _Kind) -> str:
-    return kind[0].name if kind else "a number"
+def _kinds(operands: Mapping[str, Any]) -> dict[str, str]:
+    return {name: value.dtype.name if is_array(value) else "a number" for name, value in operands.items()}
 
 
 def _is_number(value: Any) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
-    from pblas.plans.plan import ProductPlan, Times, Topology
+    from pblas.plans.plan import ProductPlan, Topology
     from pblas.runtime.runtime import Runtime
     from pblas.runtime.timings import Measured
     from pblas.simulation.hardware import Hardware
@@ -30,25 +30,25 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, not checked yet."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet. pmatmul has none of those with a default."""
 
     verb: str
     a: Any
     b: Any
     c: Any
-    transa: Any = "N"
-    transb: Any = "N"
-    alpha: Any = 1.0
-    beta: Any = 0.0
-    out: Any = None
+    transa: Any
+    transb: Any
+    alpha: Any
+    beta: Any
+    out: Any
+    wire_dtype: Any
+    overlap: Any
+    chunks: Any
+    tf32: Any
+    strict: Any
+    epilogue: Any
     dtype: Any = None
-    wire_dtype: Any = None
-    overlap: Any = True
-    chunks: Any = None
-    tf32: Any = False
     autotune: Any = False
-    strict: Any = False
-    epilogue: Any = None
     nprocs: Any = None
     memory_nbytes: Any = None
     queue: Any = None
@@ -78,6 +78,15 @@ class ProductArguments(NamedTuple):
     verb: str
     transa: Trans
     transb: Trans
+    dtype: np.dtype[Any]
+    desc_a: MatrixDescriptor
+    desc_b: MatrixDescriptor
+    desc_c: MatrixDescriptor | None
+    desc_out: MatrixDescriptor | None
+    op_a: MatrixDescriptor
+    op_b: MatrixDescriptor
+    conj_views: tuple[bool, bool]
+    conj: tuple[bool, bool]
     overlap: bool
     tf32: bool
     autotune: bool
@@ -85,18 +94,9 @@ class ProductArguments(NamedTuple):
     chunks: int | None
     memory_nbytes: int | None
     queue: int | None
-    dtype: np.dtype[Any]
     wire: np.dtype[Any]
-    desc_a: MatrixDescriptor
-    desc_b: MatrixDescriptor
-    desc_c: MatrixDescriptor | None
-    desc_out: MatrixDescriptor | None
-    op_a: MatrixDescriptor
-    op_b: MatrixDescriptor
     alpha: complex
     beta: complex
-    conj_views: tuple[bool, bool]
-    conj: tuple[bool, bool]
     epilogue: str = ""
 
     @classmethod
@@ -107,76 +107,47 @@ class ProductArguments(NamedTuple):
             ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
-        overlap, tf32 = checked_flag(verb, "overlap", call.overlap), checked_flag(verb, "tf32", call.tf32)
-        autotune, strict = checked_flag(verb, "autotune", call.autotune), checked_flag(verb, "strict", call.strict)
-        for name, trans in (("transa", call.transa), ("transb", call.transb)):
-            if not isinstance(trans, str) or trans not in ("N", "T", "C"):
-                raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {trans!r}")
+        flags = ("overlap", "tf32", "autotune", "strict")
+        options: dict[str, Any] = {name: checked_flag(verb, name, getattr(call, name)) for name in flags}
+        transa, transb = checked_trans(verb, "transa", call.transa), checked_trans(verb, "transb", call.transb)
         _check_kinds(call)
-        chunks = _positive(verb, "chunks", call.chunks)
-        memory_nbytes = _positive(verb, "memory_nbytes", call.memory_nbytes)
-        queue = _checked_queue(verb, call.queue, overlap=overlap)
+        options |= {name: _positive(verb, name, getattr(call, name)) for name in ("chunks", "memory_nbytes")}
+        options["queue"] = _checked_queue(verb, call.queue, overlap=options["overlap"])
         dtype = _common_dtype(call)
-        wire = checked_wire(verb, call.wire_dtype, dtype)
+        options["wire"] = checked_wire(verb, call.wire_dtype, dtype)
+        options |= {name: checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta")}
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
-        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
-        beta = checked_scalar(verb, "beta", call.beta, dtype)
-        conj_views = isinstance(a, DistMatrix) and a.conj, isinstance(b, DistMatrix) and b.conj
+        conj_a, conj_b = (isinstance(x, DistMatrix) and x.conj for x in (a, b))
         is_complex = dtype.kind == "c"
         spec = cls(
-            verb=verb,
-            transa=call.transa,
-            transb=call.transb,
-            overlap=overlap,
-            tf32=tf32,
-            autotune=autotune,
-            strict=strict,
-            chunks=chunks,
-            memory_nbytes=memory_nbytes,
-            queue=queue,
-            dtype=dtype,
-            wire=wire,
-            desc_a=desc_a,
-            desc_b=desc_b,
-            desc_c=desc_c,
-            desc_out=desc_out,
-            op_a=desc_a if call.transa == "N" else desc_a.T,
-            op_b=desc_b if call.transb == "N" else desc_b.T,
-            alpha=alpha,
-            beta=beta,
-            conj_views=conj_views,
-            conj=(
-                is_complex and conj_views[0] != (call.transa == "C"),
-                is_complex and conj_views[1] != (call.transb == "C"),
-            ),
+            *(verb, transa, transb, dtype, desc_a, desc_b, desc_c, desc_out),
+            op_a=desc_a if transa == "N" else desc_a.T,
+            op_b=desc_b if transb == "N" else desc_b.T,
+            conj_views=(conj_a, conj_b),
+            conj=(is_complex and conj_a != (transa == "C"), is_complex and conj_b != (transb == "C")),
+            **options,
         )
-        spec._check_sizes()
-        if beta != 0 and c is None:
-            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
-        for name, x in (("C", c), ("out", out)):
-            if isinstance(x, DistMatrix) and x.conj:
-                raise errors.ArgumentError(
-                    f"{verb}: {name} is a conjugated view (.H), which cannot be written or added"
+        (m, k), (k_b, n) = spec.op_a.shape, spec.op_b.shape
+        if k != k_b:
+            raise errors.DescriptorError(
+                f"{verb}: A and B disagree on K: op(A) is {m} x {k} (transa={transa!r}), "
+                f"op(B) is {k_b} x {n} (transb={transb!r}); columns of op(A) must equal rows of op(B)"
+            )
+        for name, desc in (("C", desc_c), ("out", desc_out)):
+            if desc is not None and desc.shape != (m, n):
+                raise errors.DescriptorError(
+                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
                 )
+        if spec.beta != 0 and c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {spec.beta!r} but there is no C to scale; pass c=, or beta=0")
+        for name, x in (("C", c), ("out", out)):
+            check_not_conjugated(verb, name, x)
         return spec
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is multiplied: D = beta C, which may have no elements."""
         return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
-
-    def _check_sizes(self) -> None:
-        (m, k), (k_b, n) = self.op_a.shape, self.op_b.shape
-        if k != k_b:
-            raise errors.DescriptorError(
-                f"{self.verb}: A and B disagree on K: op(A) is {m} x {k} (transa={self.transa!r}), "
-                f"op(B) is {k_b} x {n} (transb={self.transb!r}); columns of op(A) must equal rows of op(B)"
-            )
-        for name, desc in (("C", self.desc_c), ("out", self.desc_out)):
-            if desc is not None and desc.shape != (m, n):
-                raise errors.DescriptorError(
-                    f"{self.verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
-                )
 
     def choose(
         self,
@@ -186,36 +157,29 @@ class ProductArguments(NamedTuple):
         hardware: Hardware | None = None,
         measured: Measured | None = None,
     ) -> ProductPlan:
-        """The plan for D under `d`, on this machine or on `hardware`, with a measured algorithm if there is one."""
+        """The plan for a D with descriptor `d`, on this machine or on `hardware`, by measured times if it has any."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
         if measured is not None:
-            options["known"] = lambda plan: self._times(measured, plan)
+            alone = not self.autotune  # without autotune, times without the epilogue are better than none
+            options["known"] = lambda plan: (
+                measured.times(self.key(plan)) or (measured.times(self.key(plan, alone=True)) if alone else ())
+            )
         try:
             return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, topology=topology, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
-    def _times(self, measured: Measured, plan: ProductPlan) -> Times:
-        """Measured times of a plan's algorithms; without autotune, else the times without the epilogue."""
-        times = measured.times(self.key(plan))
-        return times or (() if self.autotune else measured.times(self.key(plan, alone=True)))
-
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
-        """Key of the measured times of a plan's algorithms on a machine (global).
-
-        Args:
-            plan: of this product (global).
-            alone: without the epilogue (global).
-        """
-        queue = None if plan.queue is None else 0  # any: which algorithms are compared depends on it
+        """Key of the measured times of a plan's algorithms on a machine; `alone`: without the epilogue (global)."""
+        queue = None if plan.queue is None else 0  # the same key for all queues; without one, other algorithms compete
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
-        """Descriptor of D: that of out, else that of C, else the cheapest plan's."""
+        """Descriptor of D: of out if it is given, or of C; otherwise the descriptor with the cheapest plan."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
                 raise errors.DescriptorError(
@@ -229,64 +193,95 @@ class ProductArguments(NamedTuple):
         return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
     def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
-        """Storage orders of the operands as the plan sees them."""
+        """Storage orders of the operands, transposed if the plan is for D^T."""
         left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
         return Orders(right.order, result.order, left.order)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
-        call_args = {
-            "transa": self.transa,
-            "transb": self.transb,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "dtype": self.dtype.name,
-            "wire_dtype": self.wire.name,
-            "overlap": self.overlap,
-            "chunks": self.chunks,
-            "tf32": self.tf32,
-            "autotune": self.autotune,
-            "strict": self.strict,
-            "memory_nbytes": self.memory_nbytes,
-            "queue": self.queue,
-            "conjugated": self.conj_views,
-            "a": shared_descriptor(self.desc_a),
-            "b": shared_descriptor(self.desc_b),
-        }
-        for name, desc in (("c", self.desc_c), ("out", self.desc_out)):
-            call_args[name] = None if desc is None else shared_descriptor(desc)
-        return call_args
+        scalars = {name: getattr(self, name) for name in ("transa", "transb", "alpha", "beta")}
+        dtypes = {"dtype": self.dtype.name, "wire_dtype": self.wire.name}
+        names = ("overlap", "chunks", "tf32", "autotune", "strict", "memory_nbytes", "queue")
+        options = {name: getattr(self, name) for name in names}
+        matrices = {"a": self.desc_a, "b": self.desc_b, "c": self.desc_c, "out": self.desc_out}
+        descs = {name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()}
+        return {**scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
         """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
-        planned = (("A", a, self.desc_a), ("B", b, self.desc_b), ("C", c, self.desc_c or desc_d), ("out", out, desc_d))
-        for name, x, desc in planned:
-            if x is None and name in ("C", "out"):
-                continue
-            if not isinstance(x, DistMatrix):
-                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                raise errors.ArgumentError(
-                    f"execute: {name} belongs to another context; make all matrices with one context"
-                )
-            if x.dtype != self.dtype:
-                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
-            if x.desc is not desc and x.desc != desc and not _same_layout(x.desc, desc):
-                raise errors.DescriptorError(
-                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
-                )
-            if name in ("A", "B") and x.conj != self.conj_views[name == "B"]:
-                raise errors.ArgumentError(
-                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
-                )
-            if name in ("C", "out") and x.conj:
-                raise errors.ArgumentError(
-                    f"execute: {name} is a conjugated view (.H), which cannot be written or added"
-                )
+        for name, x, desc, conj in (
+            ("A", a, self.desc_a, self.conj_views[0]),
+            ("B", b, self.desc_b, self.conj_views[1]),
+        ):
+            check_like_planned(name, x, runtime, self.dtype, desc, remedy="make all matrices with one context")
+            check_conjugation(name, x, conj=conj)
+        for name, x, desc in (("C", c, self.desc_c or desc_d), ("out", out, desc_d)):
+            if x is not None:
+                check_like_planned(name, x, runtime, self.dtype, desc, remedy="make all matrices with one context")
+                check_not_conjugated("execute", name, x)
         if c is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
         if out is not None:
             check_overlap("execute", a, b, c, out)
+
+
+def check_like_planned(
+    name: str,
+    x: Any,
+    runtime: Runtime,
+    dtype: np.dtype[Any],
+    desc: MatrixDescriptor,
+    *,
+    remedy: str,
+    exact: bool = False,
+) -> None:
+    """Check that a matrix of an execution is one of this context, with the planned dtype and distribution (local).
+
+    Args:
+        name: of the argument, for messages (global).
+        x: the matrix (global).
+        runtime: of the plan's context (global).
+        dtype: that was planned (global).
+        desc: that was planned (global).
+        remedy: for a matrix of another context (global).
+        exact: ask for an equal descriptor, not only for an equal distribution and storage order (global).
+
+    Raises:
+        ArgumentError, DTypeError, DescriptorError: it is not.
+    """
+    if not isinstance(x, DistMatrix):
+        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+    if x.runtime is not runtime:
+        raise errors.ArgumentError(f"execute: {name} belongs to another context; {remedy}")
+    if x.dtype != dtype:
+        raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {dtype.name}; plan anew")
+    if x.desc is desc or x.desc == desc:
+        return
+    if exact or x.desc.order != desc.order or not x.desc.same_distribution(desc):
+        raise errors.DescriptorError(
+            f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+        )
+
+
+def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
+    """Raise ArgumentError unless a matrix of an execution is a conjugated view as planned, or none as planned."""
+    if x.conj != conj:
+        raise errors.ArgumentError(
+            f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+        )
+
+
+def check_not_conjugated(verb: str, name: str, x: Any) -> None:
+    """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
+    if isinstance(x, DistMatrix) and x.conj:
+        raise errors.ArgumentError(f"{verb}: {name} is a conjugated view (.H), which cannot be written or added")
+
+
+def checked_trans(verb: str, name: str, value: Any) -> Trans:
+    """A value as op; ArgumentError for any other than "N", "T" and "C"."""
+    if not isinstance(value, str) or value not in ("N", "T", "C"):
+        raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {value!r}")
+    return value  # type: ignore[return-value]  # one of the three
 
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -320,7 +315,7 @@ def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> i
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
         return largest
-    if isinstance(nprocs, bool) or not isinstance(nprocs, Integral) or nprocs < largest:
+    if not _is_integer(nprocs, largest):
         raise errors.ArgumentError(
             f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
         )
@@ -344,7 +339,7 @@ def _check_kinds(call: ProductRequest) -> None:
 def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
     if queue is None:
         return None
-    if isinstance(queue, bool) or not isinstance(queue, Integral) or not 0 <= int(queue) < MAX_QUEUES:
+    if not _is_integer(queue, 0) or queue >= MAX_QUEUES:
         raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
     if not overlap:
         raise errors.ArgumentError(
@@ -372,11 +367,14 @@ def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
 
 def _positive(verb: str, name: str, value: Any) -> int | None:
     """A value that is None or a positive integer; ArgumentError for any other."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+    if value is not None and not _is_integer(value, 1):
         raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
-    return int(value)
+    return None if value is None else int(value)
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    """Whether a value is an integer of at least `least`, and no bool."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
 def with_layouts(call: ProductRequest) -> ProductRequest:
@@ -386,7 +384,7 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
         ArgumentError: a wrong size or number of ranks, or an option that needs given layouts.
     """
     for name, value, least in (("m", call.a, 0), ("n", call.b, 0), ("k", call.c, 0), ("nprocs", call.nprocs, 1)):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        if not _is_integer(value, least):
             raise errors.ArgumentError(
                 f"{call.verb}: {name} must be an integer >= {least}, got {value!r}; "
                 f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
@@ -416,10 +414,6 @@ def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix 
         if shares_memory(x, d):
             same = " in part; it may be C itself" if name == "C" else ""
             raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
-
-
-def _same_layout(first: MatrixDescriptor, second: MatrixDescriptor) -> bool:
-    return first.order == second.order and first.same_distribution(second)
 
 
 def shares_memory(x: Array, y: Array) -> bool:

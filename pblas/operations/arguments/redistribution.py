@@ -10,7 +10,14 @@ from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_overlap
+from pblas.operations.arguments.product import (
+    Trans,
+    check_conjugation,
+    check_like_planned,
+    check_not_conjugated,
+    check_overlap,
+    checked_trans,
+)
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
 
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
     from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
-Trans = Literal["N", "T", "C"]
 Uplo = Literal["U", "L"]
 
 
@@ -35,6 +41,7 @@ class RedistributionRequest(NamedTuple):
     uplo: Any
     diagonal: Any
     dtype: Any = None
+    nprocs: Any = None
 
     @property
     def matrices(self) -> list[DistMatrix]:
@@ -72,9 +79,7 @@ class RedistributionArguments(NamedTuple):
             ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, desc, out = call.verb, call.a, call.desc, call.out
-        trans, uplo, diagonal = call.trans, call.uplo, call.diagonal
-        if not isinstance(trans, str) or trans not in ("N", "T", "C"):
-            raise errors.ArgumentError(f"{verb}: trans must be 'N', 'T' or 'C', got {trans!r}")
+        trans, uplo, diagonal = checked_trans(verb, "trans", call.trans), call.uplo, call.diagonal
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
         if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
@@ -100,8 +105,7 @@ class RedistributionArguments(NamedTuple):
                 f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
                 f"convert with ctx.from_local(A.local.astype(...), A.desc)"
             )
-        if out is not None and out.conj:
-            raise errors.ArgumentError(f"{verb}: out is a conjugated view (.H), which cannot be written or added")
+        check_not_conjugated(verb, "out", out)
         alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
         beta = checked_scalar(verb, "beta", call.beta, dtype)
         if beta != 0 and out is None:
@@ -112,14 +116,7 @@ class RedistributionArguments(NamedTuple):
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
         return cls(
-            trans=trans,  # type: ignore[arg-type]  # one of the three
-            alpha=alpha,
-            beta=beta,
-            trapezoid=trapezoid,
-            dtype=dtype,
-            desc_a=desc_a,
-            desc_b=desc_b,
-            conj_view=conj_view,
+            *(trans, alpha, beta, trapezoid, dtype, desc_a, desc_b, conj_view),
             conj=dtype.kind == "c" and (trans == "C") != conj_view,
         )
 
@@ -133,38 +130,18 @@ class RedistributionArguments(NamedTuple):
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
-        return {
-            "trans": self.trans,
-            "alpha": self.alpha,
-            "beta": self.beta,
-            "trapezoid": self.trapezoid,
-            "dtype": self.dtype.name,
-            "conjugated": self.conj_view,
-            "a": shared_descriptor(self.desc_a),
-            "b": shared_descriptor(self.desc_b),
-        }
+        call_args = {name: getattr(self, name) for name in ("trans", "alpha", "beta", "trapezoid")}
+        call_args |= {"dtype": self.dtype.name, "conjugated": self.conj_view}
+        return call_args | {"a": shared_descriptor(self.desc_a), "b": shared_descriptor(self.desc_b)}
 
     def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
         """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
         if out is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
-        for name, x, desc in (("A", a, self.desc_a), ("out", out, self.desc_b)):
-            if x is None and name == "out":
-                continue
-            if not isinstance(x, DistMatrix):
-                raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                raise errors.ArgumentError(f"execute: {name} belongs to another context; use one context")
-            if x.dtype != self.dtype:
-                raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {self.dtype.name}; plan anew")
-            if x.desc != desc:
-                raise errors.DescriptorError(
-                    f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
-                )
-            if x.conj != (self.conj_view if name == "A" else False):
-                raise errors.ArgumentError(
-                    f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
-                )
+        for name, x, desc, conj in (("A", a, self.desc_a, self.conj_view), ("out", out, self.desc_b, False)):
+            if x is not None or name == "A":
+                check_like_planned(name, x, runtime, self.dtype, desc, remedy="use one context", exact=True)
+                check_conjugation(name, x, conj=conj)
         if out is not None:
             check_overlap("execute", a, None, None, out)
 

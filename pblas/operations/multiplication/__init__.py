@@ -1,1 +1,1 @@
-"""Planned products: their base class, and two kinds, pushed and synchronized."""
+"""Planned products, for each transport."""

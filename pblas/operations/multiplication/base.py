@@ -1,12 +1,14 @@
-"""The base class of all planned products."""
+"""Planned products. Ranks that read each other's memory, or send messages, agree before and after each execution."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.push_engine import is_array
+from pblas.execute import executor
 from pblas.execute.epilogue import finish
+from pblas.execute.one_dimensional.local_gemm import RunScaling
 from pblas.execute.operands import Operands
 from pblas.operations.planned import PlannedOperation
 
@@ -19,10 +21,26 @@ if TYPE_CHECKING:
     from pblas.operations.arguments.product import ProductArguments
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
-    from pblas.trace import Paths, Trace
 
 
-class PlannedMatmul(PlannedOperation[Any]):
+class Execution(NamedTuple):
+    """The arguments of one execution of a product; see `PlannedMatmul.execute`.
+
+    Args:
+        call: if the execution is a part of another call: the other call's name, and a function that returns the
+            arguments on which the ranks agree there; None for `execute` itself (global).
+    """
+
+    a: DistMatrix
+    b: DistMatrix
+    c: DistMatrix | None
+    out: DistMatrix | None
+    operands: Mapping[str, Any] | None = None
+    stream: Any = None
+    call: tuple[str, Callable[[], Mapping[str, Any]]] | None = None
+
+
+class PlannedMatmul(PlannedOperation[Execution]):
     """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
@@ -53,7 +71,7 @@ class PlannedMatmul(PlannedOperation[Any]):
         return text
 
     def forget_operands(self) -> None:
-        """Drop the epilogue's operands: every execution brings its own (local)."""
+        """Drop the epilogue's operands: from now on every execution brings its own (local)."""
         if self._epilogue is not None:
             self._epilogue = self._epilogue.without_operands
 
@@ -92,83 +110,62 @@ class PlannedMatmul(PlannedOperation[Any]):
             ContextError: the context or the plan is closed.
             PeerTimeout: a rank does not arrive; the context is broken then.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        return self._execute(self._runtime, a, b, c, out, operands, stream)
+        return self.run(Execution(a, b, c, out, operands, stream))
 
-    def execute_within(
-        self,
-        call: tuple[str, Callable[[], Mapping[str, Any]]],  # noqa: ARG002 - for subclasses whose ranks agree on an execution
-        a: DistMatrix,
-        b: DistMatrix,
-        c: DistMatrix | None,
-        out: DistMatrix,
-        operands: Mapping[str, Any] | None,
-        stream: Any,
-    ) -> DistMatrix:
-        """**Collective.** `execute` as a part of another call, whose name and arguments the ranks agree on, if they do.
+    # Hooks of `PlannedOperation`
 
-        Args:
-            call: the other call's name, and a function that returns its arguments to agree on (global).
-            a: as in `execute` (global).
-            b: as in `execute` (global).
-            c: as in `execute` (global).
-            out: as in `execute` (global).
-            operands: as in `execute` (global).
-            stream: as in `execute` (local).
+    def _build(self, runtime: Runtime) -> Any:
+        spec, backend = self._spec, runtime.backend
+        if runtime.topology.transport(runtime.nprocs) not in (self.plan.transport, "push"):
+            self.plan = spec.choose(self.out, runtime.nprocs, runtime.topology)
+        if not self._multiplies:
+            return RunScaling(backend)
+        return executor(self.plan, backend, spec.dtype, spec.wire, spec.orders(self.plan, self.out))
 
-        Raises:
-            as `execute`.
-        """
-        return self.execute(a, b, c, out=out, operands=operands, stream=stream)
+    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
+        spec = self._spec
+        spec.check_execution(runtime, *execution[:4], self.out)
+        extra = self._extra(runtime, execution.operands, execution.out)
+        runtime.backend.arrays.begin(execution.stream, tf32=spec.tf32, autotune=spec.autotune)
+        return execution if extra is execution.operands else execution._replace(operands=extra)
 
-    def trace(
-        self,
-        a: DistMatrix,
-        b: DistMatrix,
-        c: DistMatrix | None = None,
-        *,
-        out: DistMatrix | None = None,
-        operands: Mapping[str, Any] | None = None,
-        stream: Any = None,
-        paths: Paths = (),
-        title: str | None = None,
-    ) -> Trace:
-        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
+    def _verb(self, execution: Execution) -> str:
+        return self._call if execution.call is None else execution.call[0]
 
-        The first execution of a plan touches its memory for the first time: trace the second.
+    def _call_args(self, execution: Execution) -> Mapping[str, Any]:
+        if execution.call is not None:
+            return execution.call[1]()
+        return {
+            "C is given": execution.c is not None,
+            "out is given": execution.out is not None,
+            **self._numbers(execution.operands),
+        }
 
-        Args:
-            a: as in `execute` (global).
-            b: as in `execute` (global).
-            c: as in `execute` (global).
-            out: as in `execute`; without it D is dropped (global).
-            operands: as in `execute` (global).
-            stream: as in `execute` (local).
-            paths: files that rank 0 writes, or one (global).
-            title: of pictures; None for the plan (global).
+    def _operands(self, execution: Execution, result: DistMatrix) -> Operands:
+        return self._local(*execution[:3], result, execution.operands)
 
-        Returns:
-            The trace of all ranks, on rank 0; a trace without events elsewhere.
+    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
+        """Apply the epilogue to D, unless the executor has done so (local)."""
+        if self._epilogue is not None and not self._is_fused:
+            local, operands = result.stored("execute"), execution.operands or {}
+            finish(runtime.backend, self._epilogue.epilogue, local, operands, local, execution.stream)
 
-        Raises:
-            as `execute` and `Context.trace`.
-        """
-        with self._traced(paths, title) as trace:
-            self.execute(a, b, c, out=out, operands=operands, stream=stream)
-        return trace
-
-    def _execute(self, runtime: Runtime, *args: Any, **kwargs: Any) -> DistMatrix:
-        """**Collective.** `execute` with matrices that are not checked yet."""
-        raise AssertionError(f"each kind executes its own in {runtime!r}, with {args}, {kwargs}")
+    # Also for the push transport
 
     @property
-    def _finishes_itself(self) -> bool:
-        """Whether the executor applies the epilogue itself, not a pass over D after it."""
-        return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
+    def _multiplies(self) -> bool:
+        """Whether D is more than beta C."""
+        return self._spec.alpha != 0 and self.plan.product.k > 0
+
+    @property
+    def _is_fused(self) -> bool:
+        """Whether the executor applies the epilogue; otherwise one more pass over D does."""
+        epilogue = self._epilogue
+        fusible = epilogue is not None and not epilogue.epilogue.is_rmsnorm
+        return fusible and bool(self.plan.finishes) and self._multiplies
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
-        """The epilogue's operands on this rank."""
+        """The epilogue's operands on this rank, checked."""
         if self._epilogue is not None:
             return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
         if operands is not None:
@@ -177,19 +174,13 @@ class PlannedMatmul(PlannedOperation[Any]):
 
     @staticmethod
     def _numbers(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The epilogue's operands that are numbers, by their names where ranks agree on them (global)."""
+        """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
         return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
-
-    def _apply_epilogue(self, runtime: Runtime, d: DistMatrix, extra: Any, stream: Any) -> None:
-        """Apply the epilogue to D; no other rank reads D any more."""
-        if self._epilogue is not None:
-            local = d.stored("execute")
-            finish(runtime.backend, self._epilogue.epilogue, local, extra, local, stream)
 
     def _local(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Mapping[str, Any] | None = None
     ) -> Operands:
-        """The local arrays of an execution in the plan's orientation, with the epilogue that the executor applies."""
+        """The local arrays of an execution as the executor takes them, transposed if the plan is for D^T (local)."""
         spec = self._spec
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
         if spec.transa != "N":
@@ -202,13 +193,13 @@ class PlannedMatmul(PlannedOperation[Any]):
             if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
                 old = result
         conj_a, conj_b = spec.conj
-        finish = None
-        if extra is not None:
+        fused = None
+        if extra is not None and self._is_fused:
             assert self._epilogue is not None, "it has operands"
-            finish = self._epilogue.finish(extra, result)
+            fused = self._epilogue.finish(extra, result)
         if self.plan.transposed:
-            finish = None if finish is None else finish.of(lambda z: z.T)
+            fused = None if fused is None else fused.of(lambda z: z.T)
             in_place = old is result
             left, right, result, conj_a, conj_b = right.T, left.T, result.T, conj_b, conj_a
             old = result if in_place else None if old is None else old.T
-        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta, finish)
+        return Operands(left, right, result, old, (conj_a, conj_b), spec.alpha, spec.beta, fused)

@@ -1,4 +1,4 @@
-"""Products of the push transport: ranks write into their peers' workspaces, and no call starts with an agreement."""
+"""Products of the push transport: ranks write into their peers' workspaces, no execution begins with an agreement."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from pblas.backends.local_step import local_error
 from pblas.backends.push_engine import is_array
 from pblas.execute import pushed
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.multiplication.base import PlannedMatmul
+from pblas.operations.multiplication.base import Execution, PlannedMatmul
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from pblas.execute import Pushed
-    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
 
 _MAX_KNOWN = 64
 """Sets of matrices that a plan remembers, on GPUs with two graphs each."""
-
-
 _ALIGNMENT = 16  # bytes: kernels, also those of libraries, are chosen by addresses modulo this
 
 
@@ -50,7 +46,7 @@ class PushedMatmul(PlannedMatmul):
     The ranks agree when they plan. Each rank checks arrays once, by itself; an error goes to `Runtime.reject`.
     """
 
-    _executor: Pushed | None = None
+    _executor: Any = None  # a `Pushed`
     _recorded: tuple[_MemoryLayout, Any] | None = None
     """The memory layout of the matrices, and the engine's recording for it."""
     _published_d: tuple[Any, ...] | None = None
@@ -60,20 +56,20 @@ class PushedMatmul(PlannedMatmul):
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
     ) -> None:
         """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
-        assert self._runtime is not None, "planned with matrices"
-        engine = self._runtime.backend.engine(self.plan.queue)
-        with self._runtime.local_step("plan_matmul: make D"):
-            d = self._new_d("plan_matmul", self._runtime)  # not `out` itself: C may be in it
-        self._runtime.agree("plan_matmul: make D", {})
-        extra = self._extra(self._runtime, None, None)
-        engine.rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
+        runtime = self._runtime
+        assert runtime is not None, "planned with matrices"
+        with runtime.local_step("plan_matmul: make D"):
+            d = self._new_d("plan_matmul", runtime)  # not `out` itself: C may be in it
+        runtime.agree("plan_matmul: make D", {})
+        extra = self._extra(runtime, None, None)
+        runtime.backend.engine(self.plan.queue).rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
         assert self._executor is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
         in_place = out is not None and c is not None and out.key == c.key
         if out is not None and self._executor.bound:
             d, self._published_d = out, out.key[:2]
-        self._recorded = self._record(self._runtime, a, b, d if in_place else c, d, extra)
+        self._recorded = self._record(runtime, Execution(a, b, d if in_place else c, d, extra))
 
     def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
         """`operation` with the operands that the epilogue was planned with; they are only read (local)."""
@@ -88,60 +84,9 @@ class PushedMatmul(PlannedMatmul):
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self._local(a, b, c, d, extra if self._finishes_itself else None))
+            executor.run(self._local(a, b, c, d, extra))
 
         return body
-
-    def _record(
-        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> tuple[_MemoryLayout, Any] | None:
-        """The memory layout of these matrices, and the recorded launches for it; None if not recordable (local)."""
-        extra = extra if self._finishes_itself else None
-        arrays, layout = self._memory_layout(runtime, a, b, c, d, extra)
-
-        def execution(new_arrays: list[Any]) -> Callable[[], None]:
-            remaining = iter(new_arrays)
-
-            def like(x: DistMatrix) -> DistMatrix:
-                return DistMatrix(x.desc, next(remaining), runtime, conj=x.conj)
-
-            left, right = like(a), like(b)
-            old = like(c) if c is not None and layout.reads_c else None
-            result = d if layout.bound else like(d)
-            operands = extra and {name: next(remaining) if is_array(z) else z for name, z in extra.items()}
-            return self.operation(left, right, result if layout.in_place else old, result, operands)
-
-        recording = runtime.backend.engine(self.plan.queue).record(arrays, execution)
-        return None if recording is None else (layout, recording)
-
-    def _memory_layout(
-        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> tuple[list[Any], _MemoryLayout]:
-        """The arrays of an execution whose addresses may change, and their memory layout (local)."""
-        assert self._executor is not None, "a closed plan was refused"
-        in_place = self._spec.beta != 0 and c is not None and c.key == d.key
-        reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
-        matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
-        operands = [] if extra is None else list(extra.values())
-        arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
-        numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
-        layouts = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
-        return arrays, _MemoryLayout(in_place, reads_c, bound, layouts, numbers)
-
-    def _program(
-        self, runtime: Runtime, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any
-    ) -> Any:
-        """The engine's program for executions on these matrices (local)."""
-        engine = runtime.backend.engine(self.plan.queue)
-        recorded = self._recorded
-        if recorded is None:
-            return engine.program()
-        arrays, layout = self._memory_layout(runtime, a, b, c, d, extra if self._finishes_itself else None)
-        if layout == recorded[0] and not recorded[1].is_current:
-            recorded = self._recorded = self._record(runtime, a, b, c, d, extra)
-        if recorded is None or layout != recorded[0]:
-            return engine.program()
-        return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
 
     def close(self) -> None:
         """Drop the workspace and the table of known matrices (local)."""
@@ -149,25 +94,25 @@ class PushedMatmul(PlannedMatmul):
         self._known.clear()
         self._recorded = None
 
-    def _build(self, runtime: Runtime) -> Pushed:
-        self._known: OrderedDict[Any, _Known] = OrderedDict()
+    @property
+    def _is_fused(self) -> bool:
+        return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
+
+    def _build(self, runtime: Runtime) -> Any:
+        self._known: OrderedDict[Any, tuple[Any, list[Any]]] = OrderedDict()
+        """By the key of an execution's matrices: the engine's program, and the descriptors whose ids the key holds."""
         spec = self._spec
         orders = spec.orders(self.plan, self.out)
         return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
 
-    def _execute(
-        self,
-        runtime: Runtime,
-        a: DistMatrix,
-        b: DistMatrix,
-        c: DistMatrix | None,
-        out: DistMatrix | None,
-        operands: Mapping[str, Any] | None,
-        stream: Any,
-    ) -> DistMatrix:
+    def run(self, execution: Execution) -> DistMatrix:
+        """**Collective.** One execution. On GPUs it returns once the kernels are launched."""
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
         if runtime.closed:
             runtime.check_open("execute")
-        engine = runtime.backend.engine(self.plan.queue)
+        a, b, c, out, operands, stream, _ = execution
         runtime.backend.agreement.nexecutions += 1
         try:
             d = out if out is not None else self._new_d("execute", runtime)
@@ -183,13 +128,11 @@ class PushedMatmul(PlannedMatmul):
                 extra = self._extra(runtime, operands, out)
         except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, in the hot path of every execution
             runtime.reject(local_error("execute", caught))
-        if self._epilogue is not None and self._finishes_itself and extra is not None:
+        if self._epilogue is not None and self._is_fused and extra is not None:
             key += self._epilogue.key(runtime, extra)
         known = self._known.get(key)
         if known is None:
-            runtime.check_open("execute")
-            self._check(runtime, a, b, c, out)
-            known = self._remember(key, self._program(runtime, a, b, c, d, extra), (a, b, c, out))
+            known = self._check(runtime, key, execution, d, extra)
         else:
             self._known.move_to_end(key)
         if runtime.debug:
@@ -197,10 +140,74 @@ class PushedMatmul(PlannedMatmul):
             # Peers store results directly into D if it is the planned matrix on every rank.
             call_args["out is the planned matrix"] = d.key[:2] == self._published_d
             runtime.agree(self._call, call_args)
-        engine.run(known.program, self.operation(a, b, c, d, extra), stream)
-        if not self._finishes_itself:
-            self._apply_epilogue(runtime, d, extra, stream)
+        runtime.backend.engine(self.plan.queue).run(known[0], self.operation(a, b, c, d, extra), stream)
+        if not self._is_fused:
+            self._finish(runtime, Execution(a, b, c, d, extra, stream), d)
         return d
+
+    def _check(
+        self, runtime: Runtime, key: Any, execution: Execution, d: DistMatrix, extra: Any
+    ) -> tuple[Any, list[Any]]:
+        """Check the matrices of an execution, and remember them with the engine's program for them (local)."""
+        runtime.check_open("execute")
+        with runtime.rejecting("execute"):
+            if self._executor is None:
+                raise errors.ContextError("execute: the planned product is closed")
+            self._spec.check_execution(runtime, *execution[:4], self.out)
+        program = self._program(runtime, execution._replace(out=d, operands=extra))
+        known = self._known[key] = program, [x.desc for x in execution[:4] if x is not None]
+        while len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return known
+
+    def _program(self, runtime: Runtime, execution: Execution) -> Any:
+        """The engine's program for executions on these matrices (local)."""
+        engine, recorded = runtime.backend.engine(self.plan.queue), self._recorded
+        if recorded is None:
+            return engine.program()
+        arrays, layout = self._memory_layout(runtime, execution)
+        if layout == recorded[0] and not recorded[1].is_current:
+            recorded = self._recorded = self._record(runtime, execution)
+        if recorded is None or layout != recorded[0]:
+            return engine.program()
+        return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
+
+    def _record(self, runtime: Runtime, execution: Execution) -> tuple[_MemoryLayout, Any] | None:
+        """The memory layout of an execution, and the recorded launches for it; None if not recordable (local)."""
+        a, b, c, d, extra, *_ = execution
+        assert d is not None, "made before"
+        arrays, layout = self._memory_layout(runtime, execution)
+
+        def on_other_arrays(new_arrays: list[Any]) -> Callable[[], None]:
+            remaining = iter(new_arrays)
+
+            def like(x: DistMatrix) -> DistMatrix:
+                return DistMatrix(x.desc, next(remaining), runtime, conj=x.conj)
+
+            left, right = like(a), like(b)
+            old = like(c) if c is not None and layout.reads_c else None
+            result = d if layout.bound else like(d)
+            operands = extra
+            if extra and self._is_fused:
+                operands = {name: next(remaining) if is_array(z) else z for name, z in extra.items()}
+            return self.operation(left, right, result if layout.in_place else old, result, operands)
+
+        recording = runtime.backend.engine(self.plan.queue).record(arrays, on_other_arrays)
+        return None if recording is None else (layout, recording)
+
+    def _memory_layout(self, runtime: Runtime, execution: Execution) -> tuple[list[Any], _MemoryLayout]:
+        """The arrays of an execution whose addresses may change, and their memory layout (local)."""
+        assert self._executor is not None, "a closed plan was refused"
+        a, b, c, d, extra, *_ = execution
+        assert d is not None, "made before"
+        in_place = self._spec.beta != 0 and c is not None and c.key == d.key
+        reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
+        matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
+        operands = list(extra.values()) if extra is not None and self._is_fused else []
+        arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
+        numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
+        layouts = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
+        return arrays, _MemoryLayout(in_place, reads_c, bound, layouts, numbers)
 
     def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
         """A new D; WorkspaceError if this rank has no memory for it (local)."""
@@ -212,27 +219,3 @@ class PushedMatmul(PlannedMatmul):
                 f"{verb}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
             ) from None
         return DistMatrix(self.out, local, runtime)
-
-    def _check(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any) -> None:
-        """Check the matrices of an execution."""
-        with runtime.rejecting("execute"):
-            if self._executor is None:
-                raise errors.ContextError("execute: the planned product is closed")
-            self._spec.check_execution(runtime, a, b, c, out, self.out)
-
-    def _remember(self, key: Any, program: Any, matrices: tuple[DistMatrix | None, ...]) -> _Known:
-        """Remember checked matrices, with the engine's program for them."""
-        # The descriptors are kept because the key holds their ids.
-        known = self._known[key] = _Known(program, tuple(x.desc for x in matrices if x is not None))
-        while len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
-        return known
-
-
-class _Known:
-    """Checked matrices: the engine's program for them, and the descriptors whose ids their key holds."""
-
-    __slots__ = ("_descs", "program")
-
-    def __init__(self, program: Any, descs: tuple[MatrixDescriptor, ...]) -> None:
-        self.program, self._descs = program, descs
