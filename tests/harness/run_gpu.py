@@ -146,7 +146,8 @@ def sanitizer() -> bool:
         return True
     # The sanitizer may run one kernel at a time: nothing may wait for another stream.
     alone = (
-        "(test_kernels and not streams and not replayed) or test_pointwise or what_follows or (sent_and_added and 8-72)"
+        "(test_kernels and not streams and not replayed) or test_pointwise or epilogues_are_of_the_sums"
+        " or (sent_and_added and 8-72)"
     )
     files = [f"tests/gpu/kernels/test_{name}.py" for name in ("kernels", "pointwise", "hopper")]
     test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-k", alone, *files]

@@ -17,6 +17,7 @@ from pblas.planner.algorithms import SHORTLIST_LENGTH
 from pblas.plans.plan import ProductPlan
 from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.products import Run
+from tests.gpu.sharing import SHARED
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -47,7 +48,7 @@ def test_products_are_right_by_the_measured_algorithm(ctx: pblas.Context) -> Non
         assert same_on_all_ranks(plan).measured
         assert 2 <= len(plan.measured) <= SHORTLIST_LENGTH
         assert plan.algorithm == plan.measured[0][0]
-        assert all(1e-6 < seconds < 1e-2 for _, seconds in plan.measured)
+        assert all(1e-6 < seconds < (1.0 if SHARED else 1e-2) for _, seconds in plan.measured)
         if layout == "AR":
             assert len(set(COMM.allgather(bits[0]))) == 1
         plans.append((case, plan))

@@ -27,6 +27,7 @@ from pblas.matrices.scatter_gather import part_of
 from pblas.plans.plan import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM
 from tests.gpu.products.products import note, sync, take
+from tests.gpu.sharing import repeats
 from tests.model.hopper_mutants import mutated
 from tests.model.push import (
     ALONG_N,
@@ -45,7 +46,7 @@ from tests.model.push import (
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 SECONDS = 30.0
-REPLAYS = 10_000
+REPLAYS = repeats(10_000)
 FACTORS = (1, 2, 3, 4, 5)
 
 # a := s a0, on the device, whatever the strides.
@@ -171,7 +172,7 @@ def take_turns(
 
 
 def endure(ctx: pblas.Context, plans: list[Scaled], text: str) -> None:
-    """Plans take turns on one workspace, 10,000 times; no rank waits for its GPU or for another rank."""
+    """Plans take turns on one workspace, REPLAYS times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
     stream = cupy.cuda.Stream(non_blocking=True)
     start = time.monotonic()
@@ -242,7 +243,7 @@ def test_every_algorithm_replayed(ctx: pblas.Context, dtype: str, monkeypatch: p
         take(algorithm, monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 2, dtype))
     delays, order = random.Random(100 + ctx.rank), random.Random(7)
-    for _ in range(1000):
+    for _ in range(repeats(1000)):
         for planned in order.sample(plans, len(plans)):
             if delays.random() < 0.05:
                 delay(ctx, int(delays.expovariate(1 / 50_000)))
@@ -271,7 +272,7 @@ def test_results_stored_in_d_wait_for_its_readers(
         take(Algorithm("fused_stores", pieces), monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 256 * ctx.nprocs, 3, "float16", symmetric=True, alone=alone))
     order, delays = random.Random(8), random.Random(200 + ctx.rank)
-    for turn in range(1500):
+    for turn in range(repeats(1500)):
         planned = plans[turn // 5 % len(plans)] if turn < 200 else order.choice(plans)
         scale = planned.load()
         planned.execute()
@@ -305,7 +306,7 @@ def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, mo
                 delay(ctx, 100_000)
             planned.execute()
         graph = stream.end_capture()
-        for turn in range(1000):
+        for turn in range(repeats(1000)):
             if delays.random() < 0.1:
                 delay(ctx, int(delays.expovariate(1 / 30_000)))
             scales = [planned.load() for planned in plans]
@@ -343,7 +344,7 @@ def test_the_same_execution_three_times_in_a_graph_of_the_callers(ctx: pblas.Con
             step()
         graph = stream.end_capture()
         steps += 1
-        for turn in range(200):
+        for turn in range(repeats(200)):
             graph.launch(stream)
             steps += 3
             if turn % 20 == 0:
@@ -366,7 +367,7 @@ def test_two_graphs_of_the_callers_alternate(ctx: pblas.Context) -> None:
             planned.execute()
             graphs.append(stream.end_capture())
         order = random.Random(5)
-        for _ in range(300):
+        for _ in range(repeats(300)):
             i = order.randrange(2)
             scale = plans[i].load()
             graphs[i].launch(stream)
@@ -378,7 +379,7 @@ def test_two_graphs_of_the_callers_alternate(ctx: pblas.Context) -> None:
 def test_executions_from_two_streams_are_chained(ctx: pblas.Context) -> None:
     """Each stream has its own plans; the workspace is one."""
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    take_turns(ctx, streams, [three(ctx), three(ctx)], 1000, random.Random(3))
+    take_turns(ctx, streams, [three(ctx), three(ctx)], repeats(1000), random.Random(3))
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -387,7 +388,7 @@ def test_two_contexts_alternate(ctx: pblas.Context, apart: bool) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     streams = [stream, cupy.cuda.Stream(non_blocking=True) if apart else stream]
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as other:
-        take_turns(ctx, streams, [three(ctx), three(other)], 500, random.Random(11))
+        take_turns(ctx, streams, [three(ctx), three(other)], repeats(500), random.Random(11))
 
 
 def test_a_context_over_half_of_the_ranks_beside_that_of_all(ctx: pblas.Context) -> None:
@@ -397,7 +398,7 @@ def test_a_context_over_half_of_the_ranks_beside_that_of_all(ctx: pblas.Context)
     order = random.Random(12)
     with pblas.Context(half, backend="nvshmem", timeout=SECONDS) as other:
         plans = [three(ctx), three(other)]
-        for _ in range(300):
+        for _ in range(repeats(300)):
             plans[order.randrange(2)][order.randrange(3)].turn()
         for planned in plans[0] + plans[1]:
             planned.check()
@@ -716,5 +717,5 @@ def test_mutants_of_the_hopper_kernel_are_caught(
         pytest.skip("one rank moves nothing")
     take(Algorithm(by), monkeypatch)
     if COMM.rank == 0:
-        monkeypatch.setattr(hopper_kernels, "source", lambda _: mutated(name))
+        monkeypatch.setattr(hopper_kernels, "source", lambda: mutated(name))
     check_mutant(lambda *_: None, [(plan, {})], "float16", 10.0)  # in which rank 0 compiles, too

@@ -15,6 +15,7 @@ from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError,
 from pblas.matrices.random import random_entries
 from pblas.matrices.scatter_gather import part_of
 from tests.common.ranks import COMM, DTYPES, entries, raises_on_all_ranks, same_on_all_ranks
+from tests.gpu.sharing import own_gpus
 from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
 
 cupy = pytest.importorskip("cupy")
@@ -250,6 +251,7 @@ def test_an_invalid_gpu_is_refused_on_every_rank(device: Any) -> None:
         raises_on_all_ranks(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
 
 
+@own_gpus
 def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
     if COMM.size == 1:
         pytest.skip("one rank has its GPU to itself")

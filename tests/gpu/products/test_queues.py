@@ -13,6 +13,7 @@ import pblas
 from tests.common.ranks import COMM
 from tests.gpu.products.products import note, sync
 from tests.gpu.products.test_graphs import SECONDS, Scaled, delay, three
+from tests.gpu.sharing import repeats
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
@@ -39,7 +40,7 @@ def test_queues_in_any_order_with_delays_that_differ_between_ranks(ctx: pblas.Co
     plans[7] += three(ctx, 160, queue=7)
     streams = {queue: cupy.cuda.Stream(non_blocking=True) for queue in queues}
     order, delays = random.Random(21), random.Random(ctx.rank)
-    for turn in range(3000):
+    for turn in range(repeats(3000)):
         queue = order.choice(queues) if turn % 10 == 0 else order.choice(queues[:3])
         with streams[queue]:
             if delays.random() < 0.1:
@@ -101,7 +102,7 @@ def test_queues_in_graphs_of_the_callers(ctx: pblas.Context) -> None:
             plans[1].execute()
             streams[0].wait_event(later())
         both = streams[0].end_capture()
-    for _ in range(500):
+    for _ in range(repeats(500)):
         for planned, stream, graph in zip(plans, streams, graphs, strict=True):
             with stream:
                 if delays.random() < 0.2:
@@ -111,7 +112,7 @@ def test_queues_in_graphs_of_the_callers(ctx: pblas.Context) -> None:
                 planned.look(scale)
     sync()
     with streams[0]:
-        for _ in range(500):
+        for _ in range(repeats(500)):
             if delays.random() < 0.2:
                 delay(ctx, int(delays.expovariate(1 / 50_000)))
             scales = [planned.load() for planned in plans]
