@@ -191,15 +191,20 @@ def test_info_of_gpus_names_the_message_path(ctx: pblas.Context) -> None:
     assert isinstance(ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs)).local, cupy.ndarray)
 
 
-@pytest.mark.parametrize("value", ["0", "x"])
+@pytest.mark.parametrize("value", ["0", "1", "x"])
 def test_the_path_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_GPU_AWARE", value)
     if value == "x":
         raises_on_all_ranks(pblas.BackendError, "PBLAS_GPU_AWARE must be 0 or 1", lambda: context("cuda"))
         return
-    with context("cuda") as ctx:
-        assert "PBLAS_GPU_AWARE=0" in ctx.describe()["transport"]
+    with context("aware" if value == "1" else "cuda") as ctx:
+        transport = ctx.describe()["transport"]
+        assert f"PBLAS_GPU_AWARE={value}" in transport
+        assert ("straight from GPU memory" in transport) == (value == "1")
         check_product(ctx)
+        if value == "1":
+            channel: Any = ctx.runtime.backend.channel
+            assert (COMM.allreduce(channel._comm.nmessages) > 0) == (ctx.nprocs > 1)
 
 
 @pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])

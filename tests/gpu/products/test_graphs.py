@@ -467,7 +467,7 @@ def test_cpu_cost_of_an_execution(ctx: pblas.Context, name: str, chunks: int | N
     """The issue's limits, on 8 ranks at once: 15 µs on arrays that are known, 300 on new ones."""
     planned = Scaled(ctx, name, 64, 1, chunks=chunks)
     desc = planned.d.desc
-    outputs = [ctx.from_local(cupy.full_like(planned.d.local, np.nan, order="F"), desc) for _ in range(40)]
+    outputs = [ctx.from_local(cupy.full_like(planned.d.local, np.nan, order="F"), desc) for _ in range(repeats(40))]
     kinds = ("new", "captured", "captured", *(30 * ("known",)))
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for d in outputs:
