@@ -328,13 +328,21 @@ class Agreement:
         if self.size > 1 and self.peers.probe(_TAG_NOTICE):
             self._give_up(step, self.timeout)
 
-    def wait(self, arrived: Callable[[], Any], step: str, timeout: float | None = None) -> None:
+    def wait(
+        self,
+        arrived: Callable[[], Any],
+        step: str,
+        timeout: float | None = None,
+        *,
+        before_giving_up: Callable[[], None] = lambda: None,
+    ) -> None:
         """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline.
 
         Args:
             arrived: cheap test that also lets messages progress.
             step: the awaited event, for the message.
             timeout: seconds; None for the context's.
+            before_giving_up: called before the other ranks are notified, which takes time.
         """
         start, pause = time.monotonic(), _SLEEP_FIRST
         for poll in range(self._polls):
@@ -349,6 +357,7 @@ class Agreement:
             if time.monotonic() - start > limit or self.peers.probe(_TAG_NOTICE):
                 if arrived():  # it may have come between the last test and the deadline
                     return
+                before_giving_up()
                 self._give_up(step, limit)
             time.sleep(pause)
             pause = min(1.5 * pause, _SLEEP_LAST)

@@ -78,8 +78,14 @@ class EngineResources:
         self.ranks.agreement.reject(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
 
     def settle(self, timeout: float | None = None) -> None:
-        """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local)."""
-        self.ranks.agreement.wait(self.watchdog.is_idle, "end of the last execution on the GPU", timeout)
+        """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local).
+
+        A rank that leaves gives a shorter timeout than the context's. It aborts the executions when that has passed,
+        sooner than a kernel of its own gives up on a peer: the peers then learn which rank has left.
+        """
+        leave = self.watchdog.leave if timeout is not None else lambda: None
+        step = "end of the last execution on the GPU"
+        self.ranks.agreement.wait(self.watchdog.is_idle, step, timeout, before_giving_up=leave)
         self.check()
 
     def check(self) -> None:

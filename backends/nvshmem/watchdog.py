@@ -227,15 +227,20 @@ class Watchdog:
         self._stream.synchronize()
         return words
 
+    def leave(self) -> None:
+        """Abort current executions, with this rank as the missing one: it does not wait for them any more (local)."""
+        with suppress(errors.BackendError, runtime.CUDARuntimeError):
+            if self.fault is None and not self.is_idle():
+                self._break(Fault(self._rank, (self._rank,), self._timeout))
+
     def close(self) -> None:
         """End the thread once the streams of a broken context have drained; it writes nothing afterwards (local).
 
         Current executions are aborted: this rank leaves, and without the thread they might wait for ever.
         """
         end = time.monotonic() + _DRAINING
+        self.leave()
         with suppress(errors.BackendError, runtime.CUDARuntimeError):
-            if self.fault is None and not self.is_idle():
-                self._break(Fault(self._rank, (self._rank,), self._timeout))
             while self.fault is not None and not self._is_drained() and time.monotonic() < end:
                 time.sleep(_DRAIN_TICK)
         with self._open:

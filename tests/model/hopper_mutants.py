@@ -2,7 +2,7 @@
 
 from pblas.backends.nvshmem.hopper.source import source
 
-_LATE = "for (const time_ns end = now() + 2000000; now() < end;) {}"
+_LATE = "for (const time_ns end = now() + 20000000; now() < end;) {}"  # peers that share its GPU run meanwhile
 MUTANTS = {
     "parts told before they are stored": (
         ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),

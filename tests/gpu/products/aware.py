@@ -51,6 +51,7 @@ class Request:
         if self._target is not None:
             memory, self._target = self._target, None
             runtime.memcpy(memory.address, self._host.ctypes.data, memory.nbytes, runtime.memcpyHostToDevice)
+            runtime.streamSynchronize(0)  # from pageable memory the call returns before the copy has ended
         return True
 
     def __eq__(self, other: object) -> bool:
