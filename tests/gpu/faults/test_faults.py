@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import cupy
@@ -20,6 +20,7 @@ from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
 TIMEOUT = 2.0
+PATIENT = 30.0
 LATE = 2 * TIMEOUT
 LONG = 6.0  # seconds; by then no stream should still wait
 SLACK = 3.0  # seconds in which a rank that knows of a fault has notified the others and drained its stream
@@ -30,15 +31,12 @@ class Scene:
     """A context with little patience, a plan, and its matrices."""
 
     def __init__(self, name: str) -> None:
+        load_kernels(name)
         self.name = name
-        kind, options = PLANS[name]
-        self.dtype = "float16" if name in ALGORITHMS else "float32"
         self.ctx = ctx = pblas.Context(backend="nvshmem", timeout=TIMEOUT)
-        descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
-        self.a, self.b = (ctx.random(desc, self.dtype, seed=i) for i, desc in enumerate(descs[:2]))
-        self.d = ctx.zeros(descs[2], self.dtype)
-        self.wrong = ctx.random(descs[0], "float64")
-        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
+        self.a, self.b, self.d, self.planned = plan(ctx, name)
+        self.dtype = self.d.dtype.name
+        self.wrong = ctx.random(self.a.desc, "float64")
         for _ in range(3):  # eager, captured, captured
             self.execute()
         sync()
@@ -56,8 +54,27 @@ class Scene:
             self.ctx.close()
         assert time.monotonic() - start < SLACK
         COMM.Barrier()
-        with pblas.Context(backend="nvshmem", timeout=30.0) as after:
+        with pblas.Context(backend="nvshmem", timeout=PATIENT) as after:
             check_product(after)
+
+
+def plan(
+    ctx: pblas.Context, name: str
+) -> tuple[pblas.DistMatrix, pblas.DistMatrix, pblas.DistMatrix, pblas.PlannedMatmul]:
+    """**Collective.** A, B, D and the plan of a name of PLANS."""
+    kind, options = PLANS[name]
+    dtype = "float16" if name in ALGORITHMS else "float32"
+    descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
+    a, b = (ctx.random(desc, dtype, seed=i) for i, desc in enumerate(descs[:2]))
+    d = ctx.zeros(descs[2], dtype)
+    return a, b, d, pblas.plan_matmul(a, b, out=d, **options)
+
+
+@cache
+def load_kernels(name: str) -> None:
+    """**Collective.** Compile the kernels of a plan, for which ranks may wait longer than TIMEOUT."""
+    with pblas.Context(backend="nvshmem", timeout=PATIENT) as ctx:
+        plan(ctx, name)[-1].close()
 
 
 PLANS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -251,7 +268,7 @@ def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: py
 
 
 def test_a_context_goes_on_beside_one_that_breaks() -> None:
-    with pblas.Context(backend="nvshmem", timeout=30.0) as ctx:
+    with pblas.Context(backend="nvshmem", timeout=PATIENT) as ctx:
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT["AllGatherGemm"]]
         a, b, d = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs))
         with pblas.plan_matmul(a, b, out=d) as planned:
