@@ -72,24 +72,12 @@ def test_shape_of_an_array_is_kept_and_the_array_is_not_touched() -> None:
     assert (indices == before).all()
 
 
-def test_inb_equal_to_nb_changes_nothing() -> None:
-    for nb, src, nprocs, _ in cases(9):
-        for g in range(9):
-            assert indxg2p(g, nb, src, nprocs, nb) == indxg2p(g, nb, src, nprocs)
-            assert indxg2l(g, nb, nprocs, nb) == indxg2l(g, nb, nprocs)
-
-
 def test_replicated_means_that_every_process_owns_everything() -> None:
     for p, g in itertools.product(range(3), range(9)):
         assert numroc(9, 2, p, -1, 3) == 9
         assert indxl2g(g, 2, p, -1, 3) == g
         assert indxg2p(g, 2, -1, 3) == 0
     assert indxg2p(np.arange(3), 2, -1, 3).tolist() == [0, 0, 0]
-
-
-def test_figures_of_the_scalapack_documentation() -> None:
-    assert [numroc(9, 2, p, 0, 2) for p in range(2)] == [5, 4]
-    assert [numroc(50, 8, p, 0, 2) for p in range(2)] == [26, 24]
 
 
 def test_numbers_beyond_64_bits_are_exact() -> None:

@@ -128,21 +128,6 @@ def test_transposing_everything_transposes_the_plan(a: str, b: str, d: str) -> N
         assert other.transposed != plan.transposed
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "d", "m", "n", "k", "expected"),
-    [
-        ("row", "all", "col", 8, 800, 8, "gather A"),
-        ("all", "row", "col", 800, 8, 800, "scatter columns"),  # gathering A is not offered: A is whole
-        ("col", "all", "col", 8, 800, 8, "gather A"),  # K is split too, but M x N is large
-        ("col", "all", "col", 8, 8, 800, "scatter columns"),
-        ("all", "row", "row", 8, 8, 800, "scatter rows"),
-        ("all", "row", "row", 800, 8, 8, "gather B"),
-    ],
-)
-def test_of_two_plans_the_one_that_receives_less(a: str, b: str, d: str, m: int, n: int, k: int, expected: str) -> None:
-    assert kind_of(plan_for(a, b, d, m, n, k)) == expected
-
-
 PUSH = Topology(4, shared=True, push=True, gpus=True)
 
 
@@ -254,16 +239,6 @@ def test_examples_of_cublasmp(name: str) -> None:
     assert plan.name == name
     assert (plan.product.m, plan.product.n, plan.product.k) == (*d.shape, a.m)
     assert plan.max_received_nbytes == 2 * 3 * 8 // 4  # 3/4 of the 2 x 4 matrix that moves
-
-
-def test_all_reduce_example_of_cublasmp() -> None:
-    """D, which cuBLASMp declares as m x n P, is replicated here."""
-    a = MatrixDescriptor(8, 2, 2, 2, Grid(4, 1))
-    b = MatrixDescriptor(8, 4, 2, 4, Grid(4, 1))
-    d = MatrixDescriptor.replicated(2, 4, 4)
-    plan = pblas.plan_matmul(a, b, transa="T", out=d, dtype="float32").plan
-    assert plan.name == "GemmAllReduce"
-    assert plan.max_received_nbytes == 4 * 2 * 3 * 8 // 4
 
 
 # A as stored, B as stored, D, transb: what moves for a C-order product, which cuBLASMp sees as D^T = B^T A^T.
