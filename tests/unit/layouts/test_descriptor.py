@@ -275,10 +275,7 @@ def test_a_bad_argument_is_named_with_its_value(changes: dict[str, Any], text: s
         ),
         (lambda d: d.global_index(6, 0, 0), "global_index: rank is 6; expected a rank of the grid, in 0..5."),
         (lambda d: d.local_shape(-1), "Grid.coordinates: rank is -1; expected an integer >= 0."),
-        (
-            lambda d: d.submatrix(0, 9, 4, 9),
-            "part: the range is 4:9; expected 0 <= start <= stop <= n = 8.",
-        ),
+        (lambda d: d.submatrix(0, 9, 4, 9), "part: the range is 4:9; expected 0 <= start <= stop <= n = 8."),
         (lambda d: d.row_wise(4, 4, 0), "row_wise: nprocs is 0; expected an integer >= 1."),
         (lambda d: d.column_wise(4, "4", 2), "column_wise: n is '4', a str; expected an integer >= 0."),
     ],

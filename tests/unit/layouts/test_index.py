@@ -52,6 +52,8 @@ def test_maps_agree_with_an_enumeration_of_blocks() -> None:
 def test_an_array_gives_what_its_elements_give(dtype: Any) -> None:
     n = 19
     indices = np.arange(n, dtype=dtype)
+    indices.flags.writeable = False
+    assert indxg2p(indices[:18].reshape(6, 3), 2, 0, 3).shape == (6, 3)
     for nb, src, nprocs, inb in cases(n):
         pairs: list[tuple[Any, list[int]]] = [
             (indxg2p(indices, nb, src, nprocs, inb), [indxg2p(g, nb, src, nprocs, inb) for g in range(n)]),
@@ -62,14 +64,6 @@ def test_an_array_gives_what_its_elements_give(dtype: Any) -> None:
         for array, listed in pairs:
             assert array.dtype.kind == "i"
             assert array.tolist() == listed
-
-
-def test_shape_of_an_array_is_kept_and_the_array_is_not_touched() -> None:
-    indices = np.arange(12).reshape(3, 4)
-    before = indices.copy()
-    assert indxg2p(indices, 2, 0, 3).shape == (3, 4)
-    assert indxl2g(indices, 2, 0, 0, 3, inb=1).shape == (3, 4)
-    assert (indices == before).all()
 
 
 def test_replicated_means_that_every_process_owns_everything() -> None:

@@ -27,11 +27,7 @@ from pblas.schedules.operations import MAX_PHASES, Multiply
 from pblas.schedules.schedule import schedule
 from tests.common.gauge import NAMES, dtype_of
 
-KINDS = {
-    "row": MatrixDescriptor.row_wise,
-    "col": MatrixDescriptor.column_wise,
-    "all": MatrixDescriptor.replicated,
-}
+KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 LAYOUTS = {
     "AG along k": ("row", "row", "row"),
     "AG along n": ("row", "col", "row"),
