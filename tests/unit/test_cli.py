@@ -3,7 +3,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -308,13 +307,9 @@ def test_gauge_counts_roundings_and_finds_mistakes(dtype: str) -> None:
     eps = np.finfo(dtype).eps
     growth = np.full((3, 3), 2.0)
     assert gauge(one, one, growth) == 0
-    assert gauge(one * dtype_type(dtype, 1 + 4 * eps), one, growth) == 2
+    assert gauge(one * one.dtype.type(1 + 4 * eps), one, growth) == 2
     wrong = one.copy()
     wrong[1, 2] = np.nan
     assert not gauge(wrong, one, growth) <= 16
     assert gauge(one, np.zeros_like(one), np.zeros((3, 3))) == np.inf
     assert gauge(np.zeros_like(one), np.zeros_like(one), np.zeros((3, 3))) == 0
-
-
-def dtype_type(dtype: str, value: Any) -> Any:
-    return np.dtype(dtype).type(value)

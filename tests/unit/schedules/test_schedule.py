@@ -368,14 +368,10 @@ def flag_before_data(program: Program) -> Iterator[Program]:
 
 def awaiting(op: Op, sources: tuple[int, ...]) -> Op:
     """An operation that awaits other flags."""
-    return (
-        replace(op, awaits=sources) if isinstance(op, Burst) else Wait(op.lane, phase_of(op), sources, after=op.after)
-    )
-
-
-def phase_of(op: Op) -> int:
-    assert isinstance(op, Wait | Burst)
-    return op.phase
+    if isinstance(op, Burst):
+        return replace(op, awaits=sources)
+    assert isinstance(op, Wait)
+    return Wait(op.lane, op.phase, sources, after=op.after)
 
 
 def one_wait_dropped(program: Program) -> Iterator[Program]:
