@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 import pblas
-from pblas import MatrixDescriptor
+from pblas import Grid, MatrixDescriptor
 from pblas.backends.mpi import MpiBackend
 from tests.common.gauge import NAMES
 
@@ -137,6 +137,40 @@ def broken_later(**settings: Any) -> Iterator[pblas.Context]:
         context.close()
 
 
+def collected(matrix: pblas.DistMatrix) -> np.ndarray[Any, Any]:
+    """**Collective.** The global array of a matrix, on every rank."""
+    result = matrix.to_global(root=None)
+    assert result is not None
+    return result
+
+
+def interrupted(*_: object, **__: object) -> None:
+    """A function that a user interrupts."""
+    raise KeyboardInterrupt
+
+
+def no_memory(*_: object, **__: object) -> None:
+    """A function that finds no memory."""
+    raise MemoryError("none left")
+
+
+def check_broken_half_way(call: Callable[[], object], *steps: str) -> str:
+    """Assert that a call interrupted in one of these functions breaks its context; what the next call says.
+
+    Its messages or flags are still on their way: the next call would take them for its own and be wrong.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for step in steps:
+            patch.setattr(step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    with pytest.raises(pblas.ContextError, match="KeyboardInterrupt in the middle of it") as caught:
+        call()
+    text = str(caught.value)
+    del caught  # its traceback holds arrays of the context
+    return text
+
+
 def check_product(ctx: pblas.Context) -> None:
     """**Collective.** Assert that the context still makes matrices, multiplies and collects."""
     a = ctx.from_global(lambda i, j: i - 2.0 * j, MatrixDescriptor.row_wise(7, 5, ctx.nprocs))
@@ -190,3 +224,19 @@ def ctx() -> Iterator[pblas.Context]:
     """A context over all ranks with a short timeout, so that a mistake of pblas is not a long wait."""
     with pblas.Context(timeout=20.0) as context:
         yield context
+
+
+def layouts(m: int, n: int, order: Literal["F", "C"]) -> Iterator[MatrixDescriptor]:
+    """One of every kind over all ranks, and over fewer."""
+    size = COMM.size
+    yield MatrixDescriptor.row_wise(m, n, size, order=order)
+    yield MatrixDescriptor.row_wise(m, n, size, mb=2, rsrc=size - 1, order=order)
+    yield MatrixDescriptor.column_wise(m, n, size, order=order)
+    yield MatrixDescriptor.column_wise(m, n, size, nb=1, csrc=size // 2, order=order)
+    yield MatrixDescriptor.replicated(m, n, size, order=order)
+    for p, q in grids(size):
+        yield MatrixDescriptor(m, n, 2, 3, Grid(p, q, "R"), p - 1, q // 2, order, imb=1, inb=2)
+        yield MatrixDescriptor(m, n, 3, 2, Grid(p, q), -1, 0, order)
+    if size > 1:  # the last rank has nothing
+        yield MatrixDescriptor.row_wise(m, n, size - 1, mb=1, order=order)
+        yield MatrixDescriptor.replicated(m, n, size - 1, order=order)

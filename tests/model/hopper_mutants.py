@@ -7,7 +7,7 @@ MUTANTS = {
     "parts told before they are stored": (
         ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),
         ("        while (next.width) {\n", f"        {_LATE}\n        while (next.width) {{\n"),
-    ),
+    )
 }
 """What of the text becomes what."""
 

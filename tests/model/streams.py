@@ -10,20 +10,18 @@ Kernels that wait for peers may send LL packets, which carry their own flags. Pa
 copies of the slots alternate from one call that sends packets to the next such call. In this model a flag of a separate
 phase stands for the flags in the packets, and the reader of the packets clears it.
 
-Three checkers examine the same tasks:
+Two checkers examine the same tasks:
 
 * `prove`: happens-before. Each flag is set once and awaited once per use, so that all orders synchronise the same way.
   One partial order stands for them all: conflicting tasks must be ordered in it, and reads must follow the writes of
   their call.
 * `explore`: every order, state by state, for few tasks. It knows nothing of happens-before.
-* `random_order`: one random order, for many tasks.
 
-`prove` and `random_order` then compute D with symbols in place of numbers.
+`prove` then computes D with symbols in place of numbers.
 """
 
 from __future__ import annotations
 
-import random
 from bisect import bisect_left as bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -864,30 +862,3 @@ def explore(world: World, *, eager: bool = False, limit: int = 1_000_000) -> tup
                 known.add(state[:2])
                 stack.append(state)
     return [], len(known)
-
-
-def random_order(world: World, seed: int) -> list[Finding]:
-    """The error in one order of starts and ends, with changing slow lanes."""
-    topology, draw = _Machine(world), random.Random(seed)
-    ended, running, ready, up, order = 0, 0, topology.first, 0, list[int]()
-    haste = [draw.random() for _ in world.tasks]
-    while ended != topology.all or up:
-        able = [t for t in bits(ready) if not topology.awaits[t] & ~up]
-        events = [*able, *bits(running)]
-        if not events:
-            return [topology.stuck(ended)]
-        t = draw.choice(events) if draw.random() < 0.1 else max(events, key=haste.__getitem__)
-        if running >> t & 1:
-            running &= ~(1 << t)
-        else:
-            finding = topology.starting(t, ended, running, up)
-            if finding:
-                return [finding]
-            ready &= ~(1 << t)
-            if not topology.instant[t]:
-                running |= 1 << t
-                haste[t] = draw.random()
-                continue
-        ended, ready, up = topology.ending(t, ended, ready, up)
-        order.append(t)
-    return evaluate(world, order)

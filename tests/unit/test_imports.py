@@ -25,9 +25,22 @@ def test_root_names_are_refused(name: str) -> None:
         __import__(name)
 
 
-@pytest.mark.parametrize("statement", ["import pblas", "from pblas import *", "import pblas.errors"])
+GPU_MODULES = [
+    f"pblas.backends.{name}" for name in ("cuda.device", "nvshmem.diagnostics", "nvshmem.heap", "nvshmem.startup")
+]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from pblas import *",
+        "import pblas.errors",
+        "import pblas.scalapack",
+        f"import pblas.gpu, {', '.join(GPU_MODULES)}",
+    ],
+)
 def test_import_starts_no_mpi_and_no_gpu(statement: str) -> None:
-    assert loaded_by(statement).isdisjoint({"mpi4py.MPI", "cupy", "nvshmem"})
+    assert loaded_by(statement).isdisjoint({"mpi4py.MPI", "cupy", "nvshmem", "cuda.core"})
 
 
 @pytest.mark.parametrize("name", ["pblas.layouts", "pblas.plans.plan", "pblas.planner.choose"])

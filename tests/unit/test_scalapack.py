@@ -3,8 +3,6 @@
 import inspect
 import itertools
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +13,6 @@ from pblas.scalapack import routines
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
-from tests.harness.run import ROOT
 
 
 @pytest.mark.parametrize("routine", [routines.GEMM, routines.GEADD, routines.TRADD, routines.TRAN])
@@ -36,12 +33,6 @@ def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert described == expected
     assert "CTXT" in call.__doc__
-
-
-def test_the_types_of_the_issue_are_there() -> None:
-    for routine in ("gemm", "geadd", "tradd", "gemr2d", "trmr2d", "elset", "elget", "laprnt"):
-        assert all(hasattr(scalapack, f"p{letter}{routine}") for letter in "sdcz")
-    assert all(hasattr(scalapack, name) for name in ("pstran", "pdtran", "pctranu", "pctranc", "pztranu", "pztranc"))
 
 
 def test_index_maps_count_from_1() -> None:
@@ -138,11 +129,3 @@ def test_local_arrays_are_cut_without_a_copy() -> None:
     empty = cut(x, (0, 7), 1)
     assert empty is not None
     assert empty.shape == (0, 7)
-
-
-def test_importing_the_calls_starts_no_mpi() -> None:
-    code = "import pblas.scalapack, sys; print('mpi4py.MPI' in sys.modules, 'cupy' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.split() == ["False", "False"]

@@ -14,9 +14,9 @@ import pytest
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
 from pblas.matrices.random import random_entries
 from pblas.matrices.scatter_gather import part_of
-from tests.common.ranks import COMM, DTYPES, entries, raises_on_all_ranks, same_on_all_ranks
+from tests.common.ranks import COMM, DTYPES, entries, layouts, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.sharing import own_gpus
-from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of, layouts
+from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]

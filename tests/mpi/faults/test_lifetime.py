@@ -29,6 +29,7 @@ from tests.common.ranks import (
     entries,
     few,
     grids,
+    no_memory,
     outcome_of,
     outcome_with_late_rank,
     raises_on_all_ranks,
@@ -108,31 +109,25 @@ def test_contexts_over_disjoint_ranks_do_not_wait_for_each_other(quiet: None) ->
     half.Free()
 
 
-def test_a_matrix_too_large_for_memory_is_an_error_and_costs_no_shared_memory() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        shared = ctx.runtime.backend.shared
-        for n in (1 << 27, 1 << 40):  # beyond any memory, and beyond what can be counted
-            raises_on_all_ranks(pblas.WorkspaceError, "no memory for", partial(ctx.zeros, rows(n, n, ctx.nprocs)))
-        assert ctx.runtime.backend.shared == shared
-        check_product(ctx)
+def test_a_matrix_too_large_for_memory_is_an_error_and_costs_no_shared_memory(ctx: Context) -> None:
+    shared = ctx.runtime.backend.shared
+    for n in (1 << 27, 1 << 40):  # beyond any memory, and beyond what can be counted
+        raises_on_all_ranks(pblas.WorkspaceError, "no memory for", partial(ctx.zeros, rows(n, n, ctx.nprocs)))
+    assert ctx.runtime.backend.shared == shared
+    check_product(ctx)
 
 
 @pytest.mark.parametrize("root", [0, None])
 def test_a_rank_without_memory_for_the_whole_matrix_is_an_error_on_every_rank(
-    root: int | None, monkeypatch: pytest.MonkeyPatch
+    ctx: Context, root: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        a = ctx.random(rows(8, 8, ctx.nprocs))
-        for poor in {0, ctx.nprocs - 1} if root is None else {0}:
-            with monkeypatch.context() as patch:
-                if ctx.rank == poor:
-                    patch.setattr("pblas.matrices.scatter_gather.np.empty", _no_memory)
-                raises_on_all_ranks(pblas.WorkspaceError, "no memory for a matrix of 8 x 8", partial(a.to_global, root))
-        assert (a.to_global(root) is None) == (ctx.rank != 0 and root is not None)
-
-
-def _no_memory(*_: object, **__: object) -> None:
-    raise MemoryError
+    a = ctx.random(rows(8, 8, ctx.nprocs))
+    for poor in {0, ctx.nprocs - 1} if root is None else {0}:
+        with monkeypatch.context() as patch:
+            if ctx.rank == poor:
+                patch.setattr("pblas.matrices.scatter_gather.np.empty", no_memory)
+            raises_on_all_ranks(pblas.WorkspaceError, "no memory for a matrix of 8 x 8", partial(a.to_global, root))
+    assert (a.to_global(root) is None) == (ctx.rank != 0 and root is not None)
 
 
 @few
@@ -194,13 +189,6 @@ def test_blas_threads_are_restored_in_whatever_order_contexts_end() -> None:
     assert blas_threads() == before
 
 
-def test_blas_threads_are_restored_after_an_error() -> None:
-    before = blas_threads()
-    with pytest.raises(ZeroDivisionError), Context(timeout=TIMEOUT, threads=2):
-        _ = 1 / 0
-    assert blas_threads() == before
-
-
 # Memory
 
 TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500}
@@ -238,50 +226,48 @@ def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, plann
 
 
 @few
-def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(quiet: None) -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        arena = backend(ctx).arena
-        ctx.zeros(rows(60, 60))
-        ctx.zeros(rows(1, 1))
-        for keepers in culprits():
-            before = same_on_all_ranks(arena.live_nbytes)
-            x: pblas.DistMatrix | None = ctx.empty(rows(60, 60))
-            assert x is not None
-            x.local[...] = COMM.rank + 1.0
-            view = x.local[:, 1:] if COMM.rank in keepers else None
-            x = None
-            for _ in range(30):
-                y = ctx.empty(rows(60, 60))
-                y.local[...] = -99.0
-                del y
-            assert view is None or np.all(view == COMM.rank + 1.0)
-            if backend(ctx).shared:
-                assert same_on_all_ranks(arena.live_nbytes) > before
-            view = None
-            for _ in range(3):
-                ctx.zeros(rows(1, 1))
-            assert same_on_all_ranks(arena.live_nbytes) <= before + 3 * 256
+def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(ctx: Context, quiet: None) -> None:
+    arena = backend(ctx).arena
+    ctx.zeros(rows(60, 60))
+    ctx.zeros(rows(1, 1))
+    for keepers in culprits():
+        before = same_on_all_ranks(arena.live_nbytes)
+        x: pblas.DistMatrix | None = ctx.empty(rows(60, 60))
+        assert x is not None
+        x.local[...] = COMM.rank + 1.0
+        view = x.local[:, 1:] if COMM.rank in keepers else None
+        x = None
+        for _ in range(30):
+            y = ctx.empty(rows(60, 60))
+            y.local[...] = -99.0
+            del y
+        assert view is None or np.all(view == COMM.rank + 1.0)
+        if backend(ctx).shared:
+            assert same_on_all_ranks(arena.live_nbytes) > before
+        view = None
+        for _ in range(3):
+            ctx.zeros(rows(1, 1))
+        assert same_on_all_ranks(arena.live_nbytes) <= before + 3 * 256
 
 
 @few
-def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(quiet: None) -> None:
+def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(ctx: Context, quiet: None) -> None:
     """More than one agreement can report."""
-    with Context(timeout=TIMEOUT) as ctx:
-        arena = backend(ctx).arena
+    arena = backend(ctx).arena
+    ctx.zeros(rows(1, 1))
+    before = same_on_all_ranks(arena.live_nbytes)
+    many = [ctx.zeros(rows(COMM.size, 1)) for _ in range(2200)]
+    for number, x in enumerate(many):
+        x.local[...] = number
+    assert all(np.all(x.local == number) for number, x in enumerate(many))
+    order = np.random.default_rng(COMM.rank).permutation(len(many))
+    holder: list[Any] = list(many)
+    del many, x
+    for place in order:  # every rank drops them in an order of its own
+        holder[place] = None
+    for _ in range(4):
         ctx.zeros(rows(1, 1))
-        before = same_on_all_ranks(arena.live_nbytes)
-        many = [ctx.zeros(rows(COMM.size, 1)) for _ in range(2200)]
-        for number, x in enumerate(many):
-            x.local[...] = number
-        assert all(np.all(x.local == number) for number, x in enumerate(many))
-        order = np.random.default_rng(COMM.rank).permutation(len(many))
-        holder: list[Any] = list(many)
-        del many, x
-        for place in order:  # every rank drops them in an order of its own
-            holder[place] = None
-        for _ in range(4):
-            ctx.zeros(rows(1, 1))
-        assert same_on_all_ranks(arena.live_nbytes) <= before + 1024
+    assert same_on_all_ranks(arena.live_nbytes) <= before + 1024
 
 
 def test_a_refused_call_keeps_no_memory(quiet: None) -> None:
@@ -435,29 +421,20 @@ def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all(
         check_product(after)
 
 
-def test_all_ranks_that_leave_by_the_same_exception_free_everything(quiet: None) -> None:
-    left = False
-    try:
-        with Context(timeout=TIMEOUT) as ctx:
-            shift(ctx, 6)
-            raise ZeroDivisionError
-    except ZeroDivisionError:
-        left = True
-    assert left
-    assert backend(ctx).peers.comm == MPI.COMM_NULL
-    assert not backend(ctx).arena._windows
-
-
-def test_ranks_that_leave_by_an_exception_while_the_others_just_leave_free_everything(quiet: None) -> None:
-    for leaving in some_wrong():
+def test_ranks_that_leave_by_an_exception_free_everything_and_restore_blas_threads(quiet: None) -> None:
+    """All of them, or some while the others just leave."""
+    before = blas_threads()
+    for leaving in culprits():
         try:
-            with Context(timeout=TIMEOUT) as ctx:
+            with Context(timeout=TIMEOUT, threads=2) as ctx:
                 shift(ctx, 6)
                 if COMM.rank in leaving:
                     raise ZeroDivisionError
         except ZeroDivisionError:
             assert COMM.rank in leaving
         assert backend(ctx).peers.comm == MPI.COMM_NULL
+        assert not backend(ctx).arena._windows or len(leaving) < COMM.size
+        assert blas_threads() == before
 
 
 @waits

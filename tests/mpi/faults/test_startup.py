@@ -158,57 +158,38 @@ def test_heap_size_is_that_of_the_variable(library: Library, monkeypatch: pytest
     assert library.allocated == 1
 
 
-def has_no_cupy(_: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gpu, "probe", lambda: Platform(lack="No module named 'cupy'"))
+def fail(_: Device) -> None:
+    raise OSError("libcuda.so.1: not today")
 
 
-def has_no_memory(_: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gpu, "free_nbytes", lambda: 1 << 20)
-
-
-def has_a_full_heap(library: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(library, "full", True)
-
-
-def has_no_signals(_: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(gpu, "query", lambda _: replace(GPU, uuid=str(COMM.rank), stream_memops=False))
-
-
-def has_another_size(_: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("PBLAS_SYMMETRIC_SIZE", "32M")
-
-
-def has_no_size(_: Library, patch: pytest.MonkeyPatch) -> None:
-    patch.setenv("PBLAS_SYMMETRIC_SIZE", "plenty")
-
-
-def has_a_broken_driver(_: Library, patch: pytest.MonkeyPatch) -> None:
-    def fail(_: Device) -> None:
-        raise OSError("libcuda.so.1: not today")
-
-    patch.setattr(gpu, "activate", fail)
+NO_SIGNALS = replace(GPU, uuid=str(COMM.rank), stream_memops=False)
+# What a rank has, the exception, and what its text says.
+LACKS: dict[str, tuple[Callable[[Library, pytest.MonkeyPatch], None], type[Exception], str]] = {
+    "no CuPy": (
+        lambda _, patch: patch.setattr(gpu, "probe", lambda: Platform(lack="No module named 'cupy'")),
+        *(BackendError, "backend 'nvshmem' is not available: No module named 'cupy'. pip install"),
+    ),
+    "no memory": (lambda _, p: p.setattr(gpu, "free_nbytes", lambda: 1 << 20), WorkspaceError, "1048576 are free"),
+    "a full heap": (lambda x, p: p.setattr(x, "full", True), WorkspaceError, f"PBLAS_SYMMETRIC_SIZE={1 << 30}"),
+    "no signals": (
+        *(lambda _, p: p.setattr(gpu, "query", lambda _: NO_SIGNALS), BackendError, "no stream memory operations"),
+    ),
+    "another size": (
+        *(lambda _, p: p.setenv("PBLAS_SYMMETRIC_SIZE", "32M"), pblas.MismatchError, "nbytes differs between ranks"),
+    ),
+    "no size": (lambda _, p: p.setenv("PBLAS_SYMMETRIC_SIZE", "x"), BackendError, "must be a number of bytes"),
+    "a broken driver": (lambda _, p: p.setattr(gpu, "activate", fail), BackendError, "not today"),
+}
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize(
-    ("mistake", "kind", "text"),
-    [
-        (has_no_cupy, BackendError, "backend 'nvshmem' is not available: No module named 'cupy'. pip install"),
-        (has_no_memory, WorkspaceError, "1048576 are free"),
-        (has_a_full_heap, WorkspaceError, f"PBLAS_SYMMETRIC_SIZE={1 << 30}"),
-        (has_no_signals, BackendError, "no stream memory operations"),
-        (has_another_size, pblas.MismatchError, "nbytes differs between ranks"),
-        (has_no_size, BackendError, "must be a number of bytes"),
-        (has_a_broken_driver, BackendError, "not today"),
-    ],
-)
-def test_an_error_of_one_rank_is_raised_by_all_and_the_library_can_start_later(
-    mistake: Callable[[Library, pytest.MonkeyPatch], None], kind: type[Exception], text: str, library: Library
-) -> None:
+@pytest.mark.parametrize("name", LACKS)
+def test_an_error_of_one_rank_is_raised_by_all_and_the_library_can_start_later(name: str, library: Library) -> None:
+    lack, kind, text = LACKS[name]
     for wrong in some_wrong():
         with pytest.MonkeyPatch.context() as patch:
             if COMM.rank in wrong:
-                mistake(library, patch)
+                lack(library, patch)
             raises_on_all_ranks(kind, text, start)
         assert running() is None
         assert library.status == 0, "what was started is ended"

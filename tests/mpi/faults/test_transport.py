@@ -11,73 +11,38 @@ import pytest
 
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matrices.matrix import DistMatrix
-from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter, LocalGemm
-from tests.common.gauge import THRESHOLD, Array, dtype_of, entries, gauge
-from tests.common.ranks import few
+from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+from tests.common.gauge import THRESHOLD, Array, entries, gauge
+from tests.common.ranks import Contexts, collected, few
+from tests.mpi.operations.test_matmul import LAYOUTS as MATMUL_LAYOUTS
+from tests.mpi.operations.test_matmul import Case, Dimension, Run
 
 LOCATION_NBYTES = 32  # location of an array: window, offset, two strides
 SIZES = ((7, 8, 9), (13, 11, 3), (2, 3, 1), (9, 29, 16))
-LAYOUTS = {
-    "AG(B) along k": ("rows", "rows", "rows"),
-    "AG(B) along n": ("rows", "columns", "rows"),
-    "AG(A)": ("columns", "columns", "columns"),
-    "RS to rows": ("columns", "rows", "rows"),
-    "RS to columns": ("all", "rows", "columns"),
-    "AR": ("columns", "rows", "all"),
-    "AR of one split operand": ("columns", "all", "all"),
-    "Local": ("rows", "all", "rows"),
-}
+LAYOUTS = ["AG(B) rows", "AG(B) columns", "AG(A) columns", "RS to rows", "RS A replicated", "AR", "AR B replicated"]
+LAYOUTS.append("Local rows")
+SETTINGS = ("message", "shared", "mixed")
 
 
-@pytest.fixture(scope="module")
-def message() -> Iterator[pblas.Context]:
-    with pblas.Context(timeout=30, transport="message") as ctx:
-        yield ctx
+@pytest.fixture
+def message(contexts: Contexts) -> pblas.Context:
+    return contexts["message"]
 
 
-@pytest.fixture(scope="module")
-def window() -> Iterator[pblas.Context]:
-    with pblas.Context(timeout=30, transport="shared") as ctx:
-        yield ctx
+@pytest.fixture
+def window(contexts: Contexts) -> pblas.Context:
+    return contexts["shared"]
 
 
-@pytest.fixture(scope="module")
-def mixed() -> Iterator[pblas.Context]:
-    with pblas.Context(timeout=30, ranks_per_node=2) as ctx:
-        yield ctx
+class Product(Run):
+    """A product with one of three distributions; C is D itself."""
 
-
-def described(kind: str, shape: tuple[int, ...], nprocs: int, block: int | None, src: int) -> MatrixDescriptor:
-    m, n = shape
-    if kind == "rows":
-        return MatrixDescriptor.row_wise(m, n, nprocs, mb=block, rsrc=src)
-    if kind == "columns":
-        return MatrixDescriptor.column_wise(m, n, nprocs, nb=block, csrc=src)
-    return MatrixDescriptor.replicated(m, n, nprocs)
-
-
-class Product:
-    """Global matrices and the distributed ones, for one layout."""
-
-    def __init__(self, ctx: pblas.Context, layout: str, sizes: tuple[int, int, int], name: str, turn: int) -> None:
-        (m, n, k), dtype = sizes, dtype_of(name)
-        block, src = ((None, 0), (1, 0), (2, ctx.nprocs - 1))[turn % 3]
-        self.a, self.b, self.c = (
-            entries(shape, dtype, seed) for seed, shape in enumerate(((m, k), (k, n), (m, n)), start=1)
-        )
-        self.A, self.B, self.D = (
-            ctx.from_global(x, described(kind, x.shape, ctx.nprocs, block, src), root=None)
-            for x, kind in zip((self.a, self.b, self.c), LAYOUTS[layout], strict=True)
-        )
-
-    def check(self, result: DistMatrix, beta: float) -> None:
-        rows, columns = (
-            np.concatenate([np.arange(0), *(np.arange(*r) for r in ranges)]).astype(int)
-            for ranges in result.desc.global_ranges(result.runtime.rank)
-        )
-        a, b, c = self.a[rows], self.b[:, columns], self.c[np.ix_(rows, columns)]
-        assert gauge(result.local, a, b, c, beta=beta) <= THRESHOLD
+    def __init__(
+        self, ctx: pblas.Context, layout: str, sizes: tuple[int, int, int], name: str, turn: int, beta: float = 0.0
+    ) -> None:
+        nb, src = ((None, 0), (1, 0), (2, ctx.nprocs - 1))[turn % 3]
+        m, n, k = (Dimension(size, nb, src) for size in sizes)
+        super().__init__(ctx, Case(m, n, k, MATMUL_LAYOUTS[layout], name, beta=beta, out="in place"))
 
 
 def combinations() -> Iterator[tuple[int, tuple[int, int, int], int | None, bool]]:
@@ -117,32 +82,36 @@ def test_messages_carry_the_bytes_of_the_plan(message: pblas.Context, layout: st
     for turn, sizes, chunks, overlap in combinations():
         name = next(names)
         x = Product(message, layout, sizes, name, turn)
-        descs = (x.A.desc, x.B.desc)
-        foretold = pblas.plan_matmul(*descs, out=x.D.desc, dtype=name, nprocs=message.nprocs, chunks=chunks).plan
-        with pblas.plan_matmul(x.A, x.B, out=x.D, chunks=chunks, overlap=overlap) as planned:
+        descs = (x.A.view.desc, x.B.view.desc)
+        foretold = pblas.plan_matmul(*descs, out=x.D.view.desc, dtype=name, nprocs=message.nprocs, chunks=chunks).plan
+        with pblas.plan_matmul(x.A.view, x.B.view, out=x.D.view, chunks=chunks, overlap=overlap) as planned:
             before = backend.channel.received_nbytes
-            planned.execute(x.A, x.B, out=x.D)
+            planned.execute(x.A.view, x.B.view, out=x.D.view)
             received = backend.channel.received_nbytes - before
             assert received == planned.plan.received_nbytes(message.rank) == foretold.received_nbytes(message.rank)
             assert planned.plan.max_received_nbytes == max(map(planned.plan.received_nbytes, range(message.nprocs)))
-        x.check(x.D, 0.0)
+        x.check(x.D.view)
 
 
 @pytest.mark.mpi(min_size=2)
 def test_wire_dtype_doubles_the_bytes_of_partial_products_only(message: pblas.Context) -> None:
     backend, received = message.runtime.backend, {}
-    for layout, wire in itertools.product(("RS to rows", "AR", "AG(A)"), (None, "float32")):
+    for layout, wire in itertools.product(("RS to rows", "AR", "AG(A) columns"), (None, "float32")):
         x = Product(message, layout, (9, 12, 8), "bfloat16", 0)
         before = backend.channel.received_nbytes
-        pblas.pmatmul(x.A, x.B, out=x.D, wire_dtype=wire)
+        pblas.pmatmul(x.A.view, x.B.view, out=x.D.view, wire_dtype=wire)
         received[layout, wire] = backend.channel.received_nbytes - before
-        x.check(x.D, 0.0)
+        x.check(x.D.view)
     assert received["RS to rows", "float32"] == 2 * received["RS to rows", None]
-    assert received["AG(A)", "float32"] == received["AG(A)", None]
-    plan = pblas.plan_matmul(x.A.desc, x.B.desc, out=x.D.desc, dtype="bfloat16", nprocs=message.nprocs).plan
+    assert received["AG(A) columns", "float32"] == received["AG(A) columns", None]
+    plan = pblas.plan_matmul(
+        x.A.view.desc, x.B.view.desc, out=x.D.view.desc, dtype="bfloat16", nprocs=message.nprocs
+    ).plan
     assert isinstance(plan, AllGatherGemm)
     x = Product(message, "AR", (9, 12, 8), "bfloat16", 0)
-    reduce = pblas.plan_matmul(x.A.desc, x.B.desc, out=x.D.desc, dtype="bfloat16", nprocs=message.nprocs).plan
+    reduce = pblas.plan_matmul(
+        x.A.view.desc, x.B.view.desc, out=x.D.view.desc, dtype="bfloat16", nprocs=message.nprocs
+    ).plan
     assert isinstance(reduce, GemmReduceScatter)
     partial = 2 * GemmReduceScatter.received_elements(reduce, message.rank)
     assert received["AR", "float32"] == received["AR", None] + partial
@@ -151,19 +120,17 @@ def test_wire_dtype_doubles_the_bytes_of_partial_products_only(message: pblas.Co
 @few
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_workspace_is_within_the_plan(
-    message: pblas.Context, window: pblas.Context, mixed: pblas.Context, layout: str
-) -> None:
+def test_workspace_is_within_the_plan(contexts: Contexts, layout: str) -> None:
     """On every rank, with beta or without, for wide and narrow dtypes, over messages, in the window and over both."""
     wide: Any = itertools.cycle([("float64", None), ("bfloat16", None), ("float16", "float32")])
-    for ctx, beta in itertools.product((message, window, mixed), (0.0, 0.5)):
+    for ctx, beta in itertools.product(contexts.values(), (0.0, 0.5)):
         for turn, sizes, chunks, overlap in combinations():
             name, wire = next(wide)
-            x = Product(ctx, layout, sizes, name, turn)
+            x = Product(ctx, layout, sizes, name, turn, beta)
             with pblas.plan_matmul(
-                x.A, x.B, x.D, out=x.D, chunks=chunks, overlap=overlap, beta=beta, wire_dtype=wire
+                x.A.view, x.B.view, x.D.view, out=x.D.view, chunks=chunks, overlap=overlap, beta=beta, wire_dtype=wire
             ) as planned:
-                x.check(planned.execute(x.A, x.B, x.D, out=x.D), beta)
+                x.check(planned.execute(x.A.view, x.B.view, x.D.view, out=x.D.view))
                 assert planned.workspace_nbytes <= planned.plan.workspace_nbytes, (planned.plan, name, beta)
 
 
@@ -186,35 +153,35 @@ def test_messages_gather_through_two_pieces(message: pblas.Context) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_messages_reduce_through_four_pieces(message: pblas.Context) -> None:
     """Two pieces go out and two come in, whatever D's size; beta = 0 needs nothing else."""
-    for layout in ("RS to rows", "RS to columns", "AR"):
+    for layout in ("RS to rows", "RS A replicated", "AR"):
         held = {}
         for chunks in (1, 2, 4):
             n = 8 * message.nprocs
             x = Product(message, layout, (n, n, 128 * message.nprocs), "float64", 0)  # no thin GEMMs
-            with pblas.plan_matmul(x.A, x.B, out=x.D, chunks=chunks) as planned:
-                planned.execute(x.A, x.B, out=x.D)
+            with pblas.plan_matmul(x.A.view, x.B.view, out=x.D.view, chunks=chunks) as planned:
+                planned.execute(x.A.view, x.B.view, out=x.D.view)
                 held[chunks] = planned.workspace_nbytes
                 assert held[chunks] == 4 * 8 * n * (8 // chunks)
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("layout", ["AG(B) along k", "AG(B) along n", "AG(A)"])
+@pytest.mark.parametrize("layout", ["AG(B) rows", "AG(B) columns", "AG(A) columns"])
 def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
     """Shards that the context allocated are read in place: a plan takes a table of locations, no more."""
-    backend, stays = window.runtime.backend, 1 if layout == "AG(A)" else 0
+    backend, stays = window.runtime.backend, 1 if layout == "AG(A) columns" else 0
     for turn, each in enumerate(SIZES):
         sizes: Any = [30 * size if i == stays else size for i, size in enumerate(each)]  # nothing receives less
         x = Product(window, layout, sizes, "float64", turn)
         window.runtime.agree("settle", {}, maxima=(0, 0, 0, 0))  # what the last turn dropped is free now
         before, received = backend.arena.live_nbytes, backend.channel.received_nbytes
-        with pblas.plan_matmul(x.A, x.B, out=x.D) as planned:
+        with pblas.plan_matmul(x.A.view, x.B.view, out=x.D.view) as planned:
             allocated = backend.arena.live_nbytes - before
-            planned.execute(x.A, x.B, out=x.D)
+            planned.execute(x.A.view, x.B.view, out=x.D.view)
             assert planned.workspace_nbytes == 0
             assert backend.arena.live_nbytes - before <= allocated
             assert LOCATION_NBYTES <= allocated <= 256  # blocks are aligned to 256 bytes
             assert backend.channel.received_nbytes == received
-        x.check(x.D, 0.0)
+        x.check(x.D.view)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -231,19 +198,5 @@ def test_windows_stage_only_arrays_outside_the_window(window: pblas.Context) -> 
             local[...] = value[4 * window.rank : 4 * window.rank + 4]
             planned.execute(A, B, out=D)
             assert planned.workspace_nbytes == local.nbytes <= planned.plan.workspace_nbytes
-            result = D.to_global(root=None)
-            assert result is not None
+            result = collected(D)
             assert gauge(result, values[0], value) <= THRESHOLD
-
-
-@pytest.mark.mpi
-def test_local_products_hold_and_move_nothing(message: pblas.Context, window: pblas.Context) -> None:
-    for ctx in (message, window):
-        x = Product(ctx, "Local", (7, 8, 9), "float64", 0)
-        before = ctx.runtime.backend.channel.received_nbytes
-        with pblas.plan_matmul(x.A, x.B, out=x.D) as planned:
-            planned.execute(x.A, x.B, out=x.D)
-            assert isinstance(planned.plan, LocalGemm)
-            assert planned.workspace_nbytes == 0
-        assert ctx.runtime.backend.channel.received_nbytes == before
-        x.check(x.D, 0.0)

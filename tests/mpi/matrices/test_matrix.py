@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -11,11 +11,21 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import ArgumentError, Context, ContextError, DistMatrix, Grid, MatrixDescriptor, PeerTimeout
+from pblas import ArgumentError, Context, ContextError, DistMatrix, MatrixDescriptor, PeerTimeout
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.random import random_entries
 from pblas.runtime.runtime import checked_dtype
-from tests.common.ranks import COMM, DTYPES, entries, grids, padded, raises_on_all_ranks, same_on_all_ranks
+from tests.common.ranks import (
+    COMM,
+    DTYPES,
+    check_broken_half_way,
+    entries,
+    layouts,
+    no_memory,
+    padded,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -23,22 +33,6 @@ TIMEOUT = 20.0
 SIZES = ((8, 7), (9, 1), (1, 9), (2, 3), (0, 5), (4, 0))
 Order = Literal["F", "C"]
 ORDERS: tuple[Order, Order] = ("F", "C")
-
-
-def layouts(m: int, n: int, order: Order) -> Iterator[MatrixDescriptor]:
-    """One of every kind over all ranks, and over fewer."""
-    size = COMM.size
-    yield MatrixDescriptor.row_wise(m, n, size, order=order)
-    yield MatrixDescriptor.row_wise(m, n, size, mb=2, rsrc=size - 1, order=order)
-    yield MatrixDescriptor.column_wise(m, n, size, order=order)
-    yield MatrixDescriptor.column_wise(m, n, size, nb=1, csrc=size // 2, order=order)
-    yield MatrixDescriptor.replicated(m, n, size, order=order)
-    for p, q in grids(size):
-        yield MatrixDescriptor(m, n, 2, 3, Grid(p, q, "R"), p - 1, q // 2, order, imb=1, inb=2)
-        yield MatrixDescriptor(m, n, 3, 2, Grid(p, q), -1, 0, order)
-    if size > 1:  # the last rank has nothing
-        yield MatrixDescriptor.row_wise(m, n, size - 1, mb=1, order=order)
-        yield MatrixDescriptor.replicated(m, n, size - 1, order=order)
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -85,149 +79,141 @@ def test_dealing_out_and_collecting_is_the_identity(dtype: str, transport: Liter
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_all_ways_to_give_a_global_array_give_the_same_matrix(order: Order) -> None:
+def test_all_ways_to_give_a_global_array_give_the_same_matrix(ctx: Context, order: Order) -> None:
     array = entries(8, 7, np.float64)
-    with Context(timeout=TIMEOUT) as ctx:
-        for desc in layouts(8, 7, order):
-            for source in (array, np.asfortranarray(array), np.repeat(array, 2, 0)[::2], array[::-1][::-1]):
-                check_local(ctx.from_global(source, desc, None), array)
-                check_local(ctx.from_global(source, desc, ctx.nprocs - 1), array)
-            check_local(ctx.from_global(array.tolist(), desc), array)
-            check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
-            check_local(ctx.from_global(array.astype(int), desc, dtype="float32"), array.astype("float32"))
+    for desc in layouts(8, 7, order):
+        for source in (array, np.asfortranarray(array), np.repeat(array, 2, 0)[::2], array[::-1][::-1]):
+            check_local(ctx.from_global(source, desc, None), array)
+            check_local(ctx.from_global(source, desc, ctx.nprocs - 1), array)
+        check_local(ctx.from_global(array.tolist(), desc), array)
+        check_local(ctx.from_global(lambda i, j: array[i, j], desc), array)
+        check_local(ctx.from_global(array.astype(int), desc, dtype="float32"), array.astype("float32"))
 
 
-def test_a_function_sees_its_own_indices_only() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        desc = MatrixDescriptor.replicated(2, 3, ctx.nprocs)
-        seen_shapes: list[tuple[Any, Any]] = []
+def test_a_function_sees_its_own_indices_only(ctx: Context) -> None:
+    desc = MatrixDescriptor.replicated(2, 3, ctx.nprocs)
+    seen_shapes: list[tuple[Any, Any]] = []
 
-        def record(i: Any, j: Any) -> Any:
-            seen_shapes.append((i.shape, j.shape))
-            return i * 10.0 + j
+    def record(i: Any, j: Any) -> Any:
+        seen_shapes.append((i.shape, j.shape))
+        return i * 10.0 + j
 
-        a = ctx.from_global(record, desc)
-        assert seen_shapes == [((2, 1), (1, 3))]
-        assert a.local.tolist() == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
+    a = ctx.from_global(record, desc)
+    assert seen_shapes == [((2, 1), (1, 3))]
+    assert a.local.tolist() == [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("source_order", ORDERS)
 def test_shards_sent_in_many_panels_arrive_unchanged(
-    order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
+    ctx: Context, order: Order, source_order: Order, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "_PANEL_NBYTES", 40)
-    with Context(timeout=TIMEOUT) as ctx:
-        for m, n in ((8, 7), (1, 30), (30, 1)):
-            array = np.asarray(entries(m, n, np.float32), order=source_order)
-            for desc in layouts(m, n, order):
-                a = ctx.from_global(array, desc, ctx.nprocs - 1, dtype="float64")
-                check_local(a, array.astype(float))
-                assert np.array_equal(a.to_global(None), array)  # type: ignore[arg-type]
-                part, _ = padded(desc, ctx.rank, np.float64)
-                part[...] = a.local
-                assert np.array_equal(ctx.from_local(part, desc).to_global(None), array)  # type: ignore[arg-type]
-            # a single row or column fits either order, however it is stored
-            for desc in (MatrixDescriptor.column_wise(1, 30, ctx.nprocs), MatrixDescriptor.row_wise(30, 1, ctx.nprocs)):
-                desc = replace(desc, order=order)  # noqa: PLW2901
-                whole = entries(*desc.shape, np.float64)
-                part = np.array(ctx.from_global(whole, desc, None).local, order="C")
-                assert np.array_equal(ctx.from_local(part, desc).to_global(None), whole)  # type: ignore[arg-type]
+    for m, n in ((8, 7), (1, 30), (30, 1)):
+        array = np.asarray(entries(m, n, np.float32), order=source_order)
+        for desc in layouts(m, n, order):
+            a = ctx.from_global(array, desc, ctx.nprocs - 1, dtype="float64")
+            check_local(a, array.astype(float))
+            assert np.array_equal(a.to_global(None), array)  # type: ignore[arg-type]
+            part, _ = padded(desc, ctx.rank, np.float64)
+            part[...] = a.local
+            assert np.array_equal(ctx.from_local(part, desc).to_global(None), array)  # type: ignore[arg-type]
+        # a single row or column fits either order, however it is stored
+        for desc in (MatrixDescriptor.column_wise(1, 30, ctx.nprocs), MatrixDescriptor.row_wise(30, 1, ctx.nprocs)):
+            desc = replace(desc, order=order)  # noqa: PLW2901
+            whole = entries(*desc.shape, np.float64)
+            part = np.array(ctx.from_global(whole, desc, None).local, order="C")
+            assert np.array_equal(ctx.from_local(part, desc).to_global(None), whole)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_from_local_aliases_the_array_and_leaves_the_gaps_alone(order: Order) -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        for desc in layouts(8, 7, order):
-            part, buffer = padded(desc, ctx.rank, np.float64)
-            inside = np.zeros(buffer.shape, bool)
-            inside[:, : buffer.shape[1] - 3] = True
-            a = ctx.from_local(part, replace(desc, lld=max(1, buffer.shape[1])))
-            a.local[...] = ctx.rank + 1.0
-            assert np.all(part == ctx.rank + 1.0)
-            part[...] = 7.0
-            assert np.all(a.local == 7.0)
-            assert np.all(a.to_global(None) == 7.0)
-            assert np.all(buffer[~inside] == -99.0)
-            free = ctx.from_local(part, desc)  # a descriptor without lld takes the array's
-            assert np.all(free.to_global(None) == 7.0)
-            copied = ctx.from_local(part, desc, copy=True)
-            copied.local[...] = -1.0
-            assert np.all(part == 7.0)
+def test_from_local_aliases_the_array_and_leaves_the_gaps_alone(ctx: Context, order: Order) -> None:
+    for desc in layouts(8, 7, order):
+        part, buffer = padded(desc, ctx.rank, np.float64)
+        inside = np.zeros(buffer.shape, bool)
+        inside[:, : buffer.shape[1] - 3] = True
+        a = ctx.from_local(part, replace(desc, lld=max(1, buffer.shape[1])))
+        a.local[...] = ctx.rank + 1.0
+        assert np.all(part == ctx.rank + 1.0)
+        part[...] = 7.0
+        assert np.all(a.local == 7.0)
+        assert np.all(a.to_global(None) == 7.0)
+        assert np.all(buffer[~inside] == -99.0)
+        free = ctx.from_local(part, desc)  # a descriptor without lld takes the array's
+        assert np.all(free.to_global(None) == 7.0)
+        copied = ctx.from_local(part, desc, copy=True)
+        copied.local[...] = -1.0
+        assert np.all(part == 7.0)
 
 
-def test_extents_of_at_most_one_fit_either_order() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        for order in ORDERS:
-            row = MatrixDescriptor.row_wise(ctx.nprocs, 5, ctx.nprocs, order="F")
-            column = MatrixDescriptor.column_wise(5, ctx.nprocs, ctx.nprocs, order="C")
-            thin = MatrixDescriptor.row_wise(ctx.nprocs, 1, ctx.nprocs, order=order)
-            none = MatrixDescriptor.row_wise(0, 5, ctx.nprocs, order=order)
-            for desc, shape in ((row, (1, 5)), (column, (5, 1)), (thin, (1, 1)), (none, (0, 5))):
-                for stored in ORDERS:
-                    part = np.full(shape, ctx.rank + 1.0, order=stored)
-                    strided = np.full((4 * shape[0], 4 * shape[1]), ctx.rank + 1.0)[::4, : shape[1]][: shape[0]]
-                    for x in (part, strided):
-                        whole = ctx.from_local(x, desc).to_global(None)
-                        assert whole is not None
-                        assert whole.shape == desc.shape
-                        assert whole.sum() == (0 if 0 in shape else sum(range(1, ctx.nprocs + 1)) * x.size)
+def test_extents_of_at_most_one_fit_either_order(ctx: Context) -> None:
+    for order in ORDERS:
+        row = MatrixDescriptor.row_wise(ctx.nprocs, 5, ctx.nprocs, order="F")
+        column = MatrixDescriptor.column_wise(5, ctx.nprocs, ctx.nprocs, order="C")
+        thin = MatrixDescriptor.row_wise(ctx.nprocs, 1, ctx.nprocs, order=order)
+        none = MatrixDescriptor.row_wise(0, 5, ctx.nprocs, order=order)
+        for desc, shape in ((row, (1, 5)), (column, (5, 1)), (thin, (1, 1)), (none, (0, 5))):
+            for stored in ORDERS:
+                part = np.full(shape, ctx.rank + 1.0, order=stored)
+                strided = np.full((4 * shape[0], 4 * shape[1]), ctx.rank + 1.0)[::4, : shape[1]][: shape[0]]
+                for x in (part, strided):
+                    whole = ctx.from_local(x, desc).to_global(None)
+                    assert whole is not None
+                    assert whole.shape == desc.shape
+                    assert whole.sum() == (0 if 0 in shape else sum(range(1, ctx.nprocs + 1)) * x.size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_padding_below_lld_is_never_touched(dtype: str) -> None:
+def test_padding_below_lld_is_never_touched(ctx: Context, dtype: str) -> None:
     """Neither by making a matrix, nor by collecting it, nor by a product that writes it."""
     n = 6
-    with Context(timeout=TIMEOUT) as ctx:
-        for order in ORDERS:
-            desc = MatrixDescriptor.row_wise(n, n, ctx.nprocs, order=order)
-            part, buffer = padded(desc, ctx.rank, dtype_of(dtype))
-            out = ctx.from_local(part, replace(desc, lld=buffer.shape[1]))
-            a = ctx.from_global(entries(n, n, dtype_of(dtype)) * 0, desc, None)
-            pblas.pmatmul(a, a, out=out)
-            assert np.all(part == 0)
-            assert np.all(buffer[:, -3:] == -99)
-            assert COMM.allreduce(int(buffer[:, :-3].size)) == n * n
+    for order in ORDERS:
+        desc = MatrixDescriptor.row_wise(n, n, ctx.nprocs, order=order)
+        part, buffer = padded(desc, ctx.rank, dtype_of(dtype))
+        out = ctx.from_local(part, replace(desc, lld=buffer.shape[1]))
+        a = ctx.from_global(entries(n, n, dtype_of(dtype)) * 0, desc, None)
+        pblas.pmatmul(a, a, out=out)
+        assert np.all(part == 0)
+        assert np.all(buffer[:, -3:] == -99)
+        assert COMM.allreduce(int(buffer[:, :-3].size)) == n * n
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_zeros_are_zeros_and_empty_has_the_shape(dtype: str) -> None:
-    with Context(timeout=TIMEOUT) as ctx:
+def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            dirty = ctx.empty(desc, dtype)
+            dirty.local[...] = 9
+            del dirty
+            for layout in (desc, replace(desc, lld=11)):
+                zeros, empty = ctx.zeros(layout, dtype), ctx.empty(layout, dtype)
+                check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
+                assert empty.local.shape == desc.local_shape(ctx.rank)
+                assert empty.dtype == dtype_of(dtype)
+                if empty.local.size:
+                    slow = 1 if order == "F" else 0
+                    step = layout.local_lld(ctx.rank) * empty.local.itemsize
+                    assert empty.local.strides[slow] == step
+                    assert empty.local.strides[1 - slow] == empty.local.itemsize
+                zeros.local[...] = 1  # and they are not the same memory
+                empty.local[...] = 2
+                assert np.all(zeros.local == 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_entries_depend_on_their_place_and_the_seed_only(ctx: Context, dtype: str) -> None:
+    i, j = np.arange(8)[:, None], np.arange(7)[None, :]
+    results = []
+    seeds: list[Any] = [0, 1, -1, 2**63, np.int32(-7), np.uint64(2**63 + 1)]
+    for seed in seeds:
+        expected = random_entries(i, j, int(seed), dtype_of(dtype))
+        results.append(expected)
         for order in ORDERS:
             for desc in layouts(8, 7, order):
-                dirty = ctx.empty(desc, dtype)
-                dirty.local[...] = 9
-                del dirty
-                for layout in (desc, replace(desc, lld=11)):
-                    zeros, empty = ctx.zeros(layout, dtype), ctx.empty(layout, dtype)
-                    check_local(zeros, np.zeros((8, 7), dtype_of(dtype)))
-                    assert empty.local.shape == desc.local_shape(ctx.rank)
-                    assert empty.dtype == dtype_of(dtype)
-                    if empty.local.size:
-                        slow = 1 if order == "F" else 0
-                        step = layout.local_lld(ctx.rank) * empty.local.itemsize
-                        assert empty.local.strides[slow] == step
-                        assert empty.local.strides[1 - slow] == empty.local.itemsize
-                    zeros.local[...] = 1  # and they are not the same memory
-                    empty.local[...] = 2
-                    assert np.all(zeros.local == 1)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_random_entries_depend_on_their_place_and_the_seed_only(dtype: str) -> None:
-    i, j = np.arange(8)[:, None], np.arange(7)[None, :]
-    with Context(timeout=TIMEOUT) as ctx:
-        results = []
-        seeds: list[Any] = [0, 1, -1, 2**63, np.int32(-7), np.uint64(2**63 + 1)]
-        for seed in seeds:
-            expected = random_entries(i, j, int(seed), dtype_of(dtype))
-            results.append(expected)
-            for order in ORDERS:
-                for desc in layouts(8, 7, order):
-                    check_local(ctx.random(desc, dtype, seed=seed), expected)
-        for first in range(len(results)):
-            for second in range(first):
-                assert not np.array_equal(results[first], results[second])
+                check_local(ctx.random(desc, dtype, seed=seed), expected)
+    for first in range(len(results)):
+        for second in range(first):
+            assert not np.array_equal(results[first], results[second])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -248,27 +234,26 @@ def test_random_entries_fill_the_interval(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16"])
-def test_views_are_those_of_numpy_and_share_memory(dtype: str) -> None:
+def test_views_are_those_of_numpy_and_share_memory(ctx: Context, dtype: str) -> None:
     array = entries(8, 7, dtype_of(dtype))
-    with Context(timeout=TIMEOUT) as ctx:
-        for order in ORDERS:
-            for desc in layouts(8, 7, order):
-                a = ctx.from_global(array, desc, None)
-                check_local(a.T, array.T)
-                check_local(a.H, array.conj().T)
-                check_local(a.H.H, array)
-                check_local(a.H.T, array.conj())
-                check_local(a.T[1:6, 2:8].H, array.T[1:6, 2:8].conj().T)
-                for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a.H.T, array.conj())):
-                    assert np.array_equal(view.to_global(None), expected)  # type: ignore[arg-type]
-                assert a.T.T.desc == a.desc
-                if a.local.size:
-                    assert np.shares_memory(a.T.local, a.local)
-                    if a.dtype.kind != "c":
-                        assert np.shares_memory(a.H.local, a.local)
-                    else:  # lazy: a copy on demand, which must not be mistaken for the memory
-                        with pytest.raises(ValueError, match="read-only"):
-                            a.H.local[0, 0] = 1
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            a = ctx.from_global(array, desc, None)
+            check_local(a.T, array.T)
+            check_local(a.H, array.conj().T)
+            check_local(a.H.H, array)
+            check_local(a.H.T, array.conj())
+            check_local(a.T[1:6, 2:8].H, array.T[1:6, 2:8].conj().T)
+            for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a.H.T, array.conj())):
+                assert np.array_equal(view.to_global(None), expected)  # type: ignore[arg-type]
+            assert a.T.T.desc == a.desc
+            if a.local.size:
+                assert np.shares_memory(a.T.local, a.local)
+                if a.dtype.kind != "c":
+                    assert np.shares_memory(a.H.local, a.local)
+                else:  # lazy: a copy on demand, which must not be mistaken for the memory
+                    with pytest.raises(ValueError, match="read-only"):
+                        a.H.local[0, 0] = 1
 
 
 SLICES = (
@@ -283,22 +268,21 @@ SLICES = (
 )
 
 
-def test_a_submatrix_is_the_slice_of_numpy_in_place() -> None:
+def test_a_submatrix_is_the_slice_of_numpy_in_place(ctx: Context) -> None:
     array = entries(8, 7, np.float64)
-    with Context(timeout=TIMEOUT) as ctx:
-        for order in ORDERS:
-            for desc in layouts(8, 7, order):
-                a = ctx.from_global(array, desc, None)
-                for key in SLICES:
-                    check_local(a[key], array[key])
-                    assert np.array_equal(a[key].to_global(None), array[key])  # type: ignore[arg-type]
-                twice, expected = a[1:7, 1:][2:, :-2], array[1:7, 1:][2:, :-2]
-                check_local(twice, expected)
-                check_local(twice.T[1:, 1:], expected.T[1:, 1:])
-                twice.local[...] = -99.0
-                changed = array.copy()
-                changed[1:7, 1:][2:, :-2] = -99.0
-                assert np.array_equal(a.to_global(None), changed)  # type: ignore[arg-type]
+    for order in ORDERS:
+        for desc in layouts(8, 7, order):
+            a = ctx.from_global(array, desc, None)
+            for key in SLICES:
+                check_local(a[key], array[key])
+                assert np.array_equal(a[key].to_global(None), array[key])  # type: ignore[arg-type]
+            twice, expected = a[1:7, 1:][2:, :-2], array[1:7, 1:][2:, :-2]
+            check_local(twice, expected)
+            check_local(twice.T[1:, 1:], expected.T[1:, 1:])
+            twice.local[...] = -99.0
+            changed = array.copy()
+            changed[1:7, 1:][2:, :-2] = -99.0
+            assert np.array_equal(a.to_global(None), changed)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -318,70 +302,50 @@ def test_a_submatrix_is_the_slice_of_numpy_in_place() -> None:
         (slice(None, None, 0), slice(None)),
     ],
 )
-def test_an_invalid_submatrix_is_refused(key: Any) -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        a = ctx.zeros(MatrixDescriptor.row_wise(4, 4, ctx.nprocs))
-        raises_on_all_ranks(ArgumentError, "slice", lambda: a[key])
+def test_an_invalid_submatrix_is_refused(ctx: Context, key: Any) -> None:
+    a = ctx.zeros(MatrixDescriptor.row_wise(4, 4, ctx.nprocs))
+    raises_on_all_ranks(ArgumentError, "slice", lambda: a[key])
 
 
-def test_views_of_a_view_keep_the_memory_alive() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        desc = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
-        view = ctx.from_global(entries(8, 8, np.float64), desc, None)[2:, 2:].T
-        for _ in range(20):  # dropped blocks are handed out again; this one must not be
-            ctx.zeros(desc)
-        assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)  # type: ignore[arg-type]
+def test_views_of_a_view_keep_the_memory_alive(ctx: Context) -> None:
+    desc = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
+    view = ctx.from_global(entries(8, 8, np.float64), desc, None)[2:, 2:].T
+    for _ in range(20):  # dropped blocks are handed out again; this one must not be
+        ctx.zeros(desc)
+    assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)  # type: ignore[arg-type]
 
 
-def test_the_matrix_operator_is_pmatmul_and_refuses_other_types() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        a = ctx.from_global(entries(6, 6, np.float64), MatrixDescriptor.row_wise(6, 6, ctx.nprocs), None)
-        assert np.array_equal((a @ a).to_global(None), entries(6, 6, np.float64) @ entries(6, 6, np.float64))  # type: ignore[arg-type]
-        for operand in (np.eye(6), 3.0, None):
-            with pytest.raises((TypeError, ArgumentError)):
-                a @ operand  # type: ignore[operator]
+def test_the_matrix_operator_is_pmatmul_and_refuses_other_types(ctx: Context) -> None:
+    a = ctx.from_global(entries(6, 6, np.float64), MatrixDescriptor.row_wise(6, 6, ctx.nprocs), None)
+    assert np.array_equal((a @ a).to_global(None), entries(6, 6, np.float64) @ entries(6, 6, np.float64))  # type: ignore[arg-type]
+    for operand in (np.eye(6), 3.0, None):
+        with pytest.raises((TypeError, ArgumentError)):
+            a @ operand  # type: ignore[operator]
 
 
-def test_the_repr_of_a_matrix_is_the_same_on_every_rank() -> None:
-    with Context(timeout=TIMEOUT) as ctx:
-        desc = replace(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), lld=6 + ctx.rank)
-        text = same_on_all_ranks(repr(ctx.zeros(desc, "complex64").H))
-        for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
-            assert part in text
+def test_the_repr_of_a_matrix_is_the_same_on_every_rank(ctx: Context) -> None:
+    desc = replace(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), lld=6 + ctx.rank)
+    text = same_on_all_ranks(repr(ctx.zeros(desc, "complex64").H))
+    for part in ("4 x 6", "complex64", "conjugated", "MatrixDescriptor("):
+        assert part in text
 
 
 @pytest.mark.parametrize("by", ["scatter", "gather"])
-def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(
-    by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its messages may still be on their way: the next call would take them for its own."""
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with Context(timeout=TIMEOUT) as ctx:
-        x, desc = np.ones((8, 7)), MatrixDescriptor.row_wise(8, 7, COMM.size)
-        a = ctx.from_global(x, desc)
-        call = a.to_global if by == "gather" else partial(ctx.from_global, x, desc)
-        monkeypatch.setattr(transfer, by, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            call()
-        monkeypatch.undo()
-        with pytest.raises(ContextError, match=r"broken.*_global: KeyboardInterrupt in the middle of it"):
-            call()
+def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx: Context, by: str) -> None:
+    x, desc = np.ones((8, 7)), MatrixDescriptor.row_wise(8, 7, COMM.size)
+    a = ctx.from_global(x, desc)
+    call = a.to_global if by == "gather" else partial(ctx.from_global, x, desc)
+    assert "_global: KeyboardInterrupt" in check_broken_half_way(call, f"pblas.matrices.scatter_gather.{by}")
 
 
 @pytest.mark.skipif(COMM.size == 1, reason="nobody waits")
 def test_a_matrix_for_all_ranks_has_a_deadline_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first rank fails while it collects the parts, the others do not wait for the whole for ever."""
 
-    def fails(*_: object) -> None:
-        raise MemoryError
-
     with Context(timeout=0.5) as ctx:
         a = ctx.random(MatrixDescriptor.row_wise(8, 7, COMM.size))
         if COMM.rank == 0:
-            monkeypatch.setattr(transfer, "put_part", fails)
+            monkeypatch.setattr(transfer, "put_part", no_memory)
         with pytest.raises(MemoryError if COMM.rank == 0 else PeerTimeout):
             a.to_global(None)
         monkeypatch.undo()

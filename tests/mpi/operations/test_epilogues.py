@@ -13,7 +13,7 @@ from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, check_product, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 
 SETTINGS = ("shared", "message", "push")
 KINDS = {
@@ -67,8 +67,7 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
         bias, whole = local_columns(row, descs[2]), ctx.from_global(full, descs[2], None)
         epilogue = Epilogue("relu(x * s + bias) * f", s=0.25, bias=bias, f=whole)
         options: dict[str, Any] = {"alpha": 0.5, "beta": -1.0, "chunks": chunks}
-        result = pblas.pmatmul(A, B, C, **options, epilogue=epilogue).to_global(root=None)
-        assert result is not None
+        result = collected(pblas.pmatmul(A, B, C, **options, epilogue=epilogue))
         assert np.abs(result - expected).max() <= bound
         with pblas.plan_matmul(A, B, C, **options, epilogue=epilogue) as mm:
             where = "in one more pass over D"
@@ -78,8 +77,7 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
                 where = "where D is rounded"
             assert f"relu(x * s + bias) * f, {where}" in mm.explain()
             others = {"s": 0.25, "bias": np.zeros_like(bias), "f": part_of(full, descs[2], RANK)}
-            result = mm.execute(A, B, C, out=C, operands=others).to_global(root=None)
-        assert result is not None
+            result = collected(mm.execute(A, B, C, out=C, operands=others))
         assert np.abs(result - np.maximum(d * 0.25, 0) * full.astype(float)).max() <= bound
 
 
@@ -92,8 +90,7 @@ def test_operands_are_bound_by_their_names(contexts: Contexts, setting: str) -> 
     f, g = {"f": A}, {"g": B}
     with pblas.plan_matmul(A, B, epilogue=Epilogue("x * f - g", **(f | g if RANK else g | f))) as mm:
         for operands in (f | g, {"g": A, "f": B}, g | f, {"f": B, "g": A}):
-            result = mm.execute(A, B, operands=operands).to_global(root=None)
-            assert result is not None
+            result = collected(mm.execute(A, B, operands=operands))
             p, q = (a, b) if operands["f"] is A else (b, a)
             assert np.array_equal(result, (a @ b) * p - q)
     keys = [mm._epilogue.operands("", ctx.runtime, operands, None).keys() for operands in (f | g, g | f)]  # type: ignore[union-attr]
@@ -102,8 +99,7 @@ def test_operands_are_bound_by_their_names(contexts: Contexts, setting: str) -> 
     with pblas.plan_matmul(
         A, B, epilogue=Epilogue("x * s + t", **dict(sorted(numbers.items(), reverse=RANK > 0)))
     ) as mm:
-        result = mm.execute(A, B).to_global(root=None)
-        assert result is not None
+        result = collected(mm.execute(A, B))
         assert np.array_equal(result, (a @ b) * 2 - 3)
     replicated = ctx.from_global(a, described("all", M, M, "C"), None)
     with pblas.plan_matmul(replicated, replicated, epilogue=Epilogue("x + f", f=replicated)) as mm:
@@ -120,8 +116,7 @@ def test_whole_rows_are_normalised_and_the_residual_is_stored(contexts: Contexts
         A, B = (ctx.from_global(x, desc, None) for x, desc in zip((a, b), descs[:2], strict=True))
         local = part_of(residual, descs[2], RANK).copy()
         epilogue = Epilogue("rmsnorm", weight=weight, eps=1e-3, residual=local)
-        result = pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue).to_global(root=None)
-        assert result is not None
+        result = collected(pblas.pmatmul(A, B, out=descs[2], epilogue=epilogue))
         assert np.allclose(result, expected, rtol=1e-13, atol=1e-13)
         assert np.allclose(local, part_of(total, descs[2], RANK), rtol=1e-13, atol=1e-13)
 
@@ -159,7 +154,6 @@ def test_an_invalid_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
                 mm.execute(A, A)
                 call = partial(mm.execute, A, A, operands={"s": 3.0} if RANK in wrong else None)
                 raises_on_all_ranks(errors.MismatchError, "epilogue's s differs between ranks", call)
-                result = mm.execute(A, A, operands={"s": 0.0}).to_global(root=None)
-                assert result is not None
+                result = collected(mm.execute(A, A, operands={"s": 0.0}))
                 assert (result == 0).all()
     check_product(ctx)

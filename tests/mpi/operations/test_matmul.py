@@ -19,7 +19,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import DTYPES, Contexts, few
+from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -396,8 +396,7 @@ def test_views_are_operands(ctx: pblas.Context, view_a: str) -> None:
             result = pblas.pmatmul(first, second, transa=transa, transb=transb).to_global(root=None)  # type: ignore[arg-type]
             assert result is not None
             assert gauge(result, applied(transa, x), applied(transb, y)) <= THRESHOLD
-    kept = A.to_global(root=None)
-    assert kept is not None
+    kept = collected(A)
     assert np.array_equal(kept, a)
 
 
@@ -412,8 +411,7 @@ def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
         D = A @ B
         assert D.desc == pblas.plan_matmul(desc_a, desc_b, dtype="float64").out
         assert D.desc.order == order
-        result = D.to_global(root=None)
-        assert result is not None
+        result = collected(D)
         assert gauge(result, a, b) <= THRESHOLD
 
 
@@ -435,8 +433,7 @@ def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
         ):
             A, B = ctx.from_global(a, first, root=None), ctx.from_global(b, second, root=None)
             D = pblas.pmatmul(A, B, out=out)
-            result = D.to_global(root=None)
-            assert result is not None
+            result = collected(D)
             assert gauge(result, a, b) <= THRESHOLD
             owned = [MatrixDescriptor(d.m, d.n, d.mb, d.nb, d.grid) if d.nprocs == 1 else d for d in (first, second)]
             desc = dataclasses.replace(D.desc, rsrc=0, csrc=0) if D.desc.nprocs == 1 else D.desc
@@ -527,8 +524,7 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
     with pblas.plan_matmul(A, B, D, transa="T", beta=1.0, out=D) as planned:
         assert planned.plan.name == name
         assert planned.execute(A, B, D, out=D) is D
-    result = D.to_global(root=None)
-    assert result is not None
+    result = collected(D)
     assert gauge(result, a.T, b, c, beta=1.0) <= THRESHOLD
 
 
@@ -625,23 +621,9 @@ def test_random_cases(contexts: Contexts, case: Case, where: str) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("layout", ["AG(B) rows", "RS to rows"])
-def test_an_execution_that_ends_half_way_breaks_the_context(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
-    """Its messages are still on their way: the next product would take them for its own and be wrong."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    context = pblas.Context(timeout=5, transport="message")
-    try:
+@pytest.mark.parametrize(("layout", "step"), [("AG(B) rows", "allgather_gemm"), ("RS to rows", "gemm_reduce")])
+def test_an_execution_that_ends_half_way_breaks_the_context(layout: str, step: str) -> None:
+    with pblas.Context(timeout=5, transport="message") as context:
         even = Dimension(2 * context.nprocs)  # every rank multiplies
         run = Run(context, Case(even, even, even, LAYOUTS[layout]))
-        with monkeypatch.context() as patch:
-            patch.setattr("pblas.execute.one_dimensional.allgather_gemm.gemm_runs", interrupted)
-            patch.setattr("pblas.execute.one_dimensional.gemm_reduce.gemm_runs", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
-        with pytest.raises(pblas.ContextError, match=r"broken.*KeyboardInterrupt"):
-            pblas.pmatmul(run.A.view, run.B.view, **run.arguments)
-    finally:
-        context.close()
+        check_broken_half_way(run.multiply, f"pblas.execute.one_dimensional.{step}.gemm_runs")

@@ -15,8 +15,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, some_wrong
-from tests.conformance.tables import GEMR2D, TRMR2D
+from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.mpi.operations.test_matmul import Placed, part
 
 POISON = -99
@@ -51,54 +50,6 @@ class Guarded(Placed):
 def numbered(m: int, n: int, start: int = 0) -> Array:
     """A matrix whose entries are all different."""
     return np.arange(start, start + m * n, dtype=np.float64).reshape(m, n)
-
-
-@pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("first", range(0, 90, 15))
-def test_gemr2d_rows_come_back_exactly(contexts: Contexts, first: int) -> None:
-    """A to B and back: B is A, A comes back bit for bit, padding stays; over windows and messages in turn."""
-    for number, row in enumerate(GEMR2D[first : first + 15], start=first):
-        n, p0, q0, mb0, nb0, p1, q1, mb1, nb1 = row
-        context = contexts["message" if number % 3 == 2 else "shared"]
-        a_desc = MatrixDescriptor(n, n, mb0, nb0, Grid(p0, q0, "R"))
-        b_desc = MatrixDescriptor(n, n, mb1, nb1, Grid(p1, q1, "R"))
-        home = "own" if number % 3 == 1 else "shared"
-        x, dtype = numbered(n, n), np.dtype(np.float64)
-        a, b = Guarded(context, a_desc, dtype, home=home), Guarded(context, b_desc, dtype, home=home)
-        before_a, before_b = a.remember(), b.remember()
-        a.fill(x)
-        pblas.redistribute(a.view, out=b.view)
-        b.check(x, before_b)
-        a.view.local[...] = -1
-        pblas.redistribute(b.view, out=a.view)
-        a.check(x, before_a)
-
-
-@pytest.mark.mpi(min_size=4)
-@pytest.mark.parametrize("row", TRMR2D)
-def test_trmr2d_rows_come_back_exactly(contexts: Contexts, row: Any) -> None:
-    """A's trapezoid to B's and back; B and A outside of it, and around the submatrices, do not change."""
-    m, n, source, target, uplo, diag = row
-    unit = int(diag == "U")
-    diagonal = unit - max(0, m - n) if uplo == "U" else max(0, n - m) - unit
-    side = np.triu if uplo == "U" else np.tril
-    inside = side(np.ones((m, n), bool), diagonal)
-    for context in (contexts["shared"], contexts["message"]):
-        both = []
-        for m0, n0, sr, sc, i, j, p, q, mb, nb in (source, target):
-            desc = MatrixDescriptor(m0, n0, mb, nb, Grid(p, q, "R"), sr, sc)
-            place = (i - 1, i - 1 + m, j - 1, j - 1 + n)
-            both.append(Guarded(context, desc, np.dtype(np.float64), place, home="shared"))
-        a, b = both
-        x, old = numbered(m, n), numbered(m, n, 10**6)
-        a.fill(x)
-        b.fill(old)
-        before_a, before_b = a.remember(), b.remember()
-        pblas.redistribute(a.view, out=b.view, uplo=uplo, diagonal=diagonal)
-        b.check(np.where(inside, x, old), before_b)
-        a.fill(np.where(inside, -1, x))
-        pblas.redistribute(b.view, out=a.view, uplo=uplo, diagonal=diagonal)
-        a.check(x, before_a)
 
 
 def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
@@ -203,8 +154,7 @@ def test_a_plan_is_run_many_times(contexts: Contexts) -> None:
             a, b = context.from_global(x, rows, root=None), context.from_global(y, columns, root=None)
             planned = planned or pblas.plan_redistribution(a, out=b, trans="T", alpha=2, beta=1)
             assert planned.execute(a, out=b) is b
-            result = b.to_global(root=None)
-            assert result is not None
+            result = collected(b)
             assert np.array_equal(result, 2 * x.T + y)
         assert planned is not None
         planned.close()
@@ -261,7 +211,7 @@ def test_a_new_matrix_is_zero_outside_the_trapezoid(contexts: Contexts) -> None:
         assert np.array_equal(result, np.tril(x, -1))  # type: ignore[arg-type]
         b = a.redistribute(desc)
         assert b.desc == desc
-        assert np.array_equal(b.to_global(root=None), x)  # type: ignore[arg-type]
+        assert np.array_equal(collected(b), x)
 
 
 @pytest.mark.mpi
@@ -272,22 +222,6 @@ def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
     for trans, desc, expected in (("N", wide, x.conj().T), ("C", tall, x), ("T", tall, x.conj())):
         result = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
         assert np.array_equal(result, expected)  # type: ignore[arg-type]
-
-
-@pytest.mark.mpi(min_size=2)
-def test_each_byte_crosses_once(contexts: Contexts) -> None:
-    """From a copy on every rank nothing moves; to a copy on every rank, what each rank has not."""
-    context = contexts["message"]
-    p, channel = context.nprocs, context.runtime.backend.channel
-    copies, rows = MatrixDescriptor.replicated(12, 5, p), MatrixDescriptor.row_wise(12, 5, p)
-    a = context.from_global(numbered(12, 5), copies, root=None)
-    before = channel.received_nbytes
-    b = a.redistribute(rows)
-    assert channel.received_nbytes == before
-    c = b.redistribute(copies)
-    m_loc = rows.local_shape(context.rank)[0]
-    assert channel.received_nbytes - before == 8 * 5 * (12 - m_loc)
-    assert np.array_equal(c.local, numbered(12, 5))
 
 
 # What one rank may have wrong, the exception, and what its text says.
@@ -307,6 +241,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "itself": ({"out": "A"}, pblas.ArgumentError, "out overlaps A"),
     "part": ({"out": "part"}, pblas.ArgumentError, "out overlaps A"),
     "dtype": ({"out": "float32"}, pblas.DTypeError, "out is float32, A is float64"),
+    "read-only": ({"out": "read-only"}, pblas.ArgumentError, "read-only"),
     "other": ({"out": "another context"}, pblas.ArgumentError, "matrices of different contexts"),
     "no matrix": ({"out": 3}, pblas.ArgumentError, "out must be a DistMatrix, got int"),
     "no out": ({"out": "row_wise"}, pblas.ArgumentError, "got MatrixDescriptor; else pass desc="),
@@ -323,6 +258,8 @@ def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, nam
     rows, p = MatrixDescriptor.row_wise(8, 5, context.nprocs), context.nprocs
     whole = context.zeros(MatrixDescriptor.row_wise(9, 5, p, mb=1))
     a, b = whole[:8, :], context.zeros(rows)
+    fixed = np.zeros(rows.local_shape(context.rank), order="F")
+    fixed.flags.writeable = False
     values = {
         "row_wise": rows,
         "too large": MatrixDescriptor.row_wise(8, 5, p + 1),
@@ -330,6 +267,7 @@ def test_a_mistake_of_one_rank_is_an_error_on_every_rank(contexts: Contexts, nam
         "part": whole[1:, :],
         "float32": context.zeros(rows, np.float32),
         "another context": contexts["shared"].zeros(rows),
+        "read-only": context.from_local(fixed, rows),
     }
     mistake = {key: values.get(value, value) if isinstance(value, str) else value for key, value in wrong.items()}
     for ranks in [*some_wrong(), frozenset(range(p))]:
@@ -372,19 +310,6 @@ class Marked(DistMatrix):
 
     def __init__(self, x: DistMatrix) -> None:
         super().__init__(x.desc, x.local, x.runtime, conj=True)
-
-
-@pytest.mark.mpi
-def test_read_only_memory_is_not_written(ctx: pblas.Context) -> None:
-    desc = MatrixDescriptor.row_wise(4, 4, ctx.nprocs)
-    local = np.zeros(desc.local_shape(ctx.rank), order="F")
-    local.flags.writeable = False
-    b = ctx.from_local(local, desc)
-    raises_on_all_ranks(pblas.ArgumentError, "read-only", lambda: pblas.redistribute(ctx_ones(ctx, desc), out=b))
-
-
-def ctx_ones(ctx: pblas.Context, desc: MatrixDescriptor) -> DistMatrix:
-    return ctx.from_global(lambda i, j: i * 0.0 + j * 0.0 + 1.0, desc)
 
 
 @pytest.mark.mpi

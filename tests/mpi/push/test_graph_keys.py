@@ -19,7 +19,7 @@ from pblas import Epilogue, MatrixDescriptor
 from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
 from tests.common.gauge import Array, entries
-from tests.common.ranks import COMM, Contexts, few
+from tests.common.ranks import COMM, Contexts, collected, few
 
 SETTINGS = ("push",)
 P = COMM.size
@@ -82,8 +82,7 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
             )
             d, s = results[variation[4]], (0.5, -1.0)[variation[5]]
             mm.execute(a, b, c, out=d, operands={"f": f, "s": s})
-            result = d.to_global(None)
-            assert result is not None
+            result = collected(d)
             assert np.allclose(result, (x @ y + 2 * z) * s + w, rtol=1e-12, atol=1e-12), variation
             assert programs.setdefault(variation, replayed.programs[-1]) is replayed.programs[-1], "it is found again"
         assert len({id(program) for program in programs.values()}) == 2**6 == _MAX_KNOWN
@@ -91,8 +90,7 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
         (a, x), (b, y) = lefts[0], rights[0]
         for c, z in matrices(ctx, descs[2], 70):  # C is D: another execution than that on a C beside it
             mm.execute(a, b, c, out=c)
-            result = c.to_global(None)
-            assert result is not None
+            result = collected(c)
             assert np.allclose(result, x @ y + 2 * z + others[0][1], rtol=1e-12, atol=1e-12)
 
 

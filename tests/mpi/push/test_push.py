@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
@@ -21,17 +21,19 @@ import pblas
 from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.backends.push_engine import Finish, Portion
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.plans.one_dimensional import GemmReduceScatter
 from pblas.plans.partition import HALF_TILE
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.plan import Algorithm
 from pblas.schedules.operations import PARTS, RESULTS
 from tests.common.gauge import entries
 from tests.common.ranks import (
     COMM,
     broken_later,
+    check_broken_half_way,
     check_product,
     culprits,
     few,
+    no_memory,
     open_context,
     outcome_of,
     raises_on_all_ranks,
@@ -561,66 +563,49 @@ def until_error(call: Any) -> tuple[str, str]:
     return outcome
 
 
+def execute_closed(scene: Scene) -> None:
+    scene.planned.close()
+    scene.execute()
+
+
+MISTAKES: dict[str, tuple[str, str, Callable[[Scene], object]]] = {
+    "dtype": ("DTypeError", "A is float32, planned was float64; plan anew", lambda scene: scene.execute(scene.single)),
+    "no matrix": ("ArgumentError", "A must be a DistMatrix, got int", lambda scene: scene.execute(7)),
+    "overlap": ("ArgumentError", "out overlaps B", lambda scene: scene.planned.execute(scene.a, scene.b, out=scene.b)),
+    "a stream": (
+        "ArgumentError",
+        "stream is for GPUs",
+        lambda scene: scene.planned.execute(scene.a, scene.b, stream=7),
+    ),
+    "a plan that is closed": ("ContextError", "the planned product is closed", execute_closed),
+}
+
+
 @waits_long
 @pytest.mark.parametrize(
-    ("options", "wrong"), [({"chunks": 2}, 0), ({"overlap": False}, COMM.size - 1)], ids=["copy_engine", "kernels"]
+    ("mistake", "name", "options", "wrong"),
+    [
+        *(("dtype", name, {"chunks": 2}, 0) for name in NAMES),
+        *(("dtype", name, {"overlap": False}, COMM.size - 1) for name in NAMES),
+        *((mistake, "AllGatherGemm", {}, COMM.size - 1) for mistake in MISTAKES if mistake != "dtype"),
+    ],
 )
-@pytest.mark.parametrize("name", NAMES)
-def test_a_wrong_matrix_on_one_rank_is_the_same_error_on_all(name: str, options: dict[str, Any], wrong: int) -> None:
+def test_a_mistake_of_one_rank_is_the_same_error_on_all_and_breaks_the_context(
+    mistake: str, name: str, options: dict[str, Any], wrong: int
+) -> None:
     """Without an agreement: the others hear of it as soon as they wait."""
-    scene = Scene(TIMEOUT, name, **options)
+    scene, (kind, text, call) = Scene(TIMEOUT, name, **options), MISTAKES[mistake]
     start = time.monotonic()
-    call = partial(scene.execute, scene.single) if COMM.rank == wrong else scene.execute
-    everywhere = COMM.allgather(until_error(call))
+    everywhere = COMM.allgather(until_error(partial(call, scene) if COMM.rank == wrong else scene.execute))
     assert time.monotonic() - start < TIMEOUT / 2
-    assert len(set(everywhere)) == 1, everywhere
-    kind, text = everywhere[0]
-    assert kind == "DTypeError"
-    assert f"A is float32, planned was float64; plan anew; found on rank {wrong} of {COMM.size}" in text
-    scene.check_broken(text)
-    scene.close()
-    with open_context("push", timeout=TIMEOUT) as after:
-        check_product(after)
-
-
-def test_a_wrong_matrix_on_all_ranks_is_the_same_error_and_the_context_goes_on() -> None:
-    scene = Scene(TIMEOUT, NAMES[0])
-    for i in range(3):
-        if COMM.rank == i:  # the others have refused long before
-            time.sleep(0.3)
-        call: Any = partial(scene.planned.execute, 7, scene.b, out=scene.d)  # type: ignore[arg-type]
-        wrong = [partial(scene.execute, scene.single), call]
-        everywhere = COMM.allgather(outcome_of(wrong[i % 2 if COMM.rank else 0]))
-        assert len(set(everywhere)) == 1, everywhere
-        kind, text = everywhere[0]
-        assert kind == "DTypeError"
-        assert f"found on rank 0 of {COMM.size}" in text
-        check_product(scene.ctx)
-        scene.execute()
-    scene.close()
-
-
-@waits_long
-@pytest.mark.parametrize("which", ["a plan that is closed", "no matrix", "a stream"])
-def test_other_refusals_reach_all_ranks(which: str) -> None:
-    scene = Scene(TIMEOUT, NAMES[1])
-    wrong, call = COMM.size - 1, scene.execute
-    kind, text = {
-        "a plan that is closed": ("ContextError", "the planned product is closed"),
-        "no matrix": ("ArgumentError", "A must be a DistMatrix, got int"),
-        "a stream": ("ArgumentError", "stream is for GPUs"),
-    }[which]
-    if COMM.rank == wrong and which == "a plan that is closed":
-        scene.planned.close()
-    elif COMM.rank == wrong:
-        more: Any = {"stream": 7} if which == "a stream" else {}
-        call = partial(scene.planned.execute, scene.a if more else 7, scene.b, out=scene.d, **more)  # type: ignore[arg-type, assignment]
-    everywhere = COMM.allgather(until_error(call))
     assert len(set(everywhere)) == 1, everywhere
     assert everywhere[0][0] == kind
     assert text in everywhere[0][1]
+    assert f"found on rank {wrong} of {COMM.size}" in everywhere[0][1]
     scene.check_broken(everywhere[0][1])
     scene.close()
+    with open_context("push", timeout=TIMEOUT) as after:
+        check_product(after)
 
 
 @waits
@@ -656,17 +641,9 @@ def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_execution_that_ends_half_way_breaks_the_context(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its flags are still on their way: the next product would take them for its own and be wrong."""
-
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
+def test_an_execution_that_ends_half_way_breaks_the_context(name: str) -> None:
     scene = Scene(2.0, name)
-    with monkeypatch.context() as patch:
-        patch.setattr(WindowEngine, "gemm", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            scene.execute()
+    check_broken_half_way(scene.execute, "pblas.backends.mpi.push_engine.WindowEngine.gemm")
     scene.check_broken("KeyboardInterrupt in the middle of it")
     scene.close()
 
@@ -686,22 +663,6 @@ def test_a_stale_flag_is_not_taken_for_a_new_one(ctx: pblas.Context) -> None:
         )
     del engine._current
     calls.close()
-
-
-@pytest.mark.mpi(min_size=2)
-def test_ranks_without_rows_of_d_are_sent_nothing_but_flags(
-    ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = Counted(monkeypatch, ctx)
-    on_rank_0 = MatrixDescriptor.row_wise(3, 8, ctx.nprocs, mb=3)  # all on rank 0
-    b = ctx.random(MatrixDescriptor.row_wise(8, 5, ctx.nprocs), seed=2)
-    with pblas.plan_matmul(ctx.random(on_rank_0, seed=1), b) as planned:
-        plan: ProductPlan = planned.plan
-        assert isinstance(plan, AllGatherGemm)
-        planned.execute(ctx.random(on_rank_0, seed=1), b)
-    received = counted.received()
-    assert received == plan.received_nbytes(ctx.rank)
-    assert (received > 0) == (ctx.rank == 0)
 
 
 def test_debug_finds_executions_in_another_order() -> None:
@@ -751,14 +712,11 @@ def test_ranks_that_push_share_a_node() -> None:
 
 
 def test_a_rank_without_memory_for_a_plan_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none_left(_engine: WindowEngine, nbytes: int) -> Any:
-        raise MemoryError(f"{nbytes} bytes")
-
     with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         if context.rank == context.nprocs - 1:
-            monkeypatch.setattr(WindowEngine, "scratch", none_left)
+            monkeypatch.setattr(WindowEngine, "scratch", no_memory)
         kind, text = outcome_of(lambda: pblas.plan_matmul(a, b, out=a.desc))
         monkeypatch.undo()
         if context.nprocs > 1:
@@ -775,16 +733,13 @@ def test_a_rank_without_memory_for_d_is_an_error_on_every_rank(
 ) -> None:
     """Planning can go on, and so can executions where all ranks lack it; else the context is broken, at once."""
 
-    def none_left(*_: Any) -> Any:
-        raise MemoryError("none left")
-
     with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))
         b = context.random(MatrixDescriptor.row_wise(8, 8, context.nprocs))
         planned = pblas.plan_matmul(a, b, out=a.desc)
         with monkeypatch.context() as patch:
             if context.rank in wrong:
-                patch.setattr(WindowEngine, "matrix", none_left)
+                patch.setattr(WindowEngine, "matrix", no_memory)
             for out in (a.desc, context.empty(a.desc)):
                 plan = partial(pblas.plan_matmul, a, b, out=out)
                 raises_on_all_ranks(pblas.WorkspaceError, "plan_matmul: no memory for D", plan)

@@ -22,7 +22,15 @@ from pblas.backends.cpu.pointwise import evaluate
 from pblas.epilogues import NAMED, parse
 from pblas.operations.collectives import add_up
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, Foreign, open_context, raises_on_all_ranks, some_wrong
+from tests.common.ranks import (
+    COMM,
+    Contexts,
+    Foreign,
+    check_broken_half_way,
+    open_context,
+    raises_on_all_ranks,
+    some_wrong,
+)
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -73,11 +81,11 @@ def matrices(dtype: Any) -> tuple[Array, Array, Array]:
     return x, w, dy
 
 
-def padded(x: Array, gap: int = 2) -> Array:
-    """A copy by rows that are `gap` elements apart."""
-    buffer = np.full((x.shape[0], x.shape[1] + gap), np.nan, x.dtype)
-    buffer[:, : x.shape[1]] = x
-    return buffer[:, : x.shape[1]]
+def padded(x: Array) -> Array:
+    """A copy in rows that end two elements before the next one begins."""
+    buffer = np.full((*x.shape[:-1], x.shape[-1] + 2), np.nan, x.dtype)
+    buffer[..., : x.shape[-1]] = x
+    return buffer[..., : x.shape[-1]]
 
 
 def close(result: Any, expected: Array, dtype: Any) -> None:
@@ -114,8 +122,8 @@ def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(mode_ctx: pblas.Co
     assert backward(kind)(dy_, x_, w_, needs=(False, False, False), **options) == (None, None, None)
 
 
-BATCHES = ((1,), (2, 3), (0,))
-"""Lengths of the axes between tokens and features."""
+BATCHES = [*itertools.product(((1,), (2, 3), (0,)), (T, 2 * P, 1)), ((), 0), ((), 1), ((), 2), ((2,), 0)]
+"""Lengths of the axes between tokens and features, and numbers of tokens, also fewer than ranks."""
 
 
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
@@ -126,7 +134,7 @@ def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kin
     _, w, _ = matrices(np.float64)
     w_, bias = np.ascontiguousarray(w[shares["w"]]), np.arange(1.0, O + 1)
     options = COUNTS[kind] | {"ctx": ctx}
-    for batch, tokens in itertools.product(BATCHES, (T, 2 * P, 1)):
+    for batch, tokens in BATCHES:
         x, dy = (np.random.default_rng(n).standard_normal((tokens, *batch, n)) for n in (I, O))
         z, cut = (
             x @ w.T + bias,
@@ -135,7 +143,7 @@ def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kin
         x_, dy_, z_ = (array[cut[key]][..., shares[key][1]] for key, array in (("x", x), ("y", dy), ("y", z)))
         if kind == "allgather":
             options["tokens"] = tokens
-        for spread in (np.ascontiguousarray, in_wider_rows):
+        for spread in (np.ascontiguousarray, padded):
             out, aux = spread(np.zeros_like(z_)), spread(np.zeros_like(z_))
             y = forward(kind)(spread(x_), w_, bias[shares["y"][1]], **options)
             close(y, z_, np.float64)
@@ -153,13 +161,6 @@ def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kin
             close(results.bias, dz.sum(0)[shares["y"][1]], np.float64)
 
 
-def in_wider_rows(x: Array) -> Array:
-    """A copy in rows that end two elements before the next one begins."""
-    buffer = np.full((*x.shape[:-1], x.shape[-1] + 2), np.nan)
-    buffer[..., : x.shape[-1]] = x
-    return buffer[..., : x.shape[-1]]
-
-
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 def test_epilogues_take_arrays_with_the_axes_of_y(mode_ctx: pblas.Context) -> None:
     """A residual, in which sums are stored; a gate; for any library's x, and from a layer that has reserved memory."""
@@ -169,15 +170,19 @@ def test_epilogues_take_arrays_with_the_axes_of_y(mode_ctx: pblas.Context) -> No
     x, h = (np.random.default_rng(n).standard_normal((T, *batch, n)) for n in (I, O))
     x_, w_, z = np.ascontiguousarray(x[..., own_slice(I)]), np.ascontiguousarray(w[:, own_slice(I)]), x @ w.T
     total = z + h
-    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-6))[spread["y"][0]]
+    weight = np.linspace(1, 2, O)
+    norm = (total / np.sqrt((total**2).mean(-1, keepdims=True) + 1e-5) * weight)[spread["y"][0]]
     for give in (np.asarray, Foreign):
-        residual = in_wider_rows(h[spread["y"][0]])
-        y = tp.linear_reduce_scatter(give(x_), w_, None, Epilogue("rmsnorm", residual=residual), **options)
+        residual = padded(h[spread["y"][0]])
+        epilogue = Epilogue("rmsnorm", weight=weight, residual=residual, eps=1e-5)
+        y = tp.linear_reduce_scatter(give(x_), w_, None, epilogue, **options)
         assert isinstance(y, Foreign) == (give is Foreign)
         assert np.allclose(getattr(y, "x", y), norm)
         assert np.allclose(residual, total[spread["y"][0]])
     layer = tp.Linear(
-        w_, "reduce_scatter", None, Epilogue("rmsnorm", residual=np.ones((1, 1, 1, O))), max_tokens=6 * T, **options
+        *(w_, "reduce_scatter", None, Epilogue("rmsnorm", weight=weight, residual=np.ones((1, 1, 1, O)), eps=1e-5)),
+        max_tokens=6 * T,
+        **options,
     )
     assert np.allclose(layer(x_, operands={"residual": h[spread["y"][0]].copy()}), norm)
     y = tp.linear_reduce_scatter(x_, w_, None, Epilogue("x * f + b", f=h[spread["y"][0]], b=np.ones(O)), **options)
@@ -261,7 +266,7 @@ def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, e
 
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
-    """Expressions with operands, before which comes the bias; and the norm that follows a transformer's sums."""
+    """Expressions with operands, before which comes the bias."""
     spread, ctx = SPREAD["reduce_scatter"](), mode_ctx
     x, w, residual = matrices(np.float64)
     bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
@@ -281,33 +286,17 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
     followed = weakref.ref(passing)
     del passing
     assert followed() is None, "a plan that is kept for the next call keeps no operands"
-    local_residual, total = residual[spread["y"]].copy(), z + residual
-    y = tp.linear_reduce_scatter(
-        x_, w_, bias, Epilogue("rmsnorm", weight=weight, residual=local_residual, eps=1e-5), **options
-    )
-    assert np.allclose(local_residual, total[spread["y"]], rtol=1e-12)
-    norm = total / np.sqrt((total**2).mean(1, keepdims=True) + 1e-5) * weight
-    assert np.allclose(y, norm[spread["y"]], rtol=1e-12)
 
 
 @pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
-def test_an_error_in_a_layer_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["fold", "Collective._collect"])
+def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
     """Also if it happens in the collective with which the layer begins or ends."""
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    layers = tp.linear_allreduce, tp.linear_reduce_scatter, tp.allgather_linear
-    for function, place in zip(layers, ("fold", "fold", "Collective._collect"), strict=True):
-        ctx = pblas.Context(transport="shared")
-        layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
-        with monkeypatch.context() as patched:
-            patched.setattr(f"pblas.execute.collective.collective.{place}", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                layer()
-        with pytest.raises(errors.ContextError, match=f"{function.__name__}: KeyboardInterrupt in the middle of it"):
-            layer()
-        ctx.close()
+    for function in (tp.linear_allreduce, tp.linear_reduce_scatter) if step == "fold" else (tp.allgather_linear,):
+        with pblas.Context(transport="shared") as ctx:
+            layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
+            text = check_broken_half_way(layer, f"pblas.execute.collective.collective.{step}")
+            assert f"{function.__name__}: KeyboardInterrupt" in text
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -360,10 +349,14 @@ def cancelling() -> tuple[Array, Array, Array]:
 
 
 @pytest.mark.skipif(P == 1, reason="nothing travels")
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("kind", LAYERS)
-def test_partial_products_that_travel_in_32_bits_are_not_rounded(contexts: Contexts, kind: Any, setting: str) -> None:
+@pytest.mark.parametrize(("kind", "setting"), [*itertools.product(LAYERS, SETTINGS), ("allreduce", "push, apart")])
+def test_partial_products_that_travel_in_32_bits_are_not_rounded(
+    contexts: Contexts, kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each one that is loses 2^-10 times powers of two, and at least one of two ranks' is; of y, or a gather's dx."""
+    setting, _, apart = setting.partition(", ")
+    if apart:  # as with few tokens, where a collective would add products in their own dtype
+        monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     ctx, (a, b, exact) = contexts[setting], cancelling()
     a_, b_ = np.ascontiguousarray(a[:, 2 * RANK : 2 * RANK + 2]), b[2 * RANK : 2 * RANK + 2]
     gathers = kind == "allgather"
@@ -403,17 +396,6 @@ def test_wire_dtype_changes_nothing_where_nothing_is_added(mode_ctx: pblas.Conte
         assert wide.tobytes() == plain.tobytes()
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
-def test_wire_dtype_keeps_sums_out_of_an_all_reduce(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of GPUs with few tokens has products in their own dtype."""
-    ctx, (a, b, exact) = contexts["push"], cancelling()
-    monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
-    monkeypatch.setattr(ctx, "allreduce", None)
-    a_, w_ = (np.ascontiguousarray(z[:, 2 * RANK : 2 * RANK + 2]) for z in (a, b.T))
-    result = tp.linear_allreduce(a_, w_, wire_dtype="float32", ctx=ctx)
-    assert np.array_equal(result.astype(float), exact)
-
-
 @pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
@@ -442,21 +424,6 @@ def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Conte
     for wrong in some_wrong():
         call = partial(forward(kind), x, w, wire_dtype="float32" if RANK in wrong else None, **options)
         raises_on_all_ranks(errors.MismatchError, "wire_dtype differs between ranks", call)
-
-
-@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
-def test_tokens_may_be_fewer_than_ranks(mode_ctx: pblas.Context) -> None:
-    w, ctx = entries((O, I), np.dtype(float), 1), mode_ctx
-    for count in (0, 1, 2):
-        x, dy = (entries((count, n), np.dtype(float), n) for n in (I, O))
-        own_rows, features = tp.local_shard(count, RANK, P), tp.local_shard(O, RANK, P)
-        assert np.allclose(tp.allgather_linear(x[own_rows], w[features], tokens=count, ctx=ctx), (x @ w.T)[:, features])
-        dy_ = np.ascontiguousarray(dy[:, features])
-        gradients = tp.allgather_linear_backward(dy_, x[own_rows], w[features], tokens=count, ctx=ctx)
-        for value, exact in zip(
-            gradients, ((dy @ w)[own_rows], (dy.T @ x)[features], dy.sum(0)[features]), strict=True
-        ):
-            assert np.allclose(value, exact)
 
 
 def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
@@ -844,41 +811,26 @@ def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, n
     assert np.array_equal(results[0], results[2])
 
 
-def test_operands_that_overlap_aux_are_refused(contexts: Contexts) -> None:
-    """On any rank; the product would be written over them."""
-    x, w = np.ones((4, I)), np.ones((O, I))
-    for wrong in some_wrong():
-        aux, f = np.ones((4, O)), np.ones((4, O))
-        epilogue = Epilogue("x * f", f=aux if RANK in wrong else f)
-        call = partial(tp.linear_allreduce, x, w, None, epilogue, aux=aux, ctx=contexts["shared"])
-        raises_on_all_ranks(errors.ArgumentError, "f overlaps aux", call)
-        both = np.ones((5, O))
-        call = partial(tp.linear_allreduce, x, w, None, "gelu", aux=aux, ctx=contexts["shared"])
-        raises_on_all_ranks(errors.ArgumentError, "aux overlaps out", partial(call, out=aux if RANK in wrong else f))
-        call = partial(call, aux=both[1:])
-        raises_on_all_ranks(
-            errors.ArgumentError, "aux overlaps out", partial(call, out=both[:4] if RANK in wrong else f)
-        )
-
-
-def test_results_that_overlap_operands_are_refused(contexts: Contexts) -> None:
-    """By the names that callers know, and on any rank."""
-    ctx = contexts["shared"]
-    for wrong in some_wrong():
-        x, w, y = np.ones((4, 4)), np.ones((4, 4)), np.ones((4, 4))
-        call = partial(tp.linear_allreduce, x, w, None, "relu", ctx=ctx)
-        for name, theirs in (("x", x), ("weight", w)):
-            aliased = theirs if RANK in wrong else y
-            raises_on_all_ranks(
-                errors.ArgumentError, f"linear_allreduce: out overlaps {name}", partial(call, out=aliased)
-            )
-            raises_on_all_ranks(
-                errors.ArgumentError, f"linear_allreduce: aux overlaps {name}", partial(call, aux=aliased)
-            )
-        backward: Any = partial(tp.linear_allreduce_backward, y, x, w, ctx=ctx)
-        for name, theirs in (("dy", y), ("x", x)):
-            call = partial(backward, dweight=theirs if RANK in wrong else np.ones((4, 4)))
-            raises_on_all_ranks(errors.ArgumentError, f"linear_allreduce_backward: dweight overlaps {name}", call)
+def test_results_that_overlap_operands_or_each_other_are_refused(contexts: Contexts) -> None:
+    """By the names that callers know, and on any rank; the product would be written over them."""
+    x, w, y, aux, both = (np.ones((rows, 4)) for rows in (4, 4, 4, 4, 5))
+    layer = partial(tp.linear_allreduce, x, w, ctx=contexts["shared"])
+    gradients = partial(tp.linear_allreduce_backward, y, x, w, ctx=contexts["shared"])
+    cases: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
+        *((f"out overlaps {name}", layer, {"out": z}, {"out": y}) for name, z in (("x", x), ("weight", w))),
+        *((f"aux overlaps {name}", layer, {"aux": z}, {"aux": y}) for name, z in (("x", x), ("weight", w))),
+        *(
+            (f"dweight overlaps {name}", gradients, {"dweight": z}, {"dweight": aux})
+            for name, z in (("dy", y), ("x", x))
+        ),
+        ("f overlaps aux", layer, {"epilogue": Epilogue("x * f", f=aux)}, {"epilogue": Epilogue("x * f", f=y)}),
+        ("aux overlaps out", layer, {"out": aux}, {"out": y}),
+        ("aux overlaps out", layer, {"aux": both[1:], "out": both[:4]}, {"aux": both[1:], "out": y}),
+    ]
+    for wrong, (text, call, bad, good) in itertools.product(some_wrong(), cases):
+        options = ({"epilogue": "relu", "aux": aux} if "aux" in text else {}) | (bad if RANK in wrong else good)
+        text = f"{call.func.__name__}: {text}"  # noqa: PLW2901
+        raises_on_all_ranks(errors.ArgumentError, text, partial(call, **options))
 
 
 @pytest.mark.parametrize("needs", [True, (True, False), (True, np.ones(2), True)])

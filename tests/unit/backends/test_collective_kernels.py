@@ -184,48 +184,31 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
             assert np.array_equal(out.read(), total[region], equal_nan=True)
 
 
-def test_all_gathers_one_call_after_the_other(tmp_path: Any) -> None:
-    nranks, rng = 3, np.random.default_rng(5)
-    kernels = Kernels(source("all_gather"), ["all_gather_2", "all_gather_4", "all_gather_8"], tmp_path)
-    ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
-    for number in range(40):
-        dtype = (np.dtype(np.int16), FLOAT32, FLOAT64)[number % 3]
-        counts, pulls = rng.integers(0, 2000, nranks), bool(rng.integers(0, 2))
-        terms = [rng.integers(-9, 9, count).astype(dtype) for count in counts]
-        x = [Placed(term, 0 if pulls else int(rng.integers(0, 4))) for term in terms]
-        outs = [Placed(np.zeros(int(counts.sum()), dtype), int(rng.integers(0, 4))) for _ in range(nranks)]
-        calls.append(Call(ranks, "all_gather", x, outs, [0, *np.cumsum(counts).tolist()], in_place=pulls))
-        checks.append((np.concatenate(terms), outs))
-    names = [f"all_gather_{(2, 4, 8)[number % 3]}" for number in range(40)]
-    run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
-    assert all(np.array_equal(out.read(), expected) for expected, outs in checks for out in outs)
-
-
-def test_gathers_by_packs_one_call_after_the_other(tmp_path: Any) -> None:
-    """Of any ranks' parts, in place or not, empty ones and any NaN; nothing stays in the slots."""
+@pytest.mark.parametrize("kind", ["all_gather", "gather"])
+def test_gathers_one_call_after_the_other(kind: str, tmp_path: Any) -> None:
+    """Of any ranks' parts, empty ones and any NaN, in place or not, pulled or by packs; nothing stays in the slots."""
     nranks, rng, dtypes = 3, np.random.default_rng(11), (np.dtype(np.float16), FLOAT32, FLOAT64)
-    kernels = Kernels(source("all_gather"), ["gather_2", "gather_4", "gather_8"], tmp_path)
+    kernels = Kernels(source("all_gather"), [f"{kind}_{size}" for size in (2, 4, 8)], tmp_path)
     ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
     for number in range(40):
         dtype, counts = dtypes[number % 3], rng.integers(0, rng.choice([3, 2000]), nranks)
+        by_packs, in_place = kind == "gather", bool(rng.integers(0, 2))
         terms = [rng.integers(-9, 9, count).astype(dtype) for count in counts]
         terms[0].view(np.uint16)[: 2 * dtype.itemsize] = 0xFFFF  # in slots this says that nothing is there
         bounds = [0, *np.cumsum(counts).tolist()]
         outs = [Placed(np.zeros(bounds[-1], dtype), int(rng.integers(0, 4))) for _ in range(nranks)]
-        x: list[Any] = [Placed(term, int(rng.integers(0, 4))) for term in terms]
-        if rng.integers(0, 2):  # each part is in its place
+        x: list[Any] = [Placed(term, int(rng.integers(0, 4)) * (by_packs or not in_place)) for term in terms]
+        if by_packs and in_place:  # each part is in its place
             for out, term, start in zip(outs, terms, bounds, strict=False):
                 out.x[start : start + term.size] = term
-            x = [
-                SimpleNamespace(x=out.x, address=out.address + a * dtype.itemsize)
-                for out, a in zip(outs, bounds, strict=False)
-            ]
-        calls.append(Call(ranks, "gather", x, outs, bounds))
+            places = zip(outs, bounds, strict=False)
+            x = [SimpleNamespace(x=out.x, address=out.address + a * dtype.itemsize) for out, a in places]
+        calls.append(Call(ranks, kind, x, outs, bounds, in_place=in_place and not by_packs))
         checks.append((np.concatenate(terms), outs))
-    names = [f"gather_{(2, 4, 8)[number % 3]}" for number in range(40)]
+    names = [f"{kind}_{(2, 4, 8)[number % 3]}" for number in range(40)]
     run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
     assert {int(rank.epoch[0]) for rank in ranks} == {len(calls) << 16}
-    assert all((rank.sent == 0xFF).all() for rank in ranks)
+    assert kind == "all_gather" or all((rank.sent == 0xFF).all() for rank in ranks)
     assert all(np.array_equal(out.read(), expected, equal_nan=True) for expected, outs in checks for out in outs)
 
 

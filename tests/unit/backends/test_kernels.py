@@ -87,16 +87,6 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(file: str)
 
 
 @needs_nvcc
-def test_sums_load_whole_packs_of_all_parts_first() -> None:
-    # Eight parts and the old elements; the loop over single elements stands before or behind, undivided.
-    body = ptx("sum").split(".entry sum_8_bfloat16(")[1].split(".entry")[0]
-    moves = re.findall(r"\b(ld|st)\.global\.(?:\w+::\w+\.)*(\w+)", body)
-    first = moves.index(("ld", "v4"))
-    assert moves[first : first + 10] == [("ld", "v4")] * 9 + [("st", "v4")]
-    assert set(moves[:first] + moves[first + 10 :]) == {("ld", "u16"), ("st", "u16")}
-
-
-@needs_nvcc
 @pytest.mark.parametrize("file", ["push", "all_reduce"])
 def test_what_peers_write_is_not_cached(file: str) -> None:
     assert "st.release.sys.global" in ptx(file)

@@ -100,67 +100,55 @@ def test_a_job_that_goes_well_ends_with_status_zero_and_says_nothing(tmp_path: P
     assert len(list(tmp_path.glob("pid.*"))) == RANKS
 
 
-@pytest.mark.parametrize(("rank", "form"), [(0, "mpi4py"), (RANKS - 1, "plain")])
-def test_an_uncaught_exception_on_one_rank_ends_the_job(tmp_path: Path, form: str, rank: int) -> None:
-    ended = job(tmp_path, f"if ctx.rank == {rank}:\n    raise KeyError('on purpose')\nproduct(ctx)\n", form)
-    assert ended.status != 0
-    assert "on purpose" in ended.output
-    assert ended.left == []
+RAISE = "raise KeyError('on purpose')"
+WITH = "with ctx:\n    "
+EXIT = WITH + "if ctx.rank == 1: sys.exit(3)\n    product(ctx)"
+HELD = "is still in use after the context was closed"
+SOME = -1
+# How it is started, its program, whether its status is 0, and how often it prints some texts.
+JOBS: dict[str, tuple[str, str, bool, dict[str, int]]] = {
+    "exception on the first rank": ("mpi4py", f"if ctx.rank == 0: {RAISE}\nproduct(ctx)", False, {"on purpose": SOME}),
+    "exception on the last rank": ("plain", f"if ctx.rank == 2: {RAISE}\nproduct(ctx)", False, {"on purpose": SOME}),
+    "exception in the with block": (
+        "plain",
+        WITH + f"if ctx.rank == 1: {RAISE}\n    product(ctx)",
+        False,
+        {"on purpose": SOME},
+    ),
+    "exception on its way out with an array": (
+        "plain",
+        WITH + f"x = product(ctx).local\n    {RAISE}",
+        False,
+        {"on purpose": SOME, "Warning": 0},
+    ),
+    "sys.exit": ("plain", EXIT, False, {}),
+    "sys.exit under mpi4py": ("mpi4py", EXIT, False, {}),
+    "killed rank": ("plain", "if ctx.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nproduct(ctx)", False, {}),
+    "context that was never closed": ("mpi4py", "", True, {"was never closed": RANKS}),
+    "array that outlives the job": (
+        "plain",
+        WITH + "x = product(ctx).local\nx[...] = 1",
+        True,
+        {HELD: RANKS, "script.py:": SOME},
+    ),
+}
 
 
-def test_arrays_of_an_exception_on_its_way_out_are_no_leak(tmp_path: Path) -> None:
-    body = "with ctx:\n    x = product(ctx).local\n    raise KeyError('on purpose')\n"
-    ended = job(tmp_path, body, "plain")
-    assert ended.status != 0
-    assert "on purpose" in ended.output
-    assert "Warning" not in ended.output
-    assert ended.left == []
-
-
-def test_an_uncaught_exception_inside_the_with_block_ends_the_job(tmp_path: Path) -> None:
-    body = "with ctx:\n    if ctx.rank == 1:\n        raise KeyError('on purpose')\n    product(ctx)\n"
-    ended = job(tmp_path, body, "plain")
-    assert ended.status != 0
-    assert "on purpose" in ended.output
-    assert ended.left == []
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_leaving_by_sys_exit_on_one_rank_ends_the_job(tmp_path: Path, form: str) -> None:
-    body = "with ctx:\n    if ctx.rank == 1:\n        sys.exit(3)\n    product(ctx)\n"
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_that_goes_wrong_ends_and_says_why(tmp_path: Path, name: str) -> None:
+    form, body, goes_well, texts = JOBS[name]
     ended = job(tmp_path, body, form)
-    assert ended.status != 0
-    assert ended.left == []
-
-
-def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
-    body = "if ctx.rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\nproduct(ctx)\n"
-    ended = job(tmp_path, body, "plain")
-    assert ended.status != 0
+    assert (ended.status == 0) == goes_well
+    for text, count in texts.items():
+        assert ended.output.count(text) == count or (count == SOME and text in ended.output)
     assert ended.left == []
 
 
 def test_a_rank_that_hangs_ends_the_job_by_the_timeout(tmp_path: Path) -> None:
-    body = "if ctx.rank == 1:\n    time.sleep(1000)\nproduct(ctx)\n"
-    ended = job(tmp_path, body, "mpi4py", timeout=1.0)
+    ended = job(tmp_path, "if ctx.rank == 1: time.sleep(1000)\nproduct(ctx)", "mpi4py", timeout=1.0)
     assert ended.status != 0
     assert "PeerTimeout" in ended.output
     assert "rank 1 of 3 did not arrive within 1 s" in ended.output
-    assert ended.left == []
-
-
-def test_a_context_that_was_never_closed_warns_and_does_not_hang(tmp_path: Path) -> None:
-    ended = job(tmp_path, "", "mpi4py")
-    assert ended.status == 0
-    assert ended.output.count("was never closed") == RANKS
-    assert ended.left == []
-
-
-def test_an_array_that_outlives_the_job_warns_and_does_not_crash(tmp_path: Path) -> None:
-    ended = job(tmp_path, "with ctx:\n    x = product(ctx).local\nx[...] = 1\n", "plain")
-    assert ended.status == 0
-    assert ended.output.count("is still in use after the context was closed") == RANKS
-    assert "script.py:" in ended.output
     assert ended.left == []
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
-import math
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -21,38 +18,16 @@ from hypothesis import strategies as st
 from pblas import plan_matmul
 from tests.harness.run import ROOT
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 R = importlib.import_module("benchmarks.gpu.rows")
 ROWS = [row for gpus in (2, 4, 8) for row in R.rows(R.OPS, list(R.MODELS), (), 8, gpus)]
 
 
-@pytest.mark.parametrize("gpus", [2, 4, 8])
-def test_parts_of_all_ranks_are_the_whole(gpus: int) -> None:
-    for row in R.rows(R.OPS, list(R.MODELS), (), 8, gpus):
-        assert row.unfit() is None
-        (am, ak), (dm, dn) = row.a_shape, row.d_shape
-        assert ak == row.k
-        assert dn == row.n
-        assert am * (gpus if row.op == "ag_gemm" else 1) == row.m
-        assert dm * (gpus if row.op == "gemm_rs" else 1) == row.m
-        assert row.n % 2 == row.k % 2 == 0
-
-
-@pytest.mark.parametrize(
-    ("op", "model", "n", "k"),
-    [("ag_gemm", "8B", 1792, 4096), ("gemm_rs", "70B", 8192, 3584), ("gemm_ar", "405B", 16384, 6656)],
-)
-def test_shapes_are_those_of_the_models(op: str, model: str, n: int, k: int) -> None:
-    for gpus in (2, 4, 8):
-        row = R.Row(op, model, 512, 8, gpus)
-        assert (row.n, row.k) == (n, k)
-
-
 def test_pblas_plans_the_op_with_the_parts_of_the_row() -> None:
     names = {"ag_gemm": "AllGatherGemm", "gemm_rs": "GemmReduceScatter", "gemm_ar": "GemmAllReduce"}
-    for row in (r for r in ROWS if r.m <= 64):
+    for row in ROWS:
+        assert row.unfit() is None
         a, b, d = R.descriptors(row)
-        assert plan_matmul(a, b, out=d, dtype="bfloat16").plan.name == names[row.op]
+        assert row.m > 64 or plan_matmul(a, b, out=d, dtype="bfloat16").plan.name == names[row.op]
         for rank in range(row.gpus):
             assert a.local_shape(rank) == row.a_shape
             assert b.local_shape(rank) == (row.k, row.n)
@@ -79,11 +54,6 @@ def test_transfers_take_longer_the_more_they_move(x: float, y: float) -> None:
     assert 0 < R.transfer_seconds(few) <= R.transfer_seconds(many)
 
 
-def test_transfers_are_those_that_were_measured() -> None:
-    for nbytes, seconds in R.TRANSFERS:
-        assert math.isclose(R.transfer_seconds(nbytes), seconds)
-
-
 @given(st.sampled_from(ROWS), st.floats(1e-6, 1e-2))
 def test_a_bound_hides_one_of_two_times_behind_the_other(row: Any, gemm: float) -> None:
     bound = R.bound_seconds(row, gemm)
@@ -91,14 +61,6 @@ def test_a_bound_hides_one_of_two_times_behind_the_other(row: Any, gemm: float) 
     moved = phases * R.transfer_seconds(row.moved_nbytes / phases)
     assert max(gemm, moved) <= bound * (1 + 1e-12)
     assert bound <= (gemm + moved) * (1 + 1e-12)
-
-
-def test_bounds_are_those_of_the_measured_rates() -> None:
-    # What 8 H200 took: cuBLAS alone 89 us with an SM push of 94 us, 316 us with copy engines that took 353 us.
-    assert math.isclose(89e-6 / R.bound_seconds(R.Row("ag_gemm", "8B", 4096, 8, 8), 89e-6), 0.85, abs_tol=0.005)
-    assert math.isclose(316e-6 / R.bound_seconds(R.Row("ag_gemm", "8B", 16384, 8, 8), 316e-6), 0.80, abs_tol=0.01)
-    assert R.bound_seconds(R.Row("ag_gemm", "405B", 4096, 8, 8), 1279e-6) == 1279e-6
-    assert R.bound_seconds(R.Row("gemm_ar", "8B", 64, 8, 1), 5e-6) == 5e-6
 
 
 @given(st.integers(1, 12), st.integers(0, 1000))
@@ -111,25 +73,9 @@ def test_rotation_is_fair(count: int, start: int) -> None:
 
 
 def test_values_are_new_in_each_round_set_and_rank() -> None:
-    seeds = [
-        R.seed_of(what, turn, s, rank) for what in "AB" for turn in range(50) for s in range(17) for rank in range(8)
-    ]
-    assert len(set(seeds)) == len(seeds)
+    seeds = {R.seed_of(what, turn, s, r) for what in "AB" for turn in range(50) for s in range(17) for r in range(8)}
+    assert len(seeds) == 2 * 50 * 17 * 8
     assert max(seeds) < 2**31
-
-
-@pytest.mark.parametrize(
-    ("seconds", "budget", "gemm", "wanted", "rounds"),
-    [
-        (0.01, 10, 1e-4, 0, 40),
-        (0.01, 10, 3e-3, 0, 15),
-        (1.0, 10, 1e-4, 0, 10),
-        (9.0, 10, 1e-4, 0, 3),
-        (0.01, 10, 1, 7, 7),
-    ],
-)
-def test_rounds(seconds: float, budget: float, gemm: float, wanted: int, rounds: int) -> None:
-    assert R.rounds_within(seconds, budget, gemm, wanted) == rounds
 
 
 def test_efficiency_is_the_median_of_ratios_not_the_ratio_of_medians() -> None:
@@ -160,12 +106,6 @@ def test_a_row_says_what_was_measured_and_why_the_rest_was_not() -> None:
         assert (name in whole["us"]) != (name in whole["missing"])
     assert whole["missing"]["torch"] == "RuntimeError: no"
     assert "benchmarks/gpu/cublasmp.py" in whole["missing"]["cublasmp"]
-
-
-def test_a_row_without_a_gemm_to_compare_with_has_no_ratio() -> None:
-    found = R.report(R.Row("ag_gemm", "8B", 64, 8, 4), {"pblas": [1e-5]}, {})
-    assert "e" not in found
-    assert "bound_us" not in found
 
 
 def part(rows: list[dict[str, Any]], **head: Any) -> dict[str, Any]:
@@ -207,31 +147,6 @@ def test_a_row_measured_again_replaces_what_it_speaks_of(tmp_path: Path) -> None
     assert json.loads(path.read_text(encoding="utf-8")) == whole
 
 
-def test_wheels_are_unpacked_and_patched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NCCL_NVLS_ENABLE", "NVSHMEM_DISABLE_NVLS", "TORCH_SYMM_MEM_DISABLE_MULTICAST"):
-        monkeypatch.setenv(name, "set by another")  # what the import sets ends with the test
-    for name in ("NVSHMEM_REMOTE_TRANSPORT", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "NVSHMEM_SYMMETRIC_SIZE"):
-        monkeypatch.setenv(name, "kept")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    script = importlib.import_module("benchmarks.gpu.cublasmp")
-    assert os.environ["NCCL_NVLS_ENABLE"] == "0"
-    assert os.environ["TORCH_SYMM_MEM_DISABLE_MULTICAST"] == os.environ["NVSHMEM_DISABLE_NVLS"] == "1"
-    with pytest.raises(FileNotFoundError, match=r"no nvmath_python-0\.8"):
-        script.unpacked(tmp_path, tmp_path / "site")
-    contents = {
-        "nvmath_python-0.8.0-cp312-cp312-linux.whl": dict.fromkeys(script.PATCHED, "EventOptions(enable_timing=True)"),
-        "nvidia_cublasmp_cu13-0.7.0.125-py3-none-linux.whl": {"nvidia/cublasmp/cu13/lib/libcublasmp.so.0": ""},
-    }
-    for wheel, files in contents.items():
-        with zipfile.ZipFile(tmp_path / wheel, "w") as archive:
-            for name, text in files.items():
-                archive.writestr(name, text)
-    script.unpacked(tmp_path, tmp_path / "site")
-    for name in script.PATCHED:
-        assert (tmp_path / "site" / name).read_text(encoding="utf-8") == "EventOptions(timing_enabled=True)"
-    assert (tmp_path / "site/nvidia/cublasmp/cu13/lib/libcublasmp.so.0").exists()
-
-
 def test_the_chart_shows_every_row_once() -> None:
     rows = [R.report(row, times(), {}) for row in ROWS if row.gpus == 8]
     shown = [row for row in rows if row["m"] >= 512]
@@ -240,45 +155,6 @@ def test_the_chart_shows_every_row_once() -> None:
     assert sum("pblas, E 0.50" in str(tip) for tip in tips) == len(shown)
     assert sum("cublas+nccl, E 0.34" in str(tip) for tip in tips) == len(shown)
     ET.fromstring(importlib.import_module("benchmarks.charts.gpu_chart").chart(part([])))
-
-
-def test_goals_lie_between_the_others_and_one() -> None:
-    goals = {row: row.goal for row in ROWS if row.goal is not None}
-    assert len(goals) == 36
-    assert all(row.gpus == 8 and 0.3 < goal < 1 for row, goal in goals.items())
-    assert R.Row("gemm_rs", "70B", 8192, 8, 8).goal == 0.88
-
-
-def test_the_summary_has_a_line_per_row(tmp_path: Path) -> None:
-    path = tmp_path / "file.json"
-    R.write_merged(path, part([R.report(row, times(), {}) for row in ROWS] + [R.report(ROWS[0], {}, {"pblas": "no"})]))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.overlap", "--summary", "--json", str(path)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("cublas+nccl") == len(ROWS)
-
-
-def test_roads_are_read_as_they_are_written() -> None:
-    from pblas.plans.plan import Algorithm
-
-    algorithms = importlib.import_module("benchmarks.gpu.algorithms")
-    for algorithm in (
-        Algorithm("sm_push"),
-        Algorithm("one-shot"),
-        Algorithm("copy_engine"),
-        Algorithm("copy_engine", (1, 3)),
-        Algorithm("two-shot", (2, 1)),
-    ):
-        assert algorithms.algorithm_of(algorithm.short) == algorithm
-    for name in ("kernels", "copy_engine:1,x", ""):
-        with pytest.raises(argparse.ArgumentTypeError):
-            algorithms.algorithm_of(name)
 
 
 def test_roads_that_are_compared_suit_their_product() -> None:
@@ -331,12 +207,24 @@ def test_two_gpus_play_ranks_that_meet(size: int) -> None:
         assert seen[play.rank] == here
 
 
-@pytest.mark.parametrize("name", ["overlap", "algorithms"])
-def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
-    options = ["--dry-run", "--gpus", "4", "--ops", "ag_gemm", "gemm_ar", "--models", "70B", "--m", "512", "6"]
+DRY = "--dry-run --gpus 4 --ops ag_gemm gemm_ar --models 70B --m 512 6"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("overlap", DRY, "does not divide by 4 GPUs"),
+        ("algorithms", DRY, "does not divide by 4 GPUs"),
+        ("overlap", "--summary --json file.json", "cublas+nccl"),
+    ],
+)
+def test_dry_runs_and_summaries_need_no_gpu(name: str, options: str, expected: str, tmp_path: Path) -> None:
+    R.write_merged(
+        tmp_path / "file.json", part([R.report(ROWS[0], times(), {}), R.report(ROWS[1], {}, {"pblas": "no"})])
+    )
     done = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.gpu.{name}", *options],
-        env=ENVIRONMENT,
+        [sys.executable, "-m", f"benchmarks.gpu.{name}", *options.split()],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -344,5 +232,4 @@ def test_the_dry_run_needs_no_gpu(name: str, tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
-    assert "3584" in done.stdout
-    assert "does not divide by 4 GPUs" in done.stdout
+    assert expected in done.stdout

@@ -121,15 +121,6 @@ def test_a_submatrix_keeps_every_owner_and_lies_at_its_local_offset(
             assert desc.global_index(rank, row0 + i_loc, column0 + j_loc) == (i + i0, j + j0)
 
 
-@given(descriptors(4), descriptors(4))
-def test_same_distribution_means_the_same_elements_on_every_rank(
-    first: MatrixDescriptor, second: MatrixDescriptor
-) -> None:
-    same = first.same_distribution(second)
-    assert same == second.same_distribution(first)
-    assert same == (first.shape == second.shape and holdings(first) == holdings(second))
-
-
 def small_descriptors() -> Iterator[MatrixDescriptor]:
     """Descriptors of one shape that differ in everything else."""
     for nprow, npcol, order in itertools.product((1, 2, 4), (1, 2), ("C", "R")):
@@ -175,31 +166,6 @@ def test_named_constructors() -> None:
         ):
             assert desc.shape == (m, n)
             assert desc.mb >= 1 <= desc.nb
-
-
-# plan, matrix, m, n, nprow, npcol, grid order, mb, nb, local rows, local columns: worked examples of the cuBLASMp
-# documentation on tensor-parallel multiplication, 4 ranks.
-CUBLASMP: tuple[tuple[str, int, int, int, int, str, int, int, int, int], ...] = (
-    ("AG A", 2, 8, 1, 4, "R", 2, 2, 2, 2),
-    ("AG B", 2, 4, 1, 4, "R", 2, 1, 2, 1),
-    ("AG D", 8, 4, 4, 1, "C", 2, 1, 2, 4),
-    ("RS A", 8, 2, 4, 1, "C", 2, 2, 2, 2),
-    ("RS B", 8, 4, 4, 1, "C", 2, 1, 2, 4),
-    ("RS D", 2, 4, 1, 4, "R", 2, 1, 2, 1),
-    ("AR A", 8, 2, 4, 1, "C", 2, 2, 2, 2),
-    ("AR B", 8, 4, 4, 1, "C", 2, 4, 2, 4),
-    ("AR D", 2, 16, 1, 4, "R", 2, 4, 2, 4),
-)
-
-
-@pytest.mark.parametrize("row", CUBLASMP, ids=[row[0] for row in CUBLASMP])
-def test_worked_examples_of_cublasmp(row: tuple[str, int, int, int, int, str, int, int, int, int]) -> None:
-    _, m, n, nprow, npcol, order, mb, nb, m_loc, n_loc = row
-    desc = MatrixDescriptor(m, n, mb, nb, Grid(nprow, npcol, "R" if order == "R" else "C"), lld=2)
-    assert [desc.local_shape(rank) for rank in range(4)] == [(m_loc, n_loc)] * 4
-    for rank in range(4):
-        desc.check_lld(rank)
-    assert desc.is_row_wise if npcol == 1 else desc.is_column_wise
 
 
 def test_lld_is_local() -> None:
@@ -309,10 +275,7 @@ def test_a_bad_argument_is_named_with_its_value(changes: dict[str, Any], text: s
         ),
         (lambda d: d.global_index(6, 0, 0), "global_index: rank is 6; expected a rank of the grid, in 0..5."),
         (lambda d: d.local_shape(-1), "Grid.coordinates: rank is -1; expected an integer >= 0."),
-        (
-            lambda d: d.submatrix(0, 9, 4, 9),
-            "part: the range is 4:9; expected 0 <= start <= stop <= n = 8.",
-        ),
+        (lambda d: d.submatrix(0, 9, 4, 9), "part: the range is 4:9; expected 0 <= start <= stop <= n = 8."),
         (lambda d: d.row_wise(4, 4, 0), "row_wise: nprocs is 0; expected an integer >= 1."),
         (lambda d: d.column_wise(4, "4", 2), "column_wise: n is '4', a str; expected an integer >= 0."),
     ],

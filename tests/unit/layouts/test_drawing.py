@@ -103,12 +103,6 @@ def test_the_order_of_local_arrays_and_of_ranks_is_said() -> None:
         assert "Ranks are numbered along the rows (order R)" in picture
 
 
-def test_a_short_first_block_is_drawn() -> None:
-    picture = MatrixDescriptor(6, 6, 2, 2, Grid(2, 2)).submatrix(1, 6, 1, 6).picture()
-    assert "myrow   0   1   3   5" in picture
-    assert cells(picture) == [["0", "2", "0"], ["1", "3", "1"], ["0", "2", "0"]]
-
-
 def test_a_million_ranks_fit_on_the_screen() -> None:
     desc = MatrixDescriptor(10**9, 10**9, 1000, 1000, Grid(1000, 1000))
     assert len(desc.picture().splitlines()) < 50

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,8 +69,3 @@ def test_long_dimensions_are_counted_at_once() -> None:
     counts = [[overlap_count(first, p, second, q) for q in range(7)] for p in range(3)]
     assert [sum(row) for row in counts] == [first.count(p) for p in range(3)]
     assert [sum(column) for column in zip(*counts, strict=True)] == [second.count(q) for q in range(7)]
-
-
-def test_splits_of_different_dimensions_do_not_meet() -> None:
-    with pytest.raises(AssertionError):
-        overlaps(Split(9, 2, 2), 0, Split(8, 2, 2))

@@ -128,21 +128,6 @@ def test_alike_is_the_same_ownership(first: Split, second: Split) -> None:
     assert first.alike(second) == (first.n == second.n and ownership(first) == ownership(second))
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        (Split(8, 4, 2), Split(8, 4, 4)),
-        (Split(8, 8, 4), Split(8, 9, 4)),
-        (Split(8, 3, 1), Split(8, 5, 1)),
-        (Split(0, 3, 4, 2), Split(0, 5, 1)),
-        (Split(8, 5, 2, inb=3), Split(8, 7, 3, inb=3)),
-    ],
-)
-def test_what_never_happens_makes_no_difference(first: Split, second: Split) -> None:
-    assert first != second
-    assert first.alike(second)
-
-
 def test_first_block_of_the_usual_size_is_not_spoken_of() -> None:
     assert Split(9, 2, 2, inb=2) == Split(9, 2, 2)
     assert hash(Split(9, 2, 2, inb=2)) == hash(Split(9, 2, 2))

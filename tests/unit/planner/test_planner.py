@@ -19,11 +19,7 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduce
 from pblas.plans.plan import ProductPlan, Topology
 from pblas.plans.summa import Summa
 
-KINDS = {
-    "row": MatrixDescriptor.row_wise,
-    "col": MatrixDescriptor.column_wise,
-    "all": MatrixDescriptor.replicated,
-}
+KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 
 # op(A), op(B), D -> the plan for m = n = k. What is gathered, or where the sums go, in the user's orientation.
 TABLE = {
@@ -128,21 +124,6 @@ def test_transposing_everything_transposes_the_plan(a: str, b: str, d: str) -> N
         assert other.transposed != plan.transposed
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "d", "m", "n", "k", "expected"),
-    [
-        ("row", "all", "col", 8, 800, 8, "gather A"),
-        ("all", "row", "col", 800, 8, 800, "scatter columns"),  # gathering A is not offered: A is whole
-        ("col", "all", "col", 8, 800, 8, "gather A"),  # K is split too, but M x N is large
-        ("col", "all", "col", 8, 8, 800, "scatter columns"),
-        ("all", "row", "row", 8, 8, 800, "scatter rows"),
-        ("all", "row", "row", 800, 8, 8, "gather B"),
-    ],
-)
-def test_of_two_plans_the_one_that_receives_less(a: str, b: str, d: str, m: int, n: int, k: int, expected: str) -> None:
-    assert kind_of(plan_for(a, b, d, m, n, k)) == expected
-
-
 PUSH = Topology(4, shared=True, push=True, gpus=True)
 
 
@@ -231,39 +212,6 @@ def test_output_follows_cyclic_operands() -> None:
     assert found == MatrixDescriptor.row_wise(800, 8, 4, mb=3, rsrc=2)
     grid = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
     assert choose_output("float64", grid, grid, nprocs=4, order="F") == grid
-
-
-# cublasmp.md, worked examples: m, n, k; (rows, columns, mb, nb, process rows, process columns, local rows, columns).
-EXAMPLES: dict[str, Any] = {
-    "AllGatherGemm": ((2, 8, 2, 2, 1, 4, 2, 2), (2, 4, 2, 1, 1, 4, 2, 1), (8, 4, 2, 1, 4, 1, 2, 4)),
-    "GemmReduceScatter": ((8, 2, 2, 2, 4, 1, 2, 2), (8, 4, 2, 1, 4, 1, 2, 4), (2, 4, 2, 1, 1, 4, 2, 1)),
-}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_examples_of_cublasmp(name: str) -> None:
-    """D = A^T B on 4 ranks, with virtual blocks on the side that is not split."""
-    descs = []
-    for m, n, mb, nb, nprow, npcol, m_loc, n_loc in EXAMPLES[name]:
-        desc = MatrixDescriptor(m, n, mb, nb, Grid(nprow, npcol, "R" if nprow == 1 else "C"))
-        assert [desc.local_shape(rank) for rank in range(4)] == [(m_loc, n_loc)] * 4
-        assert [desc.local_lld(rank) for rank in range(4)] == [2] * 4
-        descs.append(desc)
-    a, b, d = descs
-    plan = pblas.plan_matmul(a, b, d, transa="T", beta=1.0, out=d, dtype="float16", nprocs=4).plan
-    assert plan.name == name
-    assert (plan.product.m, plan.product.n, plan.product.k) == (*d.shape, a.m)
-    assert plan.max_received_nbytes == 2 * 3 * 8 // 4  # 3/4 of the 2 x 4 matrix that moves
-
-
-def test_all_reduce_example_of_cublasmp() -> None:
-    """D, which cuBLASMp declares as m x n P, is replicated here."""
-    a = MatrixDescriptor(8, 2, 2, 2, Grid(4, 1))
-    b = MatrixDescriptor(8, 4, 2, 4, Grid(4, 1))
-    d = MatrixDescriptor.replicated(2, 4, 4)
-    plan = pblas.plan_matmul(a, b, transa="T", out=d, dtype="float32").plan
-    assert plan.name == "GemmAllReduce"
-    assert plan.max_received_nbytes == 4 * 2 * 3 * 8 // 4
 
 
 # A as stored, B as stored, D, transb: what moves for a C-order product, which cuBLASMp sees as D^T = B^T A^T.

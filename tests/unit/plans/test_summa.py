@@ -43,11 +43,7 @@ def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDe
 def some_product(rng: random.Random) -> tuple[Product, tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]]:
     nprocs = rng.choice(RANKS)
     m, n, k = (rng.choice([1, 2, 5, 8, 9, 13]) for _ in range(3))
-    descs = (
-        some_descriptor(rng, m, k, nprocs),
-        some_descriptor(rng, k, n, nprocs),
-        some_descriptor(rng, m, n, nprocs),
-    )
+    descs = (some_descriptor(rng, m, k, nprocs), some_descriptor(rng, k, n, nprocs), some_descriptor(rng, m, n, nprocs))
     spreads = [Distribution("grid", None, Placement.of(desc)) for desc in descs]
     return Product(m, n, k, "float64", nprocs, *spreads), descs
 

@@ -30,7 +30,7 @@ from pblas.schedules.operations import (
     Sum,
     Wait,
 )
-from pblas.schedules.schedule import handshake, schedule
+from pblas.schedules.schedule import schedule
 from tests.model.streams import (
     PACKS,
     SENT,
@@ -48,7 +48,6 @@ from tests.model.streams import (
     explore,
     handshake_of,
     prove,
-    random_order,
 )
 
 
@@ -157,11 +156,9 @@ def sequences(draw: st.DrawFn) -> list[Drawn]:
 
 
 @settings(max_examples=80)
-@given(sequences(), st.integers(0, 10**6))
-def test_every_order_of_the_streams_gives_the_right_result(sequence: list[Drawn], seed: int) -> None:
-    world = World([drawn.call for drawn in sequence])
-    assert prove(world) == []
-    assert random_order(world, seed) == []
+@given(sequences())
+def test_every_order_of_the_streams_gives_the_right_result(sequence: list[Drawn]) -> None:
+    assert prove(World([drawn.call for drawn in sequence])) == []
 
 
 @settings(max_examples=40)
@@ -297,15 +294,6 @@ def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
             assert strip.signal_phase == strip.phase + (strip.target is not None)
 
 
-@pytest.mark.parametrize("nprocs", [1, 2, 5, 8])
-def test_a_call_that_moves_nothing_sends_and_awaits_every_flag(nprocs: int) -> None:
-    for rank in range(nprocs):
-        ops = handshake(rank, nprocs)
-        others = set(range(nprocs)) - {rank}
-        assert [set(op.peers) for op in ops if isinstance(op, Signal)] == [others]
-        assert [set(op.sources) for op in ops if isinstance(op, Wait)] == [others]
-
-
 # Schedules that are broken on purpose.
 
 
@@ -380,14 +368,10 @@ def flag_before_data(program: Program) -> Iterator[Program]:
 
 def awaiting(op: Op, sources: tuple[int, ...]) -> Op:
     """An operation that awaits other flags."""
-    return (
-        replace(op, awaits=sources) if isinstance(op, Burst) else Wait(op.lane, phase_of(op), sources, after=op.after)
-    )
-
-
-def phase_of(op: Op) -> int:
-    assert isinstance(op, Wait | Burst)
-    return op.phase
+    if isinstance(op, Burst):
+        return replace(op, awaits=sources)
+    assert isinstance(op, Wait)
+    return Wait(op.lane, op.phase, sources, after=op.after)
 
 
 def one_wait_dropped(program: Program) -> Iterator[Program]:
@@ -597,19 +581,3 @@ def test_flags_of_empty_shards_cannot_be_saved(nprocs: int, along_k: bool) -> No
     assert kinds(prove(World([unheard] * 3))) == {"race", "lost flag"}
     if nprocs == 2:
         assert explore(World([unheard] * 3))[0]
-
-
-@pytest.mark.parametrize("name", examples(4))
-def test_random_orders_catch_what_is_broken(name: str) -> None:
-    nprocs, call, other = 4, examples(4)[name], examples(4)["gather"]
-    early = next(flag_before_data(call.programs[1]), None)
-    unawaited = next(all_waits_of_a_step_dropped(call.programs[1]))
-    worlds = [
-        World(again(name, call, other), parity=lambda _: (0, 0)),
-        World([other, call.mutated(1, unawaited), call]),
-    ]
-    if early is not None:
-        worlds.append(World([other, call.mutated(1, early), handshake_of(nprocs)]))
-    for world in worlds:
-        assert any(random_order(world, seed) for seed in range(60)), name
-    assert not any(random_order(World([call, other, call]), seed) for seed in range(10)), name

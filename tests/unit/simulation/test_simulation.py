@@ -294,11 +294,7 @@ def test_stretches_cover_the_other_ranks_and_hide_no_difference() -> None:
         assert distances == list(range(1, 8))
         for start, count in stretches:
             alike = {
-                (
-                    ahead.count((rank + d) % 8),
-                    before.count((rank - d) % 8),
-                    view.is_near((rank + d) % 8),
-                )
+                (ahead.count((rank + d) % 8), before.count((rank - d) % 8), view.is_near((rank + d) % 8))
                 for d in range(start, start + count)
             }
             assert len(alike) == 1
