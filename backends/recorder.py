@@ -22,7 +22,7 @@ Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
 """Lane, kind, name and details of an operation."""
 
-Verbs = dict[str, Callable[..., Described | None]]
+Methods = dict[str, Callable[..., Described | None]]
 """Methods, each with a function that describes a call of it; None for a call that does nothing."""
 
 MOST_EVENTS = 200_000
@@ -91,8 +91,8 @@ class Recorder:
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
-        for target, verbs in self._verbs():
-            for name, describe in verbs.items():
+        for target, methods in self._methods():
+            for name, describe in methods.items():
                 self._replace(target, name, self._recorded(getattr(target, name), describe))
         arrays, channel = self._backend.arrays, self._backend.channel
         self._replace(arrays, "beside", self._beside(arrays.beside))
@@ -124,10 +124,10 @@ class Recorder:
 
     # Methods that depend on the backend
 
-    def _verbs(self) -> list[tuple[Any, Verbs]]:
+    def _methods(self) -> list[tuple[Any, Methods]]:
         """Objects with their recorded methods, and the functions that describe calls of these."""
         backend = self._backend
-        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
+        arrays: Methods = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
         return [
             (backend, {"wait": self._wait, "agree": self._agree}),
             (backend.channel, {"send": self._send}),
@@ -288,54 +288,18 @@ def _ranks(ranks: Any) -> str:
     return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
 
 
-def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
-    return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
-
-
-def _get(lane: str, peer: int, offset: int, target: Any) -> Described:
-    del offset
-    return lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}
-
-
-def _gets(lane: str, gets: Any) -> Described:
-    return lane, "copy", f"get from {_ranks(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
-
-
-def _await_mark(lane: str, mark: int) -> Described:
-    return lane, "wait", "for a portion of the GEMM", {"mark": mark}
-
-
-def _signal(lane: str, peers: Any, phase: int) -> Described:
-    return lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}
-
-
 def _burst(lane: str, puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> Described:
-    if awaits and not puts:  # a meeting
-        return _engine_wait(lane, phase, awaits, step)
+    if awaits and not puts:  # a barrier
+        return lane, "wait", f"{step} {_ranks(awaits)}", {"phase": phase}
     return lane, "copy", f"push to {_ranks(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
 
 
-def _engine_wait(lane: str, phase: int, sources: Any, step: str) -> Described:
-    return lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}
-
-
-def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
-    del alpha, beta
-    return lane, "gemm", *product_text([(x, y, z)])
-
-
-def _portions(
-    lane: str,
-    alpha: complex,
-    portions: list[Portion],
-    beta: complex,
-    finish: Any = None,
-) -> Described:
+def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex, finish: Any = None) -> Described:
     del alpha, beta, finish
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
-        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        flags = [portion.signal, *(flag for _, flag in portion.places)]
         sent += portion.z.nbytes * sum(flag is not None for flag in flags)
     return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
@@ -345,54 +309,35 @@ def _sum(lane: str, parts: list[Any], output: Output) -> Described:
     return lane, "sum", name, {"bytes": output.out.nbytes}
 
 
-def _all_gather(lane: str, shard: Any, order: Any, slots: Any, first: list[int], *_: Any) -> Described:
-    del order, slots
-    return lane, "copy", "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
-
-
-def _reduce_scatter(lane: str, parts: list[Any], *_: Any) -> Described:
-    return lane, "sum", "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
-
-
-def _one_shot(lane: str, partial: Any, *_: Any) -> Described:
-    return lane, "sum", "all-reduce in one shot", {"bytes": partial.nbytes}
-
-
-def _two_shot(lane: str, wire: Any, first: list[int], *_: Any) -> Described:
-    return lane, "sum", "all-reduce in two shots", {"bytes": first[-1] * wire.itemsize}
-
-
-def _finish(lane: str, finish: Any, z: Any) -> Described | None:
-    return None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes})
-
-
-def _engine_copy(lane: str, source: Any, target: Any) -> Described:
-    del source
-    return lane, "copy", "copy", {"bytes": target.nbytes}
-
-
-def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Described:
-    del beta, source
-    return lane, "sum", "scale", {"bytes": target.nbytes}
-
-
-ENGINE: Verbs = {
-    "await_tile_flag": _await_mark,
-    "put": _put,
-    "get": _get,
-    "gets": _gets,
-    "signal": _signal,
+ENGINE: Methods = {
+    "await_tile_flag": lambda lane, number: (lane, "wait", "for a portion of the GEMM", {"tile flag": number}),
+    "put": lambda lane, source, peer, *_: (lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}),
+    "get": lambda lane, peer, _, target: (lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}),
+    "gets": lambda lane, gets: (
+        *(lane, "copy", f"get from {_ranks(get[0] for get in gets)}"),
+        {"bytes": sum(get[2].nbytes for get in gets)},
+    ),
+    "signal": lambda lane, peers, phase: (lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}),
     "burst": _burst,
-    "wait": _engine_wait,
-    "gemm": _engine_gemm,
-    "finish": _finish,
+    "wait": lambda lane, phase, sources, step: (lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}),
+    "gemm": lambda lane, _alpha, x, y, _beta, z, **_: (lane, "gemm", *product_text([(x, y, z)])),
+    "finish": lambda lane, finish, z: None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes}),
     "multiply_portions": _portions,
     "sum": _sum,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "one_shot": _one_shot,
-    "two_shot": _two_shot,
-    "copy": _engine_copy,
-    "scale": _engine_scale,
+    "all_gather": lambda lane, shard, _order, _slots, first, *_: (
+        *(lane, "copy", "all-gather in one kernel"),
+        {"bytes": first[-1] * shard.itemsize},
+    ),
+    "reduce_scatter": lambda lane, parts, *_: (
+        *(lane, "sum", "reduce-scatter in one kernel"),
+        {"bytes": sum(part.nbytes for part in parts)},
+    ),
+    "one_shot": lambda lane, partial, *_: (lane, "sum", "all-reduce in one shot", {"bytes": partial.nbytes}),
+    "two_shot": lambda lane, wire, first, *_: (
+        *(lane, "sum", "all-reduce in two shots"),
+        {"bytes": first[-1] * wire.itemsize},
+    ),
+    "copy": lambda lane, _, target: (lane, "copy", "copy", {"bytes": target.nbytes}),
+    "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", {"bytes": target.nbytes}),
 }
 """The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

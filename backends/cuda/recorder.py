@@ -14,7 +14,7 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
-from pblas.backends.recorder import ENGINE, Described, Open, Recorder, Verbs
+from pblas.backends.recorder import ENGINE, Described, Methods, Open, Recorder
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,16 +74,19 @@ class DeviceRecorder(Recorder):
 
         return seconds
 
-    def _verbs(self) -> list[tuple[Any, Verbs]]:
+    def _methods(self) -> list[tuple[Any, Methods]]:
         backend = self._backend
-        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
-        described: list[tuple[Any, Verbs]] = [
+        arrays: Methods = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
+        described: list[tuple[Any, Methods]] = [
             (backend, {"wait": self._wait, "agree": self._agree}),
             (backend.channel, {"send": self._send}),
             (backend.arrays, arrays | {"settle": self._settle}),
         ]
         engines = backend.engines() if backend.push else ()
-        return [*described, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
+        return [
+            *described,
+            *((engine, {name: self._in_run(describe) for name, describe in ENGINE.items()}) for engine in engines),
+        ]
 
     def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
         """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""

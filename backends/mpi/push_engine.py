@@ -98,26 +98,19 @@ class WindowEngine:
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch
 
-    def address(self, x: Any) -> int:
-        """Address of an array (local)."""
-        return self._ranks.address(x)
-
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
-        return self._array_at(self._ranks.rank, offset, shape, dtype, order)
+        return self.place(self._ranks.rank, offset, shape, dtype, order)
 
     def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array `offset` bytes into private memory (local)."""
         return np.ndarray(shape, dtype, memory.data, offset, order=order)
 
-    def _array_at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer of the current call (local)."""
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
-
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in the workspace of a peer of the current call, to be written (local)."""
-        return self._array_at(peer, offset, shape, dtype, order)
 
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
@@ -201,16 +194,16 @@ class WindowEngine:
     def mark(self, lane: str, index: Hashable) -> None:
         """Nothing: operations run in issue order."""
 
-    def await_tile_flag(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, number: int) -> None:
         """Never called, since `multiply_portions` sets no tile flags."""
-        raise AssertionError((lane, mark))
+        raise AssertionError((lane, number))
 
     # Operations
 
     def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
         del lane
-        self._array_at(peer, offset, source.shape, source.dtype, order)[...] = source
+        self.place(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
@@ -376,7 +369,7 @@ class WindowEngine:
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in a peer's workspace, to be read (local)."""
-        return self._array_at(peer, offset, shape, dtype, order)
+        return self.place(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""

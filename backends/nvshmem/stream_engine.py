@@ -149,10 +149,6 @@ class StreamEngine:
         width = x.shape[1] // blocks
         return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
 
-    def address(self, x: Any) -> int:
-        """Address of an array (local)."""
-        return self._resources.ranks.address(x)
-
     # Executions
 
     def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
@@ -293,9 +289,9 @@ class StreamEngine:
         """Other lanes will wait for this operation, the last of its lane."""
         self._sink.mark(lane, index)
 
-    def await_tile_flag(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, number: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
-        self._hold(lane, [self._private.mark(mark, captured=self._sink.captured)], [self._rank], mark)
+        self._hold(lane, [self._private.mark(number, captured=self._sink.captured)], [self._rank], number)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
@@ -464,15 +460,17 @@ class StreamEngine:
         def peer_flag(flag: tuple[int, int] | None) -> int:
             return 0 if flag is None else self._current.flag(flag[0], self._rank, flag[1])
 
-        is_local = portion.mark >= 0
+        is_local = portion.tile_flag >= 0
         signal = (
-            self._private.mark(portion.mark, captured=self._sink.captured) if is_local else peer_flag(portion.tells)
+            self._private.mark(portion.tile_flag, captured=self._sink.captured)
+            if is_local
+            else peer_flag(portion.signal)
         )
         terms = tuple(Term(z, *own_flag(flag)) for z, flag in portion.terms)
         places = tuple(Place(z, peer_flag(flag)) for z, flag in portion.places)
         arrays = (portion.x, portion.y, portion.z, *own_flag(portion.awaits))
         options = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*arrays, *options, late=portion.late, among=portion.among, at=portion.at)
+        return Part(*arrays, *options, late=portion.terms_late, among=portion.interleaved, at=portion.origin)
 
     # Sums
 

@@ -146,7 +146,7 @@ class RunPushGather(RunPush):
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
             for portion in group:
-                finish = x.finish_of(itemgetter(portion.lies))
+                finish = x.finish_of(itemgetter(portion.index))
                 gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=finish)
 
     def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float) -> Iterator[Portion]:
@@ -164,5 +164,5 @@ class RunPushGather(RunPush):
                     self._d[m_d : m_d + rows, n_d : n_d + columns],
                     awaits=awaits,
                     ready=ready,
-                    at=(m_d, n_d),
+                    origin=(m_d, n_d),
                 )

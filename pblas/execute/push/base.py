@@ -68,6 +68,7 @@ class RunPush(ABC):
         self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
         self._total, self._tf32 = accumulator_dtype(dtype), tf32
         self._engine: Engine = backend.engine(plan.queue)
+        self._address = backend.address
         self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._known_lines: dict[tuple[int, int], IndexRuns] = {}
