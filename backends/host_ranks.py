@@ -77,7 +77,8 @@ class HostRanks(ABC):
             "Context: ranks of each node", maxima=(count, -count, 0, 0)
         ).maxima
         self.ranks_per_node = -least
-        self.plain_channel = self.channel = self.peers.channel()
+        self.plain_channel = self.peers.channel()
+        self.channel = self.plain_channel
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""
         self._blas = BlasThreads(self.threads)

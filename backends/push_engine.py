@@ -130,12 +130,6 @@ class Engine(Protocol):
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
-    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array `offset` bytes into private memory."""
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory."""
-
     def homes(self, x: Any) -> list[int] | None:
         """**Collective.** Addresses of an array on all ranks, as mapped here; None if peers cannot write into it."""
 
@@ -225,13 +219,7 @@ class Engine(Protocol):
         """Z := epilogue(Z), if there is one, in one more pass."""
 
     def multiply_portions(
-        self,
-        lane: str,
-        alpha: complex,
-        portions: list[Portion],
-        beta: complex,
-        *,
-        finish: Finish | None = None,
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
         """Compute some portions of a result by one kernel.
 

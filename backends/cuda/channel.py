@@ -17,7 +17,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
     from pblas.backends.dtypes import Array
@@ -96,14 +96,6 @@ class DeviceChannel:
         transfer = DeviceTransfer(self, None)
         transfer.started = self._hosts.await_signal(source, tag)
         return transfer
-
-    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** Of arrays in the hosts' memory."""
-        self._hosts.all_to_all(x, counts, out, out_counts)
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
-        """**Collective.** Of arrays in the hosts' memory."""
-        self._hosts.all_gather(x, out, counts)
 
     def progress(self) -> None:
         """Start the messages whose copies are done, in the order of the calls, which the peer relies on (local)."""

@@ -10,6 +10,7 @@ from cuda.bindings import driver
 from cupy.cuda import runtime
 
 from pblas import errors
+from pblas.backends import interop
 from pblas.backends.cuda.recordable import Stream, give
 
 _DISABLE_TIMING = 2
@@ -18,15 +19,8 @@ _RELAXED = 2
 _SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
 
-
-class Handle:
-    """A stream given by its handle, for libraries that take any object with `__cuda_stream__`."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+Handle = interop.Stream
+"""A stream by its handle, for libraries that take any object with `__cuda_stream__`."""
 
 
 def event() -> int:

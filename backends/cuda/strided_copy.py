@@ -25,10 +25,7 @@ COMBINATIONS = (
     *(f"combine_float32_{name}" for name in _HALVES),
 )
 
-CONVERSIONS = (
-    *(f"convert_{name}_float32" for name in _HALVES),
-    *(f"convert_float32_{name}" for name in _HALVES),
-)
+CONVERSIONS = (*(f"convert_{name}_float32" for name in _HALVES), *(f"convert_float32_{name}" for name in _HALVES))
 LINES = struct.Struct("=6q")
 """LinesArguments of move.cu."""
 

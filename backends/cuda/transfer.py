@@ -48,7 +48,7 @@ def download(x: Any) -> Array:
     with _settled(x):
         layout = runs_of(x)
         if layout is None:
-            x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
+            x = cupy.ascontiguousarray(words(x)).view(x.dtype)
             cupy.cuda.runtime.deviceSynchronize()
             layout = runs_of(x)
             assert layout is not None, "a contiguous array has strided runs"
@@ -79,7 +79,7 @@ def uploading(x: Any) -> Iterator[Array]:
 def copy(x: Any, z: Any) -> None:
     """Z := X for CuPy arrays of one GPU, one shape and one dtype, stored in any way (local)."""
     with _settled(z):
-        _words(z)[...] = _words(x)
+        words(z)[...] = words(x)
 
 
 def clear(x: Any) -> None:
@@ -138,6 +138,6 @@ def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, r
         runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
 
 
-def _words(x: Any) -> Any:
-    """x with elements that every CuPy kernel copies: those of bfloat16 as 16-bit integers."""
+def words(x: Any) -> Any:
+    """The same memory with a dtype that every CuPy kernel copies: 16-bit integers in place of bfloat16."""
     return x.view(np.uint16) if x.dtype.name == "bfloat16" else x

@@ -102,10 +102,6 @@ class WindowEngine:
         """A tight array in this rank's own workspace of the current call (local)."""
         return self.place(self._ranks.rank, offset, shape, dtype, order)
 
-    def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array `offset` bytes into private memory (local)."""
-        return np.ndarray(shape, dtype, memory.data, offset, order=order)
-
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in the workspace of a peer of the current call (local)."""
         work = self._current
@@ -115,12 +111,6 @@ class WindowEngine:
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
-        rows, (down, across) = x.shape[0], x.strides
-        width = x.shape[1] // blocks
-        return np.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
 
     # One call
 

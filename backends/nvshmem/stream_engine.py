@@ -139,16 +139,6 @@ class StreamEngine:
         """Bytes from the start of a peer's current workspace to an address from `homes` (local)."""
         return home - self._current.slots(peer)
 
-    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array `offset` bytes into private memory (local)."""
-        return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
-        rows, (down, across) = x.shape[0], x.strides
-        width = x.shape[1] // blocks
-        return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
-
     # Executions
 
     def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
@@ -424,13 +414,7 @@ class StreamEngine:
             self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
     def multiply_portions(
-        self,
-        lane: str,
-        alpha: complex,
-        portions: list[Portion],
-        beta: complex,
-        *,
-        finish: Finish | None = None,
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
         """Compute some portions of a result with one kernel; False if no kernel supports them."""
         hopper, parts = self._hoppers.get(self._sink.captured), [self._part(portion) for portion in portions]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.push_engine import Output, Portion
 from pblas.backends.tile_shapes import COPY_RATE, COPY_US
 from pblas.execute.index_runs import IndexRuns, gemm_runs
-from pblas.execute.push.base import RunPush, is_one_run
+from pblas.execute.push.base import RunPush, column_blocks, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.partition import padded
 from pblas.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
@@ -57,7 +57,7 @@ class RunPushGather(RunPush):
         self._beta, self._d = x.beta, x.result
         if self._sums is not None:
             shape, order = self._sums
-            self._beta, self._d = 0.0, self._engine.part(self._own, 0, shape, self._total, order)
+            self._beta, self._d = 0.0, self._own_array(0, shape, self._total, order)
         elif x.old is not None and x.old is not x.result:
             self._engine.copy("main", x.old, x.result)
         self._walk(self._ops, x.unfinished if self._along_k else x)
@@ -65,9 +65,6 @@ class RunPushGather(RunPush):
             self._engine.sum("main", [self._d], Output(x.result, x.beta, x.old, x.finish))
         elif self._along_k:  # several GEMMs add to D
             self._engine.finish("main", x.finish, x.result)
-
-    def bind(self, d: Array | None) -> None:
-        """Nothing: all puts go to workspaces."""
 
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         del index
@@ -110,7 +107,7 @@ class RunPushGather(RunPush):
                 )
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
-                d = self._engine.columns(self._d[block], blocks)
+                d = column_blocks(self._d[block], blocks)
                 gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d)
                 self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
                 continue

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
 from pblas.execute.index_runs import IndexRuns, gemm_runs
-from pblas.execute.push.base import RunPush, is_one_run
+from pblas.execute.push.base import RunPush, column_blocks, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.one_dimensional import GemmAllReduce
 from pblas.plans.partition import flat_share, padded
@@ -44,6 +44,8 @@ class RunPushReduce(RunPush):
     """Runs a GemmReduceScatter or a GemmAllReduce."""
 
     _plan: GemmReduceScatter
+    _bound: Any = None
+    """Shape, strides and address of the bound D, and its addresses on all ranks."""
 
     def _prepare(self, orders: Orders) -> None:
         plan, product, nprocs = self._plan, self._product, self._product.nprocs
@@ -131,12 +133,13 @@ class RunPushReduce(RunPush):
             case _:
                 raise AssertionError(op)
 
-    def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank.
+    @property
+    def bound(self) -> bool:
+        """Whether a D is bound, whose addresses the peers know."""
+        return self._bound is not None
 
-        Args:
-            d: in the plan's orientation; None to bind nothing (global).
-        """
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** See `Pushed.bind`."""
         puts = isinstance(self._plan, GemmAllReduce) and algorithm_of(self._plan).kind != "tile_signals"
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
@@ -196,7 +199,7 @@ class RunPushReduce(RunPush):
         stack, shape = self._partial, self._partial.shape(len(block))
         if block.buffer == "pulled":
             return self._engine.array(stack.offset(block.start - self._pulled), shape, self._wire, stack.order)
-        return self._engine.part(self._own, stack.offset(block.start), shape, self._wire, stack.order)
+        return self._own_array(stack.offset(block.start), shape, self._wire, stack.order)
 
     # Products
 
@@ -209,8 +212,8 @@ class RunPushReduce(RunPush):
             if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._engine.part(self._own, stack.offset(start), shape, self._wire, "C")
-                right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
+                tall = self._own_array(stack.offset(start), shape, self._wire, "C")
+                right = column_blocks(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1))
                 continue
@@ -219,7 +222,7 @@ class RunPushReduce(RunPush):
                 block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
                 if self._wide is not None:
                     offset = self._wide + stack.offset(begin) // self._wire.itemsize * self._total.itemsize
-                    sums = self._engine.part(self._own, offset, block.shape, self._total, stack.order)
+                    sums = self._own_array(offset, block.shape, self._total, stack.order)
                 n = self._lines(begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, IndexRuns.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
