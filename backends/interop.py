@@ -143,7 +143,7 @@ class Target(NamedTuple):
     @property
     def result(self) -> Any:
         """The caller's result, once it is written (local)."""
-        return given(self.array, self.like) if self.theirs is None else self.theirs
+        return to_library(self.array, self.like) if self.theirs is None else self.theirs
 
 
 def new_target(
@@ -165,7 +165,7 @@ def new_target(
 
 
 def empty(shape: tuple[int, ...], like: Any) -> Any:
-    """An uninitialised tensor like another tensor; None if `like` is no tensor, so that `given` makes the result.
+    """An uninitialised tensor like another tensor; None if `like` is no tensor, so that `to_library` makes the result.
 
     Args:
         shape: of the array (local).
@@ -174,22 +174,22 @@ def empty(shape: tuple[int, ...], like: Any) -> Any:
     return sys.modules["torch"].empty(shape, dtype=like.dtype, device=like.device) if is_tensor(like) else None
 
 
-def given(result: Array, like: Any) -> Any:
+def to_library(result: Array, like: Any) -> Any:
     """A finished result as an array of the library of `like`, on the same memory (local).
 
     Raises:
-        ArgumentError: as `home_of`.
+        ArgumentError: as `library_of`.
     """
-    return result if isinstance(like, (type(result), np.ndarray)) else home_of(like).from_dlpack(result)
+    return result if isinstance(like, (type(result), np.ndarray)) else library_of(like).from_dlpack(result)
 
 
-def home_of(like: Any) -> Any:
+def library_of(like: Any) -> Any:
     """The library of an array.
 
     Raises:
         ArgumentError: it makes no arrays from DLPack.
 
-    >>> home_of(np.zeros(1)) is np
+    >>> library_of(np.zeros(1)) is np
     True
     """
     if not makes_arrays(like):

@@ -65,7 +65,7 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    with LocalStep(lambda verb, error: rendezvous(peers, verb, _PATIENCE, error), "Context"):
+    with LocalStep(lambda operation, error: rendezvous(peers, operation, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
         state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)

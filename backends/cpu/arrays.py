@@ -46,7 +46,7 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
-    patch: Any = None
+    block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
     # Memory

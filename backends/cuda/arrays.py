@@ -94,7 +94,7 @@ class DeviceArrays:
         return int(self._side.ptr)
 
     @property
-    def patch(self) -> Callable[..., BlockCopy]:
+    def block_copy(self) -> Callable[..., BlockCopy]:
         """The class that copies the elements of a message."""
         return partial(BlockCopy, self)
 

@@ -69,7 +69,7 @@ class Product:
         handle: of cuBLASLt.
         workspace_nbytes: what an algorithm may use.
         problem: what is multiplied.
-        epilogue: operation on Z before it is rounded, as named by `spoken`; "" for none.
+        epilogue: operation on Z before it is rounded, as named by `fused_epilogue`; "" for none.
     """
 
     __slots__ = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.backends.gemm_epilogues import spoken
+from pblas.backends.gemm_epilogues import fused_epilogue
 from pblas.backends.push_engine import is_array
 
 if TYPE_CHECKING:
@@ -187,17 +187,17 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     Returns:
         The name, or "" if cuBLASLt does not have it; the address, or 0.
     """
-    call_args = spoken(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
-    if call_args is None or call_args[1] is None:
-        return ("", 0) if call_args is None else (call_args[0], 0)
-    bias = finish.operands[call_args[1]]
+    fused = fused_epilogue(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
+    if fused is None or fused[1] is None:
+        return ("", 0) if fused is None else (fused[0], 0)
+    bias = finish.operands[fused[1]]
     along = 1 if _stored(z, flipped=False).transposed else 0
     if not is_array(bias) or bias.dtype != z.dtype or bias.data.ptr % ALIGNMENT:
         return "", 0
     along_m, along_n = (bias.strides[axis] if z.shape[axis] > 1 else 0 for axis in (along, 1 - along))
     if along_m != z.itemsize or along_n:
         return "", 0
-    return call_args[0], bias.data.ptr
+    return fused[0], bias.data.ptr
 
 
 def alignment(address: int) -> int:

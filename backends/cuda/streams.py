@@ -102,7 +102,7 @@ def operate(stream: Stream, operations: list[Any]) -> None:
 
     Args:
         stream: handle.
-        operations: results of `one` and `awaited_one`.
+        operations: results of `set_word` and `await_word`.
     """
 
     def start(handle: int) -> None:
@@ -113,7 +113,7 @@ def operate(stream: Stream, operations: list[Any]) -> None:
     give(stream, start, [])
 
 
-def one(address: int) -> Any:
+def set_word(address: int) -> Any:
     """An operation for `operate` that sets a word to 1; it takes longer to make than to use."""
     op = driver.CUstreamBatchMemOpParams()
     op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
@@ -123,9 +123,9 @@ def one(address: int) -> Any:
     return op
 
 
-def awaited_one(address: int) -> tuple[Any, Any]:
+def await_word(address: int) -> tuple[Any, Any]:
     """Operations for `operate` that wait until a word of this GPU is 1 and reset it; no multiprocessor is needed."""
-    wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
+    wait, reset = driver.CUstreamBatchMemOpParams(), set_word(address)
     wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
     wait.waitValue.address = driver.CUdeviceptr(address)
     wait.waitValue.value = driver.cuuint32_t(1)

@@ -301,7 +301,7 @@ class StreamEngine:
         instead.
         """
         if lane != "main" and self._many_queues:
-            self._sink.operate(lane, chain.from_iterable(map(streams.awaited_one, words)))
+            self._sink.operate(lane, chain.from_iterable(map(streams.await_word, words)))
             return
         watch = self._watch._replace(timeout=(1 if lane == "main" else _PATIENCE) * self._watch.timeout)
         self._sink.launch(lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=step))

@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     """Description of a collective.
 
     Args:
-        verb: for messages (global).
+        name: name of the collective, for messages (global).
         operation: a key of `OPERATIONS`, or None: nothing is combined (global).
         shares: whether every rank gets the parts of the others (global).
         rounds: partition of the elements (global).
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
         by_messages: ranks of a node treat each other as far (global).
     """
 
-    verb: str
+    name: str
     operation: str | None
     shares: bool
     rounds: Rounds
@@ -208,11 +208,11 @@ class Collective:
 
     def _meet(self) -> None:
         if self._near:
-            self._staging.meet(f"{self._steps.verb}: a meeting of the node")
+            self._staging.meet(f"{self._steps.name}: a meeting of the node")
 
     def _wait(self, transfers: list[Transfer], what: str) -> None:
         for transfer in transfers:
-            self._staging.backend.wait(transfer.done, f"{self._steps.verb}: {what}")
+            self._staging.backend.wait(transfer.done, f"{self._steps.name}: {what}")
 
 
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
@@ -236,7 +236,7 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
                 out.write(*own, result)
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
-            backend.agree(f"{steps.verb}: an all-gather of MPI")
+            backend.agree(f"{steps.name}: an all-gather of MPI")
             backend.plain_channel.all_gather(result, gathered, counts)
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
@@ -250,7 +250,7 @@ def _exchanged(
     a, b = own = spans[backend.rank]
     received = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
-    backend.agree(f"{steps.verb}: an all-to-all of MPI")
+    backend.agree(f"{steps.name}: an all-to-all of MPI")
     backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], received, [b - a] * backend.size)
     parts = [Flat(received[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, own, finish, count)

@@ -113,13 +113,13 @@ def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *
     many_rows, many_columns = ([run for strided_run in side for run in strided_run.runs()] for side in (rows, columns))
     plain = sum(strided_run.count == 1 for strided_run in rows) * sum(strided_run.count == 1 for strided_run in columns)
     by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
-    by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
+    by_strided_runs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
     m, n = (sum(strided_run.length * strided_run.count for strided_run in side) for side in (rows, columns))
     lines = sum(min(strided_run.length, strided_run.count) for strided_run in columns)
     by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
-    if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
+    if by_index < min(by_runs, by_strided_runs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
         return Indexed(rows, columns)
-    return (many_rows, many_columns) if by_runs <= by_combs else (rows, columns)
+    return (many_rows, many_columns) if by_runs <= by_strided_runs else (rows, columns)
 
 
 def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:

@@ -189,7 +189,7 @@ class Movement:
         incoming = [message for message in incoming if message.nelements]
         self._readable = [message for message in incoming if message.peer == rank or backend.is_near(message.peer)]
         self._far = [message for message in incoming if message not in self._readable]
-        host = backend.arrays.patch is None
+        host = backend.arrays.block_copy is None
         self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
@@ -296,7 +296,7 @@ class Movement:
                 self._buffers.give(sent)
         self._sending = []
 
-    def rest(self) -> None:
+    def free_buffers(self) -> None:
         """Free the memory of messages and copies until it is needed again; all ranks do so (local)."""
         self._buffers.drop()
         self.home.drop()
@@ -318,7 +318,7 @@ class Movement:
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
             parts = trapezoid.cut(move, place, self._backend.rank, side)
-        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.patch)
+        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.block_copy)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and its buffer."""
