@@ -18,7 +18,7 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
-from pblas.backends.cuda.packing import BlockCopy, copied, lines_of
+from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.dtypes import accumulator_dtype
@@ -133,7 +133,7 @@ class DeviceArrays:
     def _converted(self, stream: int, x: Any, z: Any) -> bool:
         """Z := X between 32 and 16 bits, if both are stored in the same order."""
         for order in "FC":
-            source, target = lines_of(x, order), lines_of(z, order)
+            source, target = transfer.lines_of(x, order), transfer.lines_of(z, order)
             if source is not None and target is not None:
                 x_lines, z_lines = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
                 self.mover.convert(stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1])
@@ -157,7 +157,7 @@ class DeviceArrays:
             ArgumentError: too many operands.
             BackendError: the GPU fails.
         """
-        caller_stream = _handle(stream)
+        caller_stream = streams.current_handle(stream)
         if epilogue.tree is not None:
             self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
         else:
@@ -182,9 +182,9 @@ class DeviceArrays:
         Raises:
             ArgumentError: an invalid stream, or one that is being captured if `waits`.
         """
-        handle = _handle(stream)
+        handle = streams.current_handle(stream)
         if waits:
-            if _is_capturing(handle):
+            if streams.is_capturing(handle):
                 raise errors.ArgumentError(
                     f"{operation}: a naive collective goes through the hosts, and cannot be captured in a CUDA graph; "
                     f"end the capture first"
@@ -238,8 +238,8 @@ class DeviceArrays:
             ArgumentError: an invalid stream, or one that is being captured.
             BackendError: a library or the GPU fails.
         """
-        caller_stream = _handle(stream)
-        if _is_capturing(caller_stream):
+        caller_stream = streams.current_handle(stream)
+        if streams.is_capturing(caller_stream):
             raise errors.ArgumentError(
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
@@ -324,16 +324,6 @@ class DeviceArrays:
             self._gemm.close()
             self._loaded = None
         self._pool.free_all_blocks()
-
-
-def _handle(stream: Any) -> int:
-    """The handle of a stream; None is CuPy's current one."""
-    return int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
-
-
-def _is_capturing(handle: int) -> bool:
-    """Whether a stream is being captured; the default streams, 0 and 1, cannot be."""
-    return handle not in (0, 1) and bool(runtime.streamIsCapturing(handle))
 
 
 def _by_columns(x: Any) -> bool:

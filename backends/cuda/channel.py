@@ -139,7 +139,7 @@ def _is_done(mark: Any) -> bool:
 def _copy(
     stream: int, target: int, pitch: int, source: int, source_pitch: int, run: int, count: int, kind: int
 ) -> None:
-    if pitch == source_pitch == run or count == 1:  # without the limit of 2 GiB that CUDA sets a pitch
+    if pitch == source_pitch == run or count == 1:  # a 2-D copy would limit the pitch to 2 GiB
         runtime.memcpyAsync(target, source, run * count, kind, stream)
     else:
         runtime.memcpy2DAsync(target, pitch, source, source_pitch, run, count, kind, stream)
