@@ -32,13 +32,13 @@ class DeviceTransfer:
     Args:
         channel: channel of the message (local).
         keep: memory of the message, kept alive (local).
-        rendezvous: called once when the message has arrived (local).
+        on_arrival: called once when the message has arrived (local).
     """
 
-    __slots__ = ("_arrive", "_channel", "_keep", "started")
+    __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
-    def __init__(self, channel: DeviceChannel, keep: Any, rendezvous: Callable[[], None] | None = None) -> None:
-        self._channel, self._keep, self._arrive = channel, keep, rendezvous
+    def __init__(self, channel: DeviceChannel, keep: Any, on_arrival: Callable[[], None] | None = None) -> None:
+        self._channel, self._keep, self._on_arrival = channel, keep, on_arrival
         self.started: Transfer | None = None
         """The hosts' message, once it has begun."""
 
@@ -47,9 +47,9 @@ class DeviceTransfer:
         self._channel.progress()
         if self.started is None or not self.started.done():
             return False
-        if self._arrive is not None:
-            self._arrive()
-            self._arrive = None
+        if self._on_arrival is not None:
+            self._on_arrival()
+            self._on_arrival = None
         return True
 
 
@@ -105,7 +105,7 @@ class DeviceChannel:
             self._landing = [landing for landing in self._landing if not _is_done(landing[0])]
 
     def close(self) -> None:
-        """Nothing to free: the hosts' channel has an owner of its own (local)."""
+        """Nothing to free: the backend closes the hosts' channel (local)."""
 
     def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
         """A transfer that begins after this lane's operations so far."""
