@@ -291,7 +291,7 @@ class HostRanks(ABC):
         self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
     ) -> Array:
         """The array that a near peer published, in place (local)."""
-        del order  # the strides give the order; backends that copy need it
+        # The strides give the order; only backends that copy use `order`.
         window, offset, rows, columns = self.published(location, peer)
         arena: Any = self.arena
         array: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)

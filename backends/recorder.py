@@ -140,10 +140,10 @@ class Recorder:
         stack = self._stack("main")
         return stack[-1].lane if stack else "main"
 
-    def _stack(self, lane: str) -> list[Open]:  # noqa: ARG002 - one thread does it all
+    def _stack(self, lane: str) -> list[Open]:
         return self._stacks.setdefault("", [])
 
-    def _mark(self, lane: str) -> Any:  # noqa: ARG002 - see above
+    def _mark(self, lane: str) -> Any:
         """The present, on a lane."""
         return time.perf_counter()
 
@@ -151,7 +151,7 @@ class Recorder:
         """A function that converts marks to seconds of this host's clock."""
         return float
 
-    def _is_own(self, op: Open, around: list[Open]) -> bool:  # noqa: ARG002 - see above
+    def _is_own(self, op: Open, around: list[Open]) -> bool:
         """Whether an operation counts by itself, not as a part of the operations around it."""
         return True
 
@@ -222,7 +222,6 @@ class Recorder:
     # Descriptions
 
     def _wait(self, arrived: Any, step: str) -> Described:
-        del arrived
         return self._host_lane(), "wait", step, {}
 
     def _agree(self, call: str, *_: Any, **__: Any) -> Described:
@@ -238,18 +237,15 @@ class Recorder:
         return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}
 
     def _product(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
-        del alpha, beta
         return self._lane(), "gemm", *product_text([(x, y, z)])
 
     def _copy(self, x: Any, z: Any) -> Described:
         return self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", {"bytes": z.nbytes}
 
     def _scale(self, beta: complex, z: Any) -> Described:
-        del beta
         return self._lane(), "sum", "scale", {"bytes": z.nbytes}
 
     def _add(self, alpha: complex, x: Any, beta: complex, z: Any) -> Described:
-        del alpha, x, beta
         return self._lane(), "sum", "add", {"bytes": z.nbytes}
 
 

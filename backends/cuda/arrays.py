@@ -298,7 +298,7 @@ class DeviceArrays:
         return Program(streams.end_capture(self._main.ptr), self._kept[before:])
 
     @contextmanager
-    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
+    def beside(self, what: str = "") -> Iterator[None]:
         """A with block, in which calls go to the side lane."""
         before, self.stream = self.stream, self.side
         try:

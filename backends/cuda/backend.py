@@ -74,7 +74,6 @@ class CudaBackend(GpuBackend):
 
     def is_near(self, peer: int) -> bool:
         """Nothing is read in place."""
-        del peer
         return False
 
     def allocate(self, nbytes: int) -> Any:
@@ -92,7 +91,7 @@ class CudaBackend(GpuBackend):
         array: Any = cupy.ndarray(shape, dtype, memory, strides)
         return array
 
-    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:  # noqa: ARG002 - there is no window
+    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
         """Memory of one plan (local)."""
         return self.arrays.empty(nbytes)
 

@@ -72,19 +72,6 @@ class Product:
         epilogue: name of the operation on Z before it is rounded, from `fused_epilogue`; "" for none.
     """
 
-    __slots__ = (
-        "_alpha",
-        "_beta",
-        "_bias",
-        "_handle",
-        "_layouts",
-        "_operation",
-        "_scalars",
-        "_values",
-        "problem",
-        "workspace_nbytes",
-    )
-
     def __init__(self, handle: int, workspace_nbytes: int, problem: Problem, epilogue: str = "") -> None:
         self.problem, self.workspace_nbytes, self._handle = problem, workspace_nbytes, handle
         kind, compute, scalar = _TYPES[problem.dtype]

@@ -145,23 +145,11 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf
         trans_x, trans_y = trans_y, trans_x
         align_x, align_y = align_y, align_x
     problem = Problem(
-        m=m,
-        n=n,
-        k=k,
-        transa=trans_x,
-        transb=trans_y,
-        lda=stored_x.ld,
-        ldb=stored_y.ld,
-        ldz=stored_z.ld,
-        batch=z.shape[0] if z.ndim == 3 else 1,
-        stridea=stored_x.stride,
-        strideb=stored_y.stride,
-        stridez=stored_z.stride,
-        dtype=x.dtype.name,
-        dtype_z=z.dtype.name,
-        aligna=align_x,
-        alignb=align_y,
-        alignz=align_z,
+        *(m, n, k, trans_x, trans_y, stored_x.ld, stored_y.ld, stored_z.ld),
+        *(z.shape[0] if z.ndim == 3 else 1, stored_x.stride, stored_y.stride, stored_z.stride),
+        x.dtype.name,
+        z.dtype.name,
+        *(align_x, align_y, align_z),
         tf32=tf32 and x.dtype.name in ("float32", "complex64"),
     )
     return Reading(problem, swapped)

@@ -113,7 +113,6 @@ class DeviceRecorder(Recorder):
 
     def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
         """Replacement of `replayed`: run the body eagerly, on lanes that begin together."""
-        del programs, key
         arrays = self._backend.arrays
         if self._backend.push:
             self._backend.engine().meet(arrays.stream, _DELAY_NS)

@@ -168,7 +168,6 @@ class MpiBackend(HostRanks):
 
     def engine(self, queue: int | None = None) -> Engine:
         """The engine that runs plans of the push transport, of all queues one after the other (local)."""
-        del queue
         return self._engine
 
     def engines(self) -> Iterable[Engine]:

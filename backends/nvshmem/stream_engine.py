@@ -289,7 +289,6 @@ class StreamEngine:
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Hold a lane until the flags of a phase are set, and reset them."""
-        del step
         sources = list(sources)
         if sources:
             self._hold(lane, [self._current.flag(self._rank, source, phase) for source in sources], sources, phase)
@@ -511,7 +510,7 @@ class StreamEngine:
         output: Output,
     ) -> None:
         """Store the sum of all ranks' partial products in the output of all ranks; each rank adds its shard."""
-        del phase  # these kernels have flags of their own
+        # these kernels have flags of their own
         bases = [self._current.slots(peer) for peer in range(self._size)]
         if slots is not None:
             self._sums.two_shot(lane, wire, first, bases[self._rank], slots, contributing, output)

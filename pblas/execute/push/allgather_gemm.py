@@ -67,7 +67,6 @@ class RunPushGather(RunPush):
             self._engine.finish("main", x.finish, x.result)
 
     def _operate(self, index: int, op: Op, x: Operands) -> None:
-        del index
         match op:
             case Multiply(lane, operand, None) if operand is not None:
                 self._multiply(lane, operand, x)
@@ -85,7 +84,6 @@ class RunPushGather(RunPush):
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
         """Destination of a put: bytes from the start of the peer's workspace, and storage order."""
-        del peer, x
         return self._gathered.offset(block.start), self._gathered.order
 
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:

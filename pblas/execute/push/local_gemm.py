@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 class RunLocal(Pushed):
     """Runs a LocalGemm plan on an engine, on one rank."""
 
-    def __init__(
-        self,
-        plan: ProductPlan,
-        backend: Any,
-        *unused: Any,  # noqa: ARG002 - the executors share one interface
-        tf32: bool = False,
-    ) -> None:
+    def __init__(self, plan: ProductPlan, backend: Any, *unused: Any, tf32: bool = False) -> None:
         self._engine, self._tf32 = backend.engine(plan.queue), tf32
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 

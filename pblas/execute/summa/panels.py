@@ -140,3 +140,18 @@ class Panels:
             buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
         panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
         return panel
+
+
+class RunSumma:
+    """Base class of executors whose ranks read panels of their peers' operands."""
+
+    lends = True
+    """See `RunLocalGemm` (global)."""
+    _homes: Sequence[SourceMatrix]
+    """The operands that move."""
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the operands that move if any rank must; true if the ranks must then agree again."""
+        for home in self._homes if scratch else ():
+            home.stage()
+        return scratch
