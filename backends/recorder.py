@@ -1,4 +1,4 @@
-"""Recorder of the times of this rank's operations, active between the executors and a backend.
+"""Recorder of the times of this rank's operations.
 
 All executors call few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
 messages of `backend.channel`, waits and agreements of the backend. An active recorder replaces these methods on their
@@ -65,7 +65,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Open:
-    """An operation under way, and the mark since which it is the innermost operation of its lane."""
+    """A running operation, and the mark (time or event) since which it is the innermost operation of its lane."""
 
     lane: str
     kind: Kind
@@ -85,7 +85,7 @@ class Recorder:
         self._backend = backend
         self._replaced: list[tuple[Any, str, Any]] = []
         self._stacks: dict[str, list[Open]] = {}
-        self._found: list[tuple[Open, Any, Any]] = []
+        self._recorded_spans: list[tuple[Open, Any, Any]] = []
         self.sends: list[tuple[int, int, float]] = []
         """Rank, tag and time of each message sent (local)."""
         self.arrivals: list[Arrival] = []
@@ -112,14 +112,14 @@ class Recorder:
     @property
     def is_full(self) -> bool:
         """Whether some operations were not recorded (local)."""
-        return len(self._found) >= MOST_EVENTS
+        return len(self._recorded_spans) >= MOST_EVENTS
 
     def events(self) -> list[Event]:
         """The recorded events without messages, in no order (local)."""
         seconds = self._seconds()
         return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
-            for op, start, stop in self._found
+            for op, start, stop in self._recorded_spans
         ]
 
     # Methods that depend on the backend
@@ -136,15 +136,16 @@ class Recorder:
         ]
 
     def _lane(self) -> str:
-        """The lane of an operation that names none: that of the operation around it."""
+        """The lane of an operation without a lane argument: the lane of the enclosing operation."""
         stack = self._stack("main")
         return stack[-1].lane if stack else "main"
 
     def _stack(self, lane: str) -> list[Open]:
+        """The open operations of a lane, innermost last; on CPUs one thread runs all lanes."""
         return self._stacks.setdefault("", [])
 
     def _mark(self, lane: str) -> Any:
-        """The present, on a lane."""
+        """A mark of the present time on a lane."""
         return time.perf_counter()
 
     def _seconds(self) -> Callable[[Any], float]:
@@ -152,7 +153,7 @@ class Recorder:
         return float
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:
-        """Whether an operation counts by itself, not as a part of the operations around it."""
+        """Whether an operation counts by itself, not as a part of the enclosing operations."""
         return True
 
     # Recording
@@ -195,7 +196,7 @@ class Recorder:
 
     def _end(self, op: Open, mark: Any) -> None:
         if op.since is not None and not self.is_full:
-            self._found.append((op, op.since, mark))
+            self._recorded_spans.append((op, op.since, mark))
 
     def _beside(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager

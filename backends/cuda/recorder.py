@@ -122,9 +122,9 @@ class DeviceRecorder(Recorder):
 
     def _watched(self, body: Callable[[], None]) -> None:
         """Run an execution. If it has no recorded operations, as collectives, it counts as one operation."""
-        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._found)
+        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._recorded_spans)
         body()
-        if len(self._found) == count:
+        if len(self._recorded_spans) == count:
             self._end(whole, self._mark("main"))
 
     # Lanes

@@ -97,7 +97,7 @@ class MpiBackend(HostRanks):
         }
 
     def versions(self) -> tuple[str, ...]:
-        """Hardware and libraries, on which the times of plans depend beside the plan (local)."""
+        """Names of hardware and libraries on which the times of plans depend (local)."""
         return "cpus", platform.machine(), f"{self.cores}cores", f"numpy{np.__version__}"
 
     def recorder(self) -> Recorder:

@@ -106,7 +106,7 @@ class StreamEngine:
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
-        agreed = self._resources.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        agreed = self._resources.ranks.agree("plan_matmul: location of D", maxima=maxima).maxima
         if window < 0 or agreed != maxima:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
