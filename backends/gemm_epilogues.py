@@ -1,4 +1,4 @@
-"""The epilogues that cuBLASLt fuses into a GEMM, by names and expressions only."""
+"""The epilogues that cuBLASLt fuses into a GEMM. This module imports no GPU library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HALVES = ("float16", "bfloat16")
 
 
 def fused_epilogue(tree: Node, dtype: str) -> tuple[str, str | None] | None:
-    """cuBLASLt's name of an epilogue and the operand that is its bias; None if cuBLASLt cannot fuse the expression.
+    """cuBLASLt's name of an epilogue, and the name of its bias operand or None; None if cuBLASLt cannot fuse it.
 
     Args:
         tree: from `pblas.epilogues.parse`.

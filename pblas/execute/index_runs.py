@@ -1,4 +1,4 @@
-"""Products of operands whose rows, columns or inner dimension consist of several runs (cyclic layouts)."""
+"""Index runs of cyclic layouts, and products of operands whose rows, columns or inner dimension have several runs."""
 
 from __future__ import annotations
 

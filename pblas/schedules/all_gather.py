@@ -1,4 +1,4 @@
-"""The schedules of an AllGatherGemm: shards go to all ranks, which multiply them as they arrive."""
+"""The schedules of an AllGatherGemm: ranks send their shards to all ranks, which multiply them as they arrive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Tile signals: copies of pieces of shards, each with a flag; one GEMM takes them in the order of arrival."""
+    """Tile signals: copies of pieces of shards, each with a flag; one GEMM multiplies them in the order of arrival."""
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first, takes_part = shard_starts(plan), plan.takes_part(rank)

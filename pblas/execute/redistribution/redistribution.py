@@ -1,4 +1,4 @@
-"""Executor of a redistribution: each rank fetches the elements that it needs, and adds them to its own."""
+"""Executor of a redistribution: each rank fetches the elements of its part of B, and scales or adds them."""
 
 from __future__ import annotations
 
@@ -81,5 +81,5 @@ class RunRedistribution:
         self._home.release()
 
     def free_buffers(self) -> None:
-        """Free the memory of messages and copies until it is needed again; all ranks do so."""
+        """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""
         self._movement.free_buffers()

@@ -1,4 +1,4 @@
-"""SummaA: op(A) stays, panels of op(B) arrive, ranks send partial products of D to the owners, which add them."""
+"""Executor of SummaA: op(A) stays, panels of op(B) arrive; ranks send partial products of D to the owners to add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SummaC: D stays, panels of op(A) and op(B) arrive while earlier panels are multiplied."""
+"""Executor of SummaC: D stays, panels of op(A) and op(B) arrive while earlier panels are multiplied."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs also the columns of
-the first part of a panel, multiplied while the rest arrives, and of the last part of D, rounded after all products."""
+"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs this is also the width
+of the first part of a panel, which is multiplied while the rest arrives, and of the last part of D to be rounded."""
 _GROWTH = 4
 """Growth of the arrived columns from part to part: a GEMM of 8192 rows takes four times as long as the arrival of its
 columns (16 bits, H200)."""
