@@ -127,13 +127,28 @@ class Recorder:
     def _methods(self) -> list[tuple[Any, Methods]]:
         """Objects with their recorded methods, and the functions that describe calls of these."""
         backend = self._backend
-        arrays: Methods = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
+        host: Methods = {
+            "wait": lambda _arrived, step: (self._host_lane(), "wait", step, {}),
+            "agree": lambda call, *_, **__: (self._host_lane(), "agree", call.partition("\n")[0], {}),
+        }
+        engines = [(engine, self._engine_methods()) for engine in backend.engines()]
         return [
-            (backend, {"wait": self._wait, "agree": self._agree}),
+            (backend, host),
             (backend.channel, {"send": self._send}),
-            (backend.arrays, arrays),
-            *((engine, ENGINE) for engine in backend.engines()),
+            (backend.arrays, self._array_methods()),
+            *engines,
         ]
+
+    def _array_methods(self) -> Methods:
+        return {
+            "gemm": lambda _alpha, x, y, _beta, z, **_: (self._lane(), "gemm", *product_text([(x, y, z)])),
+            "assign": lambda x, z: (self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", _bytes(z)),
+            "scale": lambda _beta, z: (self._lane(), "sum", "scale", _bytes(z)),
+            "add_scaled": lambda _alpha, _x, _beta, z: (self._lane(), "sum", "add", _bytes(z)),
+        }
+
+    def _engine_methods(self) -> Methods:
+        return ENGINE
 
     def _lane(self) -> str:
         """The lane of an operation without a lane argument: the lane of the enclosing operation."""
@@ -222,12 +237,6 @@ class Recorder:
 
     # Descriptions
 
-    def _wait(self, arrived: Any, step: str) -> Described:
-        return self._host_lane(), "wait", step, {}
-
-    def _agree(self, call: str, *_: Any, **__: Any) -> Described:
-        return self._host_lane(), "agree", call.partition("\n")[0], {}
-
     def _host_lane(self) -> str:
         """The lane in which this rank's process waits and sends."""
         return self._lane()
@@ -236,18 +245,6 @@ class Recorder:
         if not self.is_full:
             self.sends.append((dest, tag, time.perf_counter()))
         return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}
-
-    def _product(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
-        return self._lane(), "gemm", *product_text([(x, y, z)])
-
-    def _copy(self, x: Any, z: Any) -> Described:
-        return self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", {"bytes": z.nbytes}
-
-    def _scale(self, beta: complex, z: Any) -> Described:
-        return self._lane(), "sum", "scale", {"bytes": z.nbytes}
-
-    def _add(self, alpha: complex, x: Any, beta: complex, z: Any) -> Described:
-        return self._lane(), "sum", "add", {"bytes": z.nbytes}
 
 
 class _Followed:
@@ -280,6 +277,10 @@ def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, A
     return name, {"flops": sum(2 * m * n * k * batch for m, n, k, batch in sizes)}
 
 
+def _bytes(z: Any) -> dict[str, Any]:
+    return {"bytes": z.nbytes}
+
+
 def _ranks(ranks: Any) -> str:
     names = [str(rank) for rank in ranks]
     return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
@@ -308,8 +309,8 @@ def _sum(lane: str, parts: list[Any], output: Output) -> Described:
 
 ENGINE: Methods = {
     "await_tile_flag": lambda lane, number: (lane, "wait", "for a portion of the GEMM", {"tile flag": number}),
-    "put": lambda lane, source, peer, *_: (lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}),
-    "get": lambda lane, peer, _, target: (lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}),
+    "put": lambda lane, source, peer, *_: (lane, "copy", f"put to rank {peer}", _bytes(source)),
+    "get": lambda lane, peer, _, target: (lane, "copy", f"get from rank {peer}", _bytes(target)),
     "gets": lambda lane, gets: (
         *(lane, "copy", f"get from {_ranks(get[0] for get in gets)}"),
         {"bytes": sum(get[2].nbytes for get in gets)},
@@ -318,7 +319,7 @@ ENGINE: Methods = {
     "burst": _burst,
     "wait": lambda lane, phase, sources, step: (lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}),
     "gemm": lambda lane, _alpha, x, y, _beta, z, **_: (lane, "gemm", *product_text([(x, y, z)])),
-    "finish": lambda lane, finish, z: None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes}),
+    "finish": lambda lane, finish, z: None if finish is None else (lane, "sum", "epilogue", _bytes(z)),
     "multiply_portions": _portions,
     "sum": _sum,
     "all_gather": lambda lane, shard, _order, _slots, first, *_: (
@@ -329,12 +330,12 @@ ENGINE: Methods = {
         *(lane, "sum", "reduce-scatter in one kernel"),
         {"bytes": sum(part.nbytes for part in parts)},
     ),
-    "one_shot": lambda lane, partial, *_: (lane, "sum", "all-reduce in one shot", {"bytes": partial.nbytes}),
+    "one_shot": lambda lane, partial, *_: (lane, "sum", "all-reduce in one shot", _bytes(partial)),
     "two_shot": lambda lane, wire, first, *_: (
         *(lane, "sum", "all-reduce in two shots"),
         {"bytes": first[-1] * wire.itemsize},
     ),
-    "copy": lambda lane, _, target: (lane, "copy", "copy", {"bytes": target.nbytes}),
-    "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", {"bytes": target.nbytes}),
+    "copy": lambda lane, _, target: (lane, "copy", "copy", _bytes(target)),
+    "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", _bytes(target)),
 }
 """The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

@@ -74,19 +74,16 @@ class DeviceRecorder(Recorder):
 
         return seconds
 
-    def _methods(self) -> list[tuple[Any, Methods]]:
-        backend = self._backend
-        arrays: Methods = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
-        described: list[tuple[Any, Methods]] = [
-            (backend, {"wait": self._wait, "agree": self._agree}),
-            (backend.channel, {"send": self._send}),
-            (backend.arrays, arrays | {"settle": self._settle}),
-        ]
-        engines = backend.engines() if backend.push else ()
-        return [
-            *described,
-            *((engine, {name: self._in_run(describe) for name, describe in ENGINE.items()}) for engine in engines),
-        ]
+    def _array_methods(self) -> Methods:
+        methods = super()._array_methods()
+        del methods["scale"]  # it calls `add_scaled`
+        return methods | {
+            "follow": lambda mark: None if mark is None else (self._lane(), "wait", "the other lane", {}),
+            "settle": lambda: ("host", "wait", "the GPU", {}),
+        }
+
+    def _engine_methods(self) -> Methods:
+        return {name: self._in_run(describe) for name, describe in ENGINE.items()}
 
     def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
         """Describe an engine's operation during an execution only, not while it is rehearsed or captured."""
@@ -150,11 +147,3 @@ class DeviceRecorder(Recorder):
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:
         return not around or op.kind == "wait" or op.lane == "host"
-
-    # Descriptions
-
-    def _follow(self, mark: Any) -> Described | None:
-        return None if mark is None else (self._lane(), "wait", "the other lane", {})
-
-    def _settle(self) -> Described:
-        return "host", "wait", "the GPU", {}
