@@ -28,15 +28,10 @@ CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
 MAXIMA = 4
 BITS = 2048
-_HEAD = struct.Struct(f"<5q{MAXIMA}q")
-_OFFSET_BITS = _HEAD.size
-_OFFSET_CALL = _OFFSET_BITS + BITS // 8
-_OFFSET_OTHER = _OFFSET_CALL + CALL_NBYTES
-_OFFSET_ERROR = _OFFSET_OTHER + CALL_NBYTES
-_NBYTES = _OFFSET_ERROR + ERROR_NBYTES
 ALL_BITS = (1 << BITS) - 1
-_NO_CALL, _NO_ERROR = bytes(CALL_NBYTES), bytes(ERROR_NBYTES)
-"""Placeholders: no differing call, no error."""
+_MESSAGE = struct.Struct(f"<5q{MAXIMA}q{BITS // 8}s{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
+"""Layout of a message: the fields of `_Known.pack`. Short texts are padded with zeros."""
+_NO_ERROR = (-1, -1, 0, b"")
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
 GRACE = 1.0
@@ -69,35 +64,23 @@ _KINDS: tuple[type[errors.PblasError], ...] = (
 class _Known:
     """Knowledge of a rank after some rounds, about all ranks whose messages reached it directly or through others."""
 
-    call: bytes
-    other: bytes  # the call of the lowest rank that made another call than the lowest rank
-    ranks: tuple[int, int]  # the lowest rank and the lowest that differs; (-1, -1) while all agree
-    error: bytes
-    error_rank: int  # -1 when no rank found an error
-    error_kind: int
-    error_info: int  # ScaLAPACK's number, 0 if the error has none
+    ranks: tuple[int, int]  # the lowest rank, and the lowest rank with another call; (-1, -1) while all agree
+    error: tuple[int, int, int, bytes]  # rank, kind, ScaLAPACK's number (0 for none), text; rank -1 without an error
     maxima: tuple[int, ...]
     bits: int
+    call: bytes  # of the lowest rank
+    other: bytes  # of the lowest rank with another call
 
     def pack(self) -> bytes:
-        head = _HEAD.pack(*self.ranks, self.error_rank, self.error_kind, self.error_info, *self.maxima)
+        *error, text = self.error
         bits = self.bits.to_bytes(BITS // 8, "little")
-        return b"".join((head, bits, self.call, self.other, self.error))
+        return _MESSAGE.pack(*self.ranks, *error, *self.maxima, bits, self.call, self.other, text)
 
     @staticmethod
     def unpack(raw: bytes | bytearray) -> _Known:
-        lowest, differs, error_rank, error_kind, error_info, *maxima = _HEAD.unpack_from(raw)
-        return _Known(
-            bytes(raw[_OFFSET_CALL:_OFFSET_OTHER]),
-            bytes(raw[_OFFSET_OTHER:_OFFSET_ERROR]),
-            (lowest, differs),
-            bytes(raw[_OFFSET_ERROR:_NBYTES]),
-            error_rank,
-            error_kind,
-            error_info,
-            tuple(maxima),
-            int.from_bytes(raw[_OFFSET_BITS:_OFFSET_CALL], "little"),
-        )
+        lowest, differs, rank, kind, info, *maxima, bits, call, other, text = _MESSAGE.unpack(raw)
+        error = rank, kind, info, text
+        return _Known((lowest, differs), error, tuple(maxima), int.from_bytes(bits, "little"), call, other)
 
     def candidates(self, lowest: int) -> list[tuple[int, bytes]]:
         """(rank, call) of the lowest rank of this set, and of the lowest rank whose call differs."""
@@ -108,10 +91,8 @@ class _Known:
         first = calls[0]
         differing = [entry for entry in calls if entry[1] != first[1]]
         self.call = first[1]
-        self.ranks, self.other = ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), _NO_CALL)
-        if heard.error_rank >= 0 and (self.error_rank < 0 or heard.error_rank < self.error_rank):
-            self.error_rank, self.error_kind, self.error_info = heard.error_rank, heard.error_kind, heard.error_info
-            self.error = heard.error
+        self.ranks, self.other = ((first[0], differing[0][0]), differing[0][1]) if differing else ((-1, -1), b"")
+        self.error = min((error for error in (self.error, heard.error) if error[0] >= 0), default=_NO_ERROR)
         self.maxima = tuple(map(max, self.maxima, heard.maxima))
         self.bits &= heard.bits
 
@@ -124,12 +105,12 @@ class Agreed(NamedTuple):
 
 
 class Agreement:
-    """Agreement and waiting.
+    """Agreements of the ranks, small values that they send each other, and waits with a deadline.
 
     Args:
         peers: the ranks; no other code sends messages with these tags between them (global).
         timeout: seconds that a rank waits for another (global).
-        crowded: this rank shares its core with other ranks and must not poll for long (local).
+        crowded: whether this rank shares its core with other ranks, so that it must not poll for long (local).
     """
 
     def __init__(self, peers: Peers, timeout: float, *, crowded: bool = False) -> None:
@@ -137,14 +118,14 @@ class Agreement:
         self.timeout = timeout
         self.broken: str | None = None
         self.ncalls = 0
-        self.nexecutions = 0  # of those that start without an agreement
+        self.nexecutions = 0  # executions that start without an agreement
         self._last = float("-inf")  # time of the last agreement
         self.crowd(crowded)
         self._rounds: list[tuple[Line, int, int]] = []
         distance = 1
         while distance < self.size:
             dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            line = peers.line(dest, source, _TAG_ROUND + len(self._rounds), _NBYTES)
+            line = peers.line(dest, source, _TAG_ROUND + len(self._rounds), _MESSAGE.size)
             lowest, lowest_heard = (0 if r < distance - 1 else r - distance + 1 for r in (self.rank, source))
             self._rounds.append((line, lowest, lowest_heard))
             distance *= 2
@@ -177,7 +158,11 @@ class Agreement:
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
-        raw = own = self._own_message(call, error, maxima, bits)
+        own_error = _NO_ERROR
+        if error is not None:
+            info = error.info if isinstance(error, errors.PblasArgumentError) else 0
+            own_error = self.rank, _kind_of(error), info, _fit(str(error), ERROR_NBYTES)
+        raw = own = _Known((-1, -1), own_error, tuple(maxima), bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
@@ -194,28 +179,16 @@ class Agreement:
         if raw is own and error is None:  # all ranks sent the same
             return Agreed(tuple(maxima), bits)
         known = _Known.unpack(raw)
-        if known.error_rank >= 0:
-            text = known.error.rstrip(b"\0").decode(errors="replace")
-            text = _with_rank(text, known.error_rank, self.size)
-            kind = _KINDS[known.error_kind]
-            if issubclass(kind, errors.PblasArgumentError):
-                raise kind(text, known.error_info)
-            raise kind(text)
+        rank, kind_index, info, raw_text = known.error
+        if rank >= 0:
+            text, kind = _with_rank(_text_of(raw_text), rank, self.size), _KINDS[kind_index]
+            raise kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
         if known.ranks[1] >= 0:
             raise errors.MismatchError(_difference(known))
         return Agreed(known.maxima, known.bits)
 
-    def _own_message(self, call: str, error: errors.PblasError | None, maxima: Sequence[int], bits: int) -> bytes:
-        """This rank's message of the first round."""
-        error_head, error_text = (-1, -1, 0), _NO_ERROR
-        if error is not None:
-            info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            error_head, error_text = (self.rank, _kind_of(error), info), _fit(str(error), ERROR_NBYTES)
-        head = _HEAD.pack(-1, -1, *error_head, *maxima)
-        return b"".join((head, bits.to_bytes(BITS // 8, "little"), _fit(call, CALL_NBYTES), _NO_CALL, error_text))
-
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
-        """Raise this rank's error before it begins a call that starts without an agreement.
+        """Raise this rank's error instead of beginning a call that starts without an agreement.
 
         If all ranks reject the call, none has begun it: they raise the error of the lowest rank, and the context stays
         usable. Otherwise the context is broken, since other ranks may be in the middle of the call; they raise the
@@ -311,15 +284,16 @@ class Agreement:
 
     def _received(self, source: int, step: str) -> Any:
         """The next value that a rank sends to this one."""
-        heard: list[tuple[int, bytes]] = []
+        message: tuple[int, bytes] | None = None
 
         def arrived() -> bool:
-            message = self.peers.receive(_TAG_VALUE, source)
-            heard.extend([message] if message else [])
-            return bool(heard)
+            nonlocal message
+            message = message or self.peers.receive(_TAG_VALUE, source)
+            return message is not None
 
         self.wait(arrived, step)
-        return pickle.loads(heard[0][1])  # noqa: S301 - from a rank of this job
+        assert message is not None, "it has arrived"
+        return pickle.loads(message[1])  # noqa: S301 - from a rank of this job
 
     # Waiting
 
@@ -428,19 +402,24 @@ def _with_rank(text: str, rank: int, nprocs: int) -> str:
     return f"{text.removesuffix('.')}; found on rank {rank} of {nprocs}"
 
 
+def _text_of(raw: bytes) -> str:
+    """The text in a field of a message."""
+    return raw.rstrip(b"\0").decode(errors="replace")
+
+
 def _fit(text: str, nbytes: int) -> bytes:
-    """The text in exactly `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
+    """The text in at most `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
     raw = text.encode(errors="backslashreplace")  # names of files may be no text
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check
-    return raw.ljust(nbytes, b"\0")
+    return raw
 
 
 def _difference(known: _Known) -> str:
     """Text of the MismatchError of two calls that differ."""
     (operation, *lines), (other_operation, *other_lines) = (
-        raw.rstrip(b"\0").decode(errors="replace").split("\n") for raw in (known.call, known.other)
+        _text_of(raw).split("\n") for raw in (known.call, known.other)
     )
     rank, other_rank = known.ranks
     if operation != other_operation:

@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-DTYPES = (
-    FLOAT32,
-    np.dtype(np.float64),
-    np.dtype(np.complex64),
-    np.dtype(np.complex128),
-    FLOAT16,
-    BFLOAT16,
-)
+DTYPES = (FLOAT32, np.dtype(np.float64), np.dtype(np.complex64), np.dtype(np.complex128), FLOAT16, BFLOAT16)
 """Every dtype that pblas multiplies."""
 
 

@@ -1,4 +1,4 @@
-"""The epilogues that cuBLASLt fuses into a GEMM, by names and expressions only."""
+"""The epilogues that cuBLASLt fuses into a GEMM. This module imports no GPU library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
 _HALVES = ("float16", "bfloat16")
 
 
-def spoken(tree: Node, dtype: str) -> tuple[str, str | None] | None:
-    """cuBLASLt's name of an epilogue and the operand that is its bias; None if cuBLASLt cannot fuse the expression.
+def fused_epilogue(tree: Node, dtype: str) -> tuple[str, str | None] | None:
+    """cuBLASLt's name of an epilogue, and the name of its bias operand or None; None if cuBLASLt cannot fuse it.
 
     Args:
         tree: from `pblas.epilogues.parse`.
         dtype: of the product; gelu is fused for 16 bits only, where rounding hides the approximation.
 
-    >>> [spoken(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
+    >>> [fused_epilogue(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
     [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
     """
     if dtype not in (*_HALVES, "float32"):

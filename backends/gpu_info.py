@@ -41,12 +41,12 @@ class Device:
     """One GPU (local).
 
     Args:
-        index: its number among the visible ones.
-        name: as the driver says.
-        uuid: as nvidia-smi writes it; the same in every process.
+        index: number of the GPU among the visible ones.
+        name: name from the driver.
+        uuid: UUID in nvidia-smi's format; the same in every process.
         compute_capability: (9, 0) for Hopper.
-        memory_nbytes: all of its memory.
-        multiprocessors: SMs.
+        memory_nbytes: total memory.
+        multiprocessors: number of SMs.
         driver: CUDA version that the driver supports, 1000 * major + 10 * minor.
         runtime: CUDA version of CuPy's runtime, 1000 * major + 10 * minor.
         stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
@@ -68,23 +68,23 @@ class Device:
 
     @property
     def has_waiting_tiles(self) -> bool:
-        """Whether the pblas kernel runs, whose tiles wait for their operands: it needs Hopper."""
+        """Whether the GPU runs the pblas kernel, whose tiles wait for their operands: Hopper only."""
         return self.compute_capability == (9, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """GPUs as one rank sees them (local).
+    """GPU diagnostics of one rank (local).
 
     Args:
         problem: why the GPUs cannot be used, with the remedy; "" if they can.
-        devices: the visible ones.
-        mine: number of this rank's, -1 if it has none.
-        peers: pairs that read and write each other's memory.
-        versions: of the libraries that are installed.
-        symmetric_nbytes: memory that NVSHMEM would start with.
-        grows: whether its heap could then grow.
-        messages: how GPUs that do not use NVSHMEM would send messages.
+        devices: the visible GPUs.
+        mine: number of this rank's GPU; -1 if it has none.
+        peers: pairs of GPUs that read and write each other's memory.
+        versions: names and versions of the installed libraries.
+        symmetric_nbytes: bytes of symmetric memory with which NVSHMEM would start.
+        grows: whether NVSHMEM's heap could then grow.
+        messages: path of messages between GPUs without NVSHMEM, in words.
     """
 
     problem: str = ""
@@ -98,7 +98,7 @@ class Diagnostics:
 
 
 def hardware_queues() -> int:
-    """How many hardware queues CUDA has for the work of streams."""
+    """Number of hardware queues that CUDA uses for streams."""
     queues = os.environ.get(QUEUES_VARIABLE, "")
     return int(queues) if queues.isdecimal() else DEFAULT_QUEUES
 
@@ -126,7 +126,7 @@ def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError 
 
 
 def version_text(version: int) -> str:
-    """A CUDA version as people write it.
+    """A CUDA version in words.
 
     >>> version_text(13000), version_text(12080)
     ('13.0', '12.8')
@@ -135,7 +135,7 @@ def version_text(version: int) -> str:
 
 
 def uuid_text(raw: bytes) -> str:
-    """A UUID as nvidia-smi writes it.
+    """A UUID in nvidia-smi's format.
 
     >>> uuid_text(bytes(range(16)))
     'GPU-00010203-0405-0607-0809-0a0b0c0d0e0f'

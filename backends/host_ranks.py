@@ -36,10 +36,10 @@ class HostRanks(ABC):
     """The ranks of a context: agreement, arrays, memory and messages.
 
     Args:
-        peers: the ranks, which have all arrived; the backend uses a duplicate (global).
+        peers: the ranks, all of which have arrived; the backend uses a duplicate (global).
         timeout: seconds that a rank waits for another (global).
         threads: BLAS threads of this rank; None for its share of the cores (local).
-        near: gives the ranks that count as ranks of this rank's node; None: all of the node (global to the node).
+        near: returns the ranks that count as this rank's node; None: all ranks of the node (global to the node).
     """
 
     name: str
@@ -77,7 +77,8 @@ class HostRanks(ABC):
             "Context: ranks of each node", maxima=(count, -count, 0, 0)
         ).maxima
         self.ranks_per_node = -least
-        self.plain_channel = self.channel = self.peers.channel()
+        self.plain_channel = self.peers.channel()
+        self.channel = self.plain_channel
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""
         self._blas = BlasThreads(self.threads)
@@ -103,7 +104,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def versions(self) -> tuple[str, ...]:
-        """Hardware and libraries, on which the times of plans depend beside the plan (local)."""
+        """Names of hardware and libraries on which the times of plans depend (local)."""
 
     @abstractmethod
     def recorder(self) -> Any:
@@ -116,9 +117,9 @@ class HostRanks(ABC):
 
         Blocks that all ranks have dropped are free afterwards.
         """
-        workspace_slot, padded = self.agreement.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
-        agreed = self.agreement.agree(call, error, maxima=padded, bits=self.arena.marked_bits(workspace_slot))
-        self.arena.reclaim(workspace_slot, agreed.bits)
+        number, padded = self.agreement.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
+        agreed = self.agreement.agree(call, error, maxima=padded, bits=self.arena.marked_bits(number))
+        self.arena.reclaim(number, agreed.bits)
         return agreed
 
     def wait(self, arrived: Callable[[], bool], step: str) -> None:
@@ -222,18 +223,17 @@ class HostRanks(ABC):
         def allocate(nbytes: int) -> Any:
             return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
 
-        return allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(window, nbytes, allocate)
+        return self._shared_memory(window, nbytes, allocate)
 
     def buffer(self, nbytes: int) -> Array:
         """Private memory of one plan, shared with other plans if it has a workspace slot, as bytes (local)."""
-
-        def allocate(nbytes: int) -> Array:
-            return np.empty(nbytes, np.uint8)
-
-        memory: Array = (
-            allocate(nbytes) if self.workspace_slot is None else self.workspace_slot.take(False, nbytes, allocate)
-        )
+        memory: Array = self._shared_memory(False, nbytes, lambda nbytes: np.empty(nbytes, np.uint8))
         return memory
+
+    def _shared_memory(self, window: bool, nbytes: int, allocate: Callable[[int], Any]) -> Any:
+        """Memory from the workspace slot if there is one, else new memory."""
+        slot = self.workspace_slot
+        return allocate(nbytes) if slot is None else slot.take(window, nbytes, allocate)
 
     @contextmanager
     def taking(self, workspace_slot: WorkspaceSlot) -> Iterator[None]:
@@ -290,7 +290,7 @@ class HostRanks(ABC):
         self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
     ) -> Array:
         """The array that a near peer published, in place (local)."""
-        del order  # the strides give the order; backends that copy need it
+        # The strides give the order; only backends that copy use `order`.
         window, offset, rows, columns = self.published(location, peer)
         arena: Any = self.arena
         array: Array = arena.view(peer, window, offset, shape, (rows, columns), dtype)

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """A CUDA stream by its handle, as libraries pass it to each other.
-
-    Args:
-        handle: of the stream (local).
-    """
+    """A CUDA stream by its handle, for libraries that take any object with `__cuda_stream__` (local)."""
 
     __slots__ = ("_handle",)
 
@@ -46,7 +42,7 @@ def tensor_dtype(x: Any) -> np.dtype[Any]:
     """NumPy's dtype of a tensor's elements.
 
     Raises:
-        DTypeError: elements that NumPy does not know.
+        DTypeError: NumPy has no such dtype.
     """
     name = str(x.dtype).removeprefix("torch.")
     try:
@@ -103,14 +99,14 @@ def check_tensor(x: Any) -> None:
 
 
 def has_memory(x: Any) -> bool:
-    """Whether x has memory of its own that can be used in place, unlike numbers and lists (local)."""
+    """Whether x is an array whose memory can be used in place, unlike a number or a list (local)."""
     return (
         isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__")
     )
 
 
 def is_view(array: Array, x: Any, backend: Any) -> bool:
-    """Whether the backend's array made from x uses x's memory, and is no copy (local)."""
+    """Whether `array`, which the backend made from x, uses x's memory (local)."""
     return array is x or not array.size or backend.address(array) == backend.address(backend.as_array(x))
 
 
@@ -120,7 +116,7 @@ def detached(x: Any) -> Any:
 
 
 def current_stream(x: Any) -> Stream | None:
-    """The stream on which the library of x issues work for x's GPU now; None if the backend knows it."""
+    """Torch's current stream on x's GPU; None if x is no tensor on a GPU: the backend's default stream applies."""
     if is_tensor(x) and x.is_cuda:
         torch: Any = sys.modules["torch"]
         return Stream(torch.cuda.current_stream(x.device).cuda_stream)
@@ -131,9 +127,9 @@ class Target(NamedTuple):
     """Destination of a result.
 
     Args:
-        theirs: the caller's array, or one of its library; None if the library converts the backend's array (local).
-        array: the backend's array on that memory (local).
-        like: array of the library that the result is for (local).
+        theirs: the caller's array, or a new one of its library; None if `array` is converted in the end (local).
+        array: the backend's array on the same memory (local).
+        like: an array of the caller's library (local).
     """
 
     theirs: Any
@@ -142,8 +138,8 @@ class Target(NamedTuple):
 
     @property
     def result(self) -> Any:
-        """The caller's result, once it is written (local)."""
-        return given(self.array, self.like) if self.theirs is None else self.theirs
+        """The result as an array of the caller's library, after `array` is written (local)."""
+        return to_library(self.array, self.like) if self.theirs is None else self.theirs
 
 
 def new_target(
@@ -153,9 +149,9 @@ def new_target(
 
     Args:
         shape: of the result (local).
-        like: array of the library that the result is for; a tensor also gives dtype and device (local).
-        backend: reads the library's arrays (local).
-        make: makes an array of the backend (local).
+        like: an array of the caller's library; a tensor also determines dtype and device (local).
+        backend: converts arrays of that library (local).
+        make: creates an array of the backend (local).
         order: storage order of the result (local).
     """
     theirs = empty(shape if order == "C" else shape[::-1], like)
@@ -165,31 +161,26 @@ def new_target(
 
 
 def empty(shape: tuple[int, ...], like: Any) -> Any:
-    """An uninitialised tensor like another tensor; None if `like` is no tensor, so that `given` makes the result.
-
-    Args:
-        shape: of the array (local).
-        like: gives library, dtype and device (local).
-    """
+    """An uninitialised tensor with the dtype and device of the tensor `like`; None if `like` is no tensor (local)."""
     return sys.modules["torch"].empty(shape, dtype=like.dtype, device=like.device) if is_tensor(like) else None
 
 
-def given(result: Array, like: Any) -> Any:
-    """A finished result as an array of the library of `like`, on the same memory (local).
+def to_library(result: Array, like: Any) -> Any:
+    """A result as an array of the library of `like`, on the same memory (local).
 
     Raises:
-        ArgumentError: as `home_of`.
+        ArgumentError: as `library_of`.
     """
-    return result if isinstance(like, (type(result), np.ndarray)) else home_of(like).from_dlpack(result)
+    return result if isinstance(like, (type(result), np.ndarray)) else library_of(like).from_dlpack(result)
 
 
-def home_of(like: Any) -> Any:
+def library_of(like: Any) -> Any:
     """The library of an array.
 
     Raises:
-        ArgumentError: it makes no arrays from DLPack.
+        ArgumentError: the library creates no arrays from DLPack.
 
-    >>> home_of(np.zeros(1)) is np
+    >>> library_of(np.zeros(1)) is np
     True
     """
     if not makes_arrays(like):
@@ -198,7 +189,7 @@ def home_of(like: Any) -> Any:
 
 
 def makes_arrays(like: Any) -> bool:
-    """Whether the library of an array makes others from DLPack.
+    """Whether the library of an array creates arrays from DLPack.
 
     >>> makes_arrays(np.zeros(1)), makes_arrays([0.0])
     (True, False)

@@ -8,8 +8,8 @@ Lane = Literal["main", "copy"]
 LANES: tuple[Lane, ...] = ("main", "copy")
 """The caller's stream, and a second stream that forks from it and joins it again.
 
-On the second stream, copies between GPUs use no multiprocessor, and a wait uses none or one warp. So they can run while
-a GEMM fills the GPU.
+The second stream runs copies between GPUs, which use no multiprocessor, and waits, which use at most one warp. Both can
+run while a GEMM fills the GPU.
 """
 
 
@@ -17,7 +17,7 @@ Flag = tuple[int, int]
 """The rank that sets the flag, and its phase."""
 
 MAX_QUEUES = 8
-"""Queues of executions that may run concurrently: in each at most one CTA waits for a peer."""
+"""Maximum number of queues of executions that may run concurrently; in each, at most one CTA waits for a peer."""
 
 MAX_TILE_FLAGS = 256
 """Maximum number of tile flags of one execution."""

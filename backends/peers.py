@@ -46,7 +46,7 @@ class Transfer(Protocol):
 
 
 class Channel(Protocol):
-    """Messages of pieces of matrices in the hosts' memory."""
+    """Messages of pieces of matrices."""
 
     received_nbytes: int
 
@@ -61,6 +61,13 @@ class Channel(Protocol):
 
     def await_signal(self, source: int, tag: int) -> Transfer:
         """Start to receive an empty message (local)."""
+
+    def close(self) -> None:
+        """Free the channel's resources (local)."""
+
+
+class HostChannel(Channel, Protocol):
+    """Messages in the hosts' memory, and MPI's collectives, which have no deadline."""
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
         """**Collective.** Send consecutive elements of x to each rank, and receive from each rank into out.
@@ -80,9 +87,6 @@ class Channel(Protocol):
             out: tight, of one dimension, of x's dtype (local).
             counts: elements of each rank (global).
         """
-
-    def close(self) -> None:
-        """Free the channel's resources (local)."""
 
 
 class Peers(Protocol):
@@ -123,7 +127,7 @@ class Peers(Protocol):
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> Line:
         """Messages of `nbytes` bytes each, to `dest` and from `source` (local)."""
 
-    def channel(self) -> Channel:
+    def channel(self) -> HostChannel:
         """Messages of pieces of matrices between the same ranks (local)."""
 
     def duplicate(self) -> Peers:

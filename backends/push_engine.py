@@ -1,8 +1,8 @@
 """Interface of the engines that run schedules of the push transport: streams of a GPU, or NumPy in a shared window.
 
-An engine owns the context's workspace in two parities, and its flags. Its methods are the operations of
-`pblas.schedules.schedule`; `pblas.execute.push.base` passes the addresses. All methods are local unless they are marked
-collective.
+An engine owns the context's workspace, which is a double buffer (two parities), and the flags. Its operations are those
+of `pblas.schedules.operations`; `pblas.execute.push` computes their addresses. Methods are local unless they are marked
+collective. `lane` is always the lane that runs the operation.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Portion:
         y: k x n (local).
         z: m x n (local).
         awaits: flag of this rank that signals the arrival of X and Y; the wait resets it. None: they are available.
-        ready: expected arrival in microseconds after the start; not before that of earlier portions.
-        mark: number of the tile flag to set when Z is stored; -1: none.
-        tells: (peer, phase) of this rank's flag at a peer, set when Z is stored; None: no peer is signalled.
+        ready: expected arrival in microseconds after the start, not before that of earlier portions.
+        tile_flag: number of the tile flag to set when Z is stored; -1: none.
+        signal: (peer, phase) of this rank's flag at a peer, set when Z is stored; None: no peer is signalled.
         partial: whether Z is alpha X Y alone.
         terms: arrays like Z to add, in this order, each with the flag that signals its arrival; the wait resets it.
-        late: whether the terms arrive only when X Y is computed.
+        terms_late: whether the terms arrive only after X Y is computed.
         old: array read in beta Z, which may be Z; None if beta is 0 (local).
-        places: further arrays like Z to store the portion to, each with this rank's flag to set at a peer, or None.
-        among: number of portions before it whose computation this portion may be interleaved with.
-        at: row and column of Z in the block that gets the epilogue.
+        places: more arrays like Z that get the portion, each with this rank's flag to set at a peer, or None.
+        interleaved: number of directly preceding portions whose tiles may alternate with the tiles of this one.
+        origin: row and column of Z in the block that gets the epilogue.
     """
 
     x: Any
@@ -48,20 +48,20 @@ class Portion:
     z: Any
     awaits: Flag | None = None
     ready: float = 0.0
-    mark: int = -1
-    tells: Flag | None = None
+    tile_flag: int = -1
+    signal: Flag | None = None
     partial: bool = False
     terms: tuple[tuple[Any, Flag], ...] = ()
-    late: bool = False
+    terms_late: bool = False
     old: Any = None
     places: tuple[tuple[Any, Flag | None], ...] = ()
-    among: int = 0
-    at: tuple[int, int] = (0, 0)
+    interleaved: int = 0
+    origin: tuple[int, int] = (0, 0)
 
     @property
-    def lies(self) -> tuple[slice, slice]:
-        """Rows and columns of Z in that block."""
-        (row, column), (rows, columns) = self.at, self.z.shape
+    def index(self) -> tuple[slice, slice]:
+        """Rows and columns of Z in the block that gets the epilogue."""
+        (row, column), (rows, columns) = self.origin, self.z.shape
         return slice(row, row + rows), slice(column, column + columns)
 
 
@@ -116,10 +116,7 @@ class Engine(Protocol):
         """
 
     def slots(self, count: int, nbytes: int) -> Any:
-        """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
-
-        `one_shot`, `two_shot` and `reduce_scatter` take them.
-        """
+        """**Collective.** `count` slots of `nbytes` bytes on every rank, for reductions and gathers by one kernel."""
 
     def scratch(self, nbytes: int) -> Any:
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
@@ -133,17 +130,8 @@ class Engine(Protocol):
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
-    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array `offset` bytes into private memory."""
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory."""
-
-    def address(self, x: Any) -> int:
-        """Address of an array."""
-
     def homes(self, x: Any) -> list[int] | None:
-        """**Collective.** Addresses of an array on all ranks, if peers can put results into it."""
+        """**Collective.** Addresses of an array on all ranks, as mapped here; None if peers cannot write into it."""
 
     def offset(self, peer: int, home: int) -> int:
         """Bytes from the start of a peer's workspace of the current call to an address from `homes`."""
@@ -151,41 +139,46 @@ class Engine(Protocol):
     # Executions
 
     def program(self, recording: Any = None, places: Sequence[int] = ()) -> Any:
-        """State of executions on the same arrays, from a recording with these addresses of the operands, or without."""
+        """State of the executions on one set of arrays.
+
+        Args:
+            recording: from `record`; None without one (local).
+            places: addresses of the operands, in the order of `record` (local).
+        """
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
-        """Record the launches of an execution on operands with these layouts; None if they cannot be replayed.
+        """Record the launches of an execution on operands of these layouts; None if they cannot be replayed.
 
         Args:
             operands: local arrays, all of the same alignment and at different addresses (local).
-            execution: an execution on arrays like these (local).
+            execution: returns the body of an execution on arrays like these (local).
         """
 
     def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
-        """Run one execution: the body issues its operations; on GPUs a graph may replace them."""
+        """Run one execution. The body issues its operations; on GPUs a graph launch may replace the body."""
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
-        """**Collective.** Choose algorithms and load kernels, which must not happen during an execution."""
+        """**Collective.** Choose algorithms and load kernels before the first execution."""
 
     def seconds(self, program: Any, body: Callable[[], None]) -> float:
-        """**Collective.** Seconds of one execution on this rank; all ranks begin together."""
+        """**Collective.** Measure one execution: its seconds on this rank. All ranks begin together."""
 
     def call(self, workspace: Any) -> AbstractContextManager[None]:
         """Context of one execution, which uses the next parity of the workspace if it needs one."""
 
-    # Operations; all but the first two issue them on a lane
+    # Operations; all but the first two issue work on a lane
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of other lanes."""
+        """Let the lane's next operation start only after these marked operations of other lanes."""
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Mark the last operation of a lane, which operations of other lanes will follow."""
+        """Mark the lane's last operation by this index, so that other lanes can follow it."""
 
-    def await_tile_flag(self, lane: str, mark: int) -> None:
-        """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
+    def await_tile_flag(self, lane: str, number: int) -> None:
+        """Hold the lane until an earlier `multiply_portions` on another lane has set the tile flag, and reset it."""
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
-        """Copy an array into the workspace of a peer, tight, in the given order."""
+        """Copy an array into the workspace of a peer, tight, in storage order `order`."""
 
     def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
@@ -202,7 +195,7 @@ class Engine(Protocol):
         """Several puts, then signals to the peers, then a wait for flags."""
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them."""
+        """Hold the lane until the flags of a phase are set, and reset them; `step` names the event in errors."""
 
     def gemm(
         self,
@@ -217,49 +210,43 @@ class Engine(Protocol):
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, rounded once; for each matrix of a batch.
+        """Z := alpha X Y + beta Z for each matrix of a batch, in 32 bits at least, rounded once.
 
-        The epilogue is applied before or after Z is rounded; batches have none.
+        The epilogue is computed before or after Z is rounded; batches have none.
         """
 
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := epilogue(Z), if there is one, in one more pass."""
 
     def multiply_portions(
-        self,
-        lane: str,
-        alpha: complex,
-        portions: list[Portion],
-        beta: complex,
-        *,
-        finish: Finish | None = None,
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
-        """Compute some portions of a result by one kernel, if there is one for them.
+        """Compute some portions of a result by one kernel.
 
         Args:
-            lane: of the call (local).
+            lane: lane of the kernel (local).
             alpha: scalar (global).
             portions: in the order of their computation (local).
             beta: scalar (global).
-            finish: epilogue of the block that holds the portions which are not partial (local).
+            finish: epilogue of the block that holds all portions that are not partial (local).
 
         Returns:
-            Whether there is such a kernel; otherwise nothing was done.
+            False, without an effect, if no kernel supports these portions.
         """
 
     def sum(self, lane: str, parts: list[Any], output: Output) -> None:
         """Output := the sum of the parts, added in their order."""
 
     def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
-        """The shards of all ranks, tight and one after the other, in this rank's workspace.
+        """Gather the shards of all ranks, tight and one after the other, in this rank's workspace.
 
         Args:
-            lane: of the call (local).
-            shard: this rank's (local).
-            order: in which shards are stored, "F" or "C" (global).
+            lane: lane of the kernel (local).
+            shard: this rank's shard (local).
+            order: storage order of the shards, "F" or "C" (global).
             slots: one for each rank (global).
-            first: elements before each rank's shard, and of all (global).
-            offset: bytes from the start of the workspace to the first one (global).
+            first: elements before each rank's shard, and the number of all elements (global).
+            offset: bytes from the start of the workspace to the first shard (global).
         """
 
     def reduce_scatter(
@@ -268,9 +255,9 @@ class Engine(Protocol):
         """Output := the sum of all ranks' partial products of this rank's shard of D.
 
         Args:
-            lane: of the call (local).
+            lane: lane of the kernel (local).
             parts: this rank's partial products of every rank's shard, one after the other in memory (local).
-            order: in which they are stored, "F" or "C" (global).
+            order: storage order of the parts, "F" or "C" (global).
             slots: one for each rank, or bytes from slot to slot in the workspace (global).
             contributing: ranks that have partial products (global).
             output: this rank's shard of D (local).
@@ -280,8 +267,8 @@ class Engine(Protocol):
         """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it.
 
         Args:
-            lane: of the call (local).
-            partial: this rank's, m x n, tight, stored by columns (local).
+            lane: lane of the kernel (local).
+            partial: this rank's partial product, m x n, tight, stored by columns (local).
             slots: one for each rank (global).
             contributing: ranks that have a partial product (global).
             output: D (local).
@@ -305,13 +292,13 @@ class Engine(Protocol):
         workspace, or the ranks send both.
 
         Args:
-            lane: of the call (local).
+            lane: lane of the kernel (local).
             wire: dtype of the partial products, m x n, tight, stored by columns, at the start of workspaces (global).
             first: first element of each rank's share of D, and the number of elements (global).
-            slots: two for each rank, if partial products and sums are sent; otherwise None (global).
-            results_at: bytes from the workspace's start to those of D (global).
-            homes: addresses of D on all ranks, for sums that are put there directly (global, as mapped on this rank).
-            phase: of the flags that signal partial products; the flags of sums have the next one (global).
+            slots: two for each rank if the ranks send partial products and sums; otherwise None (global).
+            results_at: bytes from the workspace's start to the sums in it (global).
+            homes: addresses of D on all ranks, as mapped here, if sums are put there directly; else None (global).
+            phase: of the flags that signal partial products; the flags of sums have the next phase (global).
             contributing: ranks that have a partial product (global).
             output: D (local).
         """
@@ -323,4 +310,4 @@ class Engine(Protocol):
         """Target := beta source; with beta = 0 the source is not read."""
 
     def close(self) -> None:
-        """Forget the workspaces; no plan uses them any more."""
+        """Drop the workspaces; no plan uses them any more."""

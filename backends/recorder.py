@@ -1,4 +1,4 @@
-"""Recorder of the times of this rank's operations, active between the executors and a backend.
+"""Recorder of the times of this rank's operations.
 
 All executors call few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
 messages of `backend.channel`, waits and agreements of the backend. An active recorder replaces these methods on their
@@ -22,7 +22,7 @@ Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
 """Lane, kind, name and details of an operation."""
 
-Verbs = dict[str, Callable[..., Described | None]]
+Methods = dict[str, Callable[..., Described | None]]
 """Methods, each with a function that describes a call of it; None for a call that does nothing."""
 
 MOST_EVENTS = 200_000
@@ -65,7 +65,7 @@ class Arrival:
 
 @dataclass(slots=True)
 class Open:
-    """An operation under way, and the mark since which it is the innermost operation of its lane."""
+    """A running operation, and the mark (time or event) since which it is the innermost operation of its lane."""
 
     lane: str
     kind: Kind
@@ -85,14 +85,14 @@ class Recorder:
         self._backend = backend
         self._replaced: list[tuple[Any, str, Any]] = []
         self._stacks: dict[str, list[Open]] = {}
-        self._found: list[tuple[Open, Any, Any]] = []
+        self._recorded_spans: list[tuple[Open, Any, Any]] = []
         self.sends: list[tuple[int, int, float]] = []
         """Rank, tag and time of each message sent (local)."""
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:
-        for target, verbs in self._verbs():
-            for name, describe in verbs.items():
+        for target, methods in self._methods():
+            for name, describe in methods.items():
                 self._replace(target, name, self._recorded(getattr(target, name), describe))
         arrays, channel = self._backend.arrays, self._backend.channel
         self._replace(arrays, "beside", self._beside(arrays.beside))
@@ -112,47 +112,63 @@ class Recorder:
     @property
     def is_full(self) -> bool:
         """Whether some operations were not recorded (local)."""
-        return len(self._found) >= MOST_EVENTS
+        return len(self._recorded_spans) >= MOST_EVENTS
 
     def events(self) -> list[Event]:
         """The recorded events without messages, in no order (local)."""
         seconds = self._seconds()
         return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
-            for op, start, stop in self._found
+            for op, start, stop in self._recorded_spans
         ]
 
     # Methods that depend on the backend
 
-    def _verbs(self) -> list[tuple[Any, Verbs]]:
+    def _methods(self) -> list[tuple[Any, Methods]]:
         """Objects with their recorded methods, and the functions that describe calls of these."""
         backend = self._backend
-        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "scale": self._scale, "add_scaled": self._add}
+        host: Methods = {
+            "wait": lambda _arrived, step: (self._host_lane(), "wait", step, {}),
+            "agree": lambda call, *_, **__: (self._host_lane(), "agree", call.partition("\n")[0], {}),
+        }
+        engines = [(engine, self._engine_methods()) for engine in backend.engines()]
         return [
-            (backend, {"wait": self._wait, "agree": self._agree}),
+            (backend, host),
             (backend.channel, {"send": self._send}),
-            (backend.arrays, arrays),
-            *((engine, ENGINE) for engine in backend.engines()),
+            (backend.arrays, self._array_methods()),
+            *engines,
         ]
 
+    def _array_methods(self) -> Methods:
+        return {
+            "gemm": lambda _alpha, x, y, _beta, z, **_: (self._lane(), "gemm", *product_text([(x, y, z)])),
+            "assign": lambda x, z: (self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", _bytes(z)),
+            "scale": lambda _beta, z: (self._lane(), "sum", "scale", _bytes(z)),
+            "add_scaled": lambda _alpha, _x, _beta, z: (self._lane(), "sum", "add", _bytes(z)),
+        }
+
+    def _engine_methods(self) -> Methods:
+        return ENGINE
+
     def _lane(self) -> str:
-        """The lane of an operation that names none: that of the operation around it."""
+        """The lane of an operation without a lane argument: the lane of the enclosing operation."""
         stack = self._stack("main")
         return stack[-1].lane if stack else "main"
 
-    def _stack(self, lane: str) -> list[Open]:  # noqa: ARG002 - one thread does it all
+    def _stack(self, lane: str) -> list[Open]:
+        """The open operations of a lane, innermost last; on CPUs one thread runs all lanes."""
         return self._stacks.setdefault("", [])
 
-    def _mark(self, lane: str) -> Any:  # noqa: ARG002 - see above
-        """The present, on a lane."""
+    def _mark(self, lane: str) -> Any:
+        """A mark of the present time on a lane."""
         return time.perf_counter()
 
     def _seconds(self) -> Callable[[Any], float]:
         """A function that converts marks to seconds of this host's clock."""
         return float
 
-    def _is_own(self, op: Open, around: list[Open]) -> bool:  # noqa: ARG002 - see above
-        """Whether an operation counts by itself, not as a part of the operations around it."""
+    def _is_own(self, op: Open, around: list[Open]) -> bool:
+        """Whether an operation counts by itself, not as a part of the enclosing operations."""
         return True
 
     # Recording
@@ -195,7 +211,7 @@ class Recorder:
 
     def _end(self, op: Open, mark: Any) -> None:
         if op.since is not None and not self.is_full:
-            self._found.append((op, op.since, mark))
+            self._recorded_spans.append((op, op.since, mark))
 
     def _beside(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
@@ -221,13 +237,6 @@ class Recorder:
 
     # Descriptions
 
-    def _wait(self, arrived: Any, step: str) -> Described:
-        del arrived
-        return self._host_lane(), "wait", step, {}
-
-    def _agree(self, call: str, *_: Any, **__: Any) -> Described:
-        return self._host_lane(), "agree", call.partition("\n")[0], {}
-
     def _host_lane(self) -> str:
         """The lane in which this rank's process waits and sends."""
         return self._lane()
@@ -236,21 +245,6 @@ class Recorder:
         if not self.is_full:
             self.sends.append((dest, tag, time.perf_counter()))
         return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}
-
-    def _product(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
-        del alpha, beta
-        return self._lane(), "gemm", *product_text([(x, y, z)])
-
-    def _copy(self, x: Any, z: Any) -> Described:
-        return self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", {"bytes": z.nbytes}
-
-    def _scale(self, beta: complex, z: Any) -> Described:
-        del beta
-        return self._lane(), "sum", "scale", {"bytes": z.nbytes}
-
-    def _add(self, alpha: complex, x: Any, beta: complex, z: Any) -> Described:
-        del alpha, x, beta
-        return self._lane(), "sum", "add", {"bytes": z.nbytes}
 
 
 class _Followed:
@@ -283,59 +277,27 @@ def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, A
     return name, {"flops": sum(2 * m * n * k * batch for m, n, k, batch in sizes)}
 
 
+def _bytes(z: Any) -> dict[str, Any]:
+    return {"bytes": z.nbytes}
+
+
 def _ranks(ranks: Any) -> str:
     names = [str(rank) for rank in ranks]
     return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
 
 
-def _put(lane: str, source: Any, peer: int, *_: Any) -> Described:
-    return lane, "copy", f"put to rank {peer}", {"bytes": source.nbytes}
-
-
-def _get(lane: str, peer: int, offset: int, target: Any) -> Described:
-    del offset
-    return lane, "copy", f"get from rank {peer}", {"bytes": target.nbytes}
-
-
-def _gets(lane: str, gets: Any) -> Described:
-    return lane, "copy", f"get from {_ranks(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
-
-
-def _await_mark(lane: str, mark: int) -> Described:
-    return lane, "wait", "for a portion of the GEMM", {"mark": mark}
-
-
-def _signal(lane: str, peers: Any, phase: int) -> Described:
-    return lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}
-
-
 def _burst(lane: str, puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> Described:
-    if awaits and not puts:  # a meeting
-        return _engine_wait(lane, phase, awaits, step)
+    if awaits and not puts:  # a barrier
+        return lane, "wait", f"{step} {_ranks(awaits)}", {"phase": phase}
     return lane, "copy", f"push to {_ranks(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
 
 
-def _engine_wait(lane: str, phase: int, sources: Any, step: str) -> Described:
-    return lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}
-
-
-def _engine_gemm(lane: str, alpha: complex, x: Any, y: Any, beta: complex, z: Any, **_: Any) -> Described:
-    del alpha, beta
-    return lane, "gemm", *product_text([(x, y, z)])
-
-
-def _portions(
-    lane: str,
-    alpha: complex,
-    portions: list[Portion],
-    beta: complex,
-    finish: Any = None,
-) -> Described:
+def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex, finish: Any = None) -> Described:
     del alpha, beta, finish
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
-        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        flags = [portion.signal, *(flag for _, flag in portion.places)]
         sent += portion.z.nbytes * sum(flag is not None for flag in flags)
     return lane, "gemm", text, details | ({"sent": sent} if sent else {})
 
@@ -345,54 +307,35 @@ def _sum(lane: str, parts: list[Any], output: Output) -> Described:
     return lane, "sum", name, {"bytes": output.out.nbytes}
 
 
-def _all_gather(lane: str, shard: Any, order: Any, slots: Any, first: list[int], *_: Any) -> Described:
-    del order, slots
-    return lane, "copy", "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
-
-
-def _reduce_scatter(lane: str, parts: list[Any], *_: Any) -> Described:
-    return lane, "sum", "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
-
-
-def _one_shot(lane: str, partial: Any, *_: Any) -> Described:
-    return lane, "sum", "all-reduce in one shot", {"bytes": partial.nbytes}
-
-
-def _two_shot(lane: str, wire: Any, first: list[int], *_: Any) -> Described:
-    return lane, "sum", "all-reduce in two shots", {"bytes": first[-1] * wire.itemsize}
-
-
-def _finish(lane: str, finish: Any, z: Any) -> Described | None:
-    return None if finish is None else (lane, "sum", "epilogue", {"bytes": z.nbytes})
-
-
-def _engine_copy(lane: str, source: Any, target: Any) -> Described:
-    del source
-    return lane, "copy", "copy", {"bytes": target.nbytes}
-
-
-def _engine_scale(lane: str, beta: complex, source: Any, target: Any) -> Described:
-    del beta, source
-    return lane, "sum", "scale", {"bytes": target.nbytes}
-
-
-ENGINE: Verbs = {
-    "await_tile_flag": _await_mark,
-    "put": _put,
-    "get": _get,
-    "gets": _gets,
-    "signal": _signal,
+ENGINE: Methods = {
+    "await_tile_flag": lambda lane, number: (lane, "wait", "for a portion of the GEMM", {"tile flag": number}),
+    "put": lambda lane, source, peer, *_: (lane, "copy", f"put to rank {peer}", _bytes(source)),
+    "get": lambda lane, peer, _, target: (lane, "copy", f"get from rank {peer}", _bytes(target)),
+    "gets": lambda lane, gets: (
+        *(lane, "copy", f"get from {_ranks(get[0] for get in gets)}"),
+        {"bytes": sum(get[2].nbytes for get in gets)},
+    ),
+    "signal": lambda lane, peers, phase: (lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}),
     "burst": _burst,
-    "wait": _engine_wait,
-    "gemm": _engine_gemm,
-    "finish": _finish,
+    "wait": lambda lane, phase, sources, step: (lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}),
+    "gemm": lambda lane, _alpha, x, y, _beta, z, **_: (lane, "gemm", *product_text([(x, y, z)])),
+    "finish": lambda lane, finish, z: None if finish is None else (lane, "sum", "epilogue", _bytes(z)),
     "multiply_portions": _portions,
     "sum": _sum,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "one_shot": _one_shot,
-    "two_shot": _two_shot,
-    "copy": _engine_copy,
-    "scale": _engine_scale,
+    "all_gather": lambda lane, shard, _order, _slots, first, *_: (
+        *(lane, "copy", "all-gather in one kernel"),
+        {"bytes": first[-1] * shard.itemsize},
+    ),
+    "reduce_scatter": lambda lane, parts, *_: (
+        *(lane, "sum", "reduce-scatter in one kernel"),
+        {"bytes": sum(part.nbytes for part in parts)},
+    ),
+    "one_shot": lambda lane, partial, *_: (lane, "sum", "all-reduce in one shot", _bytes(partial)),
+    "two_shot": lambda lane, wire, first, *_: (
+        *(lane, "sum", "all-reduce in two shots"),
+        {"bytes": first[-1] * wire.itemsize},
+    ),
+    "copy": lambda lane, _, target: (lane, "copy", "copy", _bytes(target)),
+    "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", _bytes(target)),
 }
 """The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

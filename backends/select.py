@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pblas.backends.settings import Name, Transport
 
 ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
-"""State of a rank: no GPU or no CuPy; both, but another requirement is missing; all requirements of GPUs that send
-messages; all requirements of the NVSHMEM backend."""
+"""State of a rank: no GPU or no CuPy; GPU and CuPy, but not all requirements of the "cuda" backend; all requirements of
+the "cuda" backend; all requirements of the "nvshmem" backend."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _STACKLEVEL = 3  # of a warning: the call of Context
@@ -65,11 +65,11 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    with LocalStep(lambda verb, error: rendezvous(peers, verb, _PATIENCE, error), "Context"):
+    with LocalStep(lambda operation, error: rendezvous(peers, operation, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
         state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
-        wish = int(name in ("nvshmem", "cuda") or device is not None)  # a caller that names a GPU insists on it
+        wish = int(name in ("nvshmem", "cuda") or device is not None)  # the caller insists on GPUs
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = rendezvous(peers, call, timeout, None, (state, -state, wish, 0))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
@@ -132,7 +132,7 @@ def gpu_facts(local_rank: int) -> Diagnostics:
     """GPU diagnostics of this rank, for `pblas info`; starts nothing and raises nothing (local).
 
     Args:
-        local_rank: number of this rank among those of its node (local).
+        local_rank: number of this rank among the ranks of its node (local).
     """
     from pblas.backends.nvshmem.diagnostics import find
 

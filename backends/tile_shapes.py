@@ -37,8 +37,8 @@ class Shape(NamedTuple):
     def fitting(self, steps: int) -> Shape:
         """This shape, or the same width with split=1 if K has too few steps for the pipeline's stages.
 
-        If a tile had fewer steps than the ring has stages, the CTA that gives its sums would be granted stages before
-        it knows of the last ones.
+        If a tile had fewer steps than the ring has stages, the CTA that hands over its sums could get new stages before
+        it has seen its last ones.
 
         >>> Shape(128, 2).fitting(11), Shape(128, 2).fitting(12)
         (Shape(width=128, split=1), Shape(width=128, split=2))
@@ -64,12 +64,12 @@ WIDEST = Shape()
 
 
 def beside(rows: int) -> bool:
-    """Whether the tiles of a cluster are side by side for this many rows: the rows of one CTA are enough."""
+    """Whether the two tiles of a cluster are side by side for this many rows, since one tile's rows suffice."""
     return rows <= ROWS // 2
 
 
 def rest(rows: int) -> int:
-    """Number of last rows for which the tiles of a cluster are side by side.
+    """Number of the last rows whose tiles are side by side in a cluster.
 
     >>> rest(100), rest(256), rest(300), rest(400)
     (100, 0, 44, 0)
@@ -79,7 +79,7 @@ def rest(rows: int) -> int:
 
 
 def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Shape, float]:
-    """The fastest shape for parts for which peers wait, and its microseconds if no rank has to wait for a peer.
+    """The fastest shape for parts that peers await, and its microseconds if no rank waits for a peer.
 
     Args:
         parts: rows and columns of each.

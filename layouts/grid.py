@@ -132,10 +132,10 @@ class Grid:
             return Grid(self.npcol, self.nprow, self.order)
         return Grid(self.npcol, self.nprow, "R" if self.order == "C" else "C")
 
-    def alike(self, other: Grid) -> bool:
+    def equivalent(self, other: Grid) -> bool:
         """Whether both put every rank at the same place; the order of a single row or column is of no importance.
 
-        >>> Grid(1, 4, "C").alike(Grid(1, 4, "R")), Grid(2, 2, "C").alike(Grid(2, 2, "R"))
+        >>> Grid(1, 4, "C").equivalent(Grid(1, 4, "R")), Grid(2, 2, "C").equivalent(Grid(2, 2, "R"))
         (True, False)
         """
         if (self.nprow, self.npcol) != (other.nprow, other.npcol):

@@ -240,10 +240,10 @@ class Split:
             return Split(n, max(self._first, n - self._first), nprocs, self.src, self._first)
         return Split(n, self.nb, nprocs, self.src, self._first)
 
-    def alike(self, other: Split) -> bool:
+    def equivalent(self, other: Split) -> bool:
         """Whether both give every process coordinate the same elements.
 
-        >>> Split(8, 4, 2).alike(Split(8, 4, 4)), Split(8, 4, 2).alike(Split(8, 3, 2))
+        >>> Split(8, 4, 2).equivalent(Split(8, 4, 4)), Split(8, 4, 2).equivalent(Split(8, 3, 2))
         (True, False)
         """
         return self == other or self.canonical == other.canonical

@@ -46,7 +46,7 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
-    patch: Any = None
+    block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
     # Memory
@@ -79,7 +79,6 @@ class HostArrays:
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
-        del stream
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
 
@@ -121,7 +120,7 @@ class HostArrays:
     def settle(self) -> None:
         """Return when all operations called before are done."""
 
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:  # noqa: ARG002
+    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
         """Run a body that only calls methods of these arrays, or replay it.
 
         A GPU runs the body twice at most, records it, and replays the recording from the third time on.
@@ -137,7 +136,7 @@ class HostArrays:
         body()
         return True
 
-    def beside(self, what: str = "") -> AbstractContextManager[None]:  # noqa: ARG002 - traces have it
+    def beside(self, what: str = "") -> AbstractContextManager[None]:
         """A with block whose calls go to the side lane.
 
         Args:

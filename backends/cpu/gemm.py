@@ -23,12 +23,7 @@ from pblas.backends.dtypes import FLOAT32, accumulator_dtype
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-_LETTERS = {
-    FLOAT32: "s",
-    np.dtype(np.float64): "d",
-    np.dtype(np.complex64): "c",
-    np.dtype(np.complex128): "z",
-}
+_LETTERS = {FLOAT32: "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
 # 16-bit operands are widened this many rows of K at a time, so that the widened panels stay in cache beside the result.
 _WIDEN_K = 512
 

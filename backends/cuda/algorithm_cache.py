@@ -1,7 +1,6 @@
-"""GEMM algorithms that tuning has chosen: plain data that ranks can agree on and files can keep.
+"""Tuned GEMM algorithms as plain data, for messages between ranks and for files.
 
-An algorithm is 64 opaque bytes that are good for one version of cuBLASLt on one kind of GPU, so both are in the name of
-the file.
+An algorithm is 64 opaque bytes, valid for one version of cuBLASLt on one kind of GPU. The name of the file holds both.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ ALGORITHM_NBYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest algorithm found for a problem.
+    """The fastest measured algorithm of a problem.
 
     Args:
         algorithm: cublasLtMatmulAlgo_t, 64 bytes.
         seconds: its time.
-        default_seconds: time of the algorithm that would have been taken without tuning.
+        default_seconds: time of the algorithm without tuning.
     """
 
     algorithm: bytes
@@ -34,10 +33,10 @@ class Choices(Cache[Problem, Choice]):
     """The choices for one kind of GPU, with the file $XDG_CACHE_HOME/pblas/gemm-...json.
 
     Args:
-        gpu: its name.
-        sms: its multiprocessors.
-        version: of cuBLASLt.
-        workspace_nbytes: what an algorithm may use.
+        gpu: name of the GPU.
+        sms: number of its multiprocessors.
+        version: version of cuBLASLt.
+        workspace_nbytes: bytes of workspace that an algorithm may use.
     """
 
     def __init__(self, gpu: str, sms: int, version: int, workspace_nbytes: int) -> None:
@@ -55,7 +54,7 @@ def _plain(problem: Problem, choice: Choice) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> tuple[Problem, Choice]:
-    """The way back from `_plain`; raises TypeError, KeyError or ValueError if it was not made by it."""
+    """The inverse of `_plain`; raises TypeError, KeyError or ValueError for any other value."""
     problem, algorithm = Problem(**plain["problem"]), bytes.fromhex(plain["algorithm"])
     for name, value in problem.plain().items():
         if type(value) is not _types()[name]:

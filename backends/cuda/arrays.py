@@ -12,21 +12,19 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import cupy
+import numpy as np
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.cuda import host_copies as plain
-from pblas.backends.cuda import streams
+from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
-from pblas.backends.cuda.packing import BlockCopy, copied, lines_of
+from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-
-    import numpy as np
 
     from pblas.backends.cpu.arrays import Programs
     from pblas.backends.dtypes import Array
@@ -96,7 +94,7 @@ class DeviceArrays:
         return int(self._side.ptr)
 
     @property
-    def patch(self) -> Callable[..., BlockCopy]:
+    def block_copy(self) -> Callable[..., BlockCopy]:
         """The class that copies the elements of a message."""
         return partial(BlockCopy, self)
 
@@ -135,7 +133,7 @@ class DeviceArrays:
     def _converted(self, stream: int, x: Any, z: Any) -> bool:
         """Z := X between 32 and 16 bits, if both are stored in the same order."""
         for order in "FC":
-            source, target = lines_of(x, order), lines_of(z, order)
+            source, target = transfer.lines_of(x, order), transfer.lines_of(z, order)
             if source is not None and target is not None:
                 x_lines, z_lines = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
                 self.mover.convert(stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1])
@@ -159,7 +157,7 @@ class DeviceArrays:
             ArgumentError: too many operands.
             BackendError: the GPU fails.
         """
-        caller_stream = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
+        caller_stream = streams.current_handle(stream)
         if epilogue.tree is not None:
             self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
         else:
@@ -171,28 +169,39 @@ class DeviceArrays:
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
-    # The host's memory, for naive collectives
+    # Host memory, for naive collectives
 
-    def check_stream(self, verb: str, stream: Any, *, waits: bool) -> None:
-        """Raise ArgumentError for an invalid stream, or one that is being captured if the caller waits for it (local).
+    def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:
+        """Check the caller's stream, and wait until it is idle if `waits` (local).
 
         Args:
-            verb: name of the operation, for messages (global).
+            operation: name of the operation, for messages (global).
             stream: None for CuPy's current one (local).
             waits: whether to wait for the stream (global).
+
+        Raises:
+            ArgumentError: an invalid stream, or one that is being captured if `waits`.
         """
+        handle = streams.current_handle(stream)
         if waits:
-            plain.settle(verb, stream)
-        elif stream is not None:
-            streams.handle_of(stream)
+            if streams.is_capturing(handle):
+                raise errors.ArgumentError(
+                    f"{operation}: a naive collective goes through the hosts, and cannot be captured in a CUDA graph; "
+                    f"end the capture first"
+                )
+            runtime.streamSynchronize(handle)
 
     def download(self, x: Any) -> Array:
-        """The elements of an array of any shape, in the host's memory and in C order (local)."""
-        return plain.download(x)
+        """The elements of an array of any shape, in host memory and in C order (local)."""
+        array: Array = transfer.words(x).get(order="C").view(x.dtype)
+        return array
 
     def upload(self, host: Array, x: Any) -> None:
         """X := an array in host memory (local)."""
-        plain.upload(host, x)
+        if x.size:
+            target = transfer.words(x)
+            target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
+            runtime.deviceSynchronize()
 
     # Products
 
@@ -229,9 +238,8 @@ class DeviceArrays:
             ArgumentError: an invalid stream, or one that is being captured.
             BackendError: a library or the GPU fails.
         """
-        caller_stream = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
-        # The default streams, 0 and 1, cannot be captured.
-        if caller_stream not in (0, 1) and runtime.streamIsCapturing(caller_stream):
+        caller_stream = streams.current_handle(stream)
+        if streams.is_capturing(caller_stream):
             raise errors.ArgumentError(
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
@@ -290,7 +298,7 @@ class DeviceArrays:
         return Program(streams.end_capture(self._main.ptr), self._kept[before:])
 
     @contextmanager
-    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
+    def beside(self, what: str = "") -> Iterator[None]:
         """A with block, in which calls go to the side lane."""
         before, self.stream = self.stream, self.side
         try:

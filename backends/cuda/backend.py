@@ -53,7 +53,7 @@ class CudaBackend(GpuBackend):
         self.channel = (AwareChannel if self._aware else DeviceChannel)(channel, self.arrays)
 
     def _choose(self, device: int | None) -> Device:
-        """**Collective.** Choose this rank's GPU, and whether messages leave from GPU memory or from the host's."""
+        """**Collective.** Choose this rank's GPU, and whether MPI reads GPU memory or messages are staged."""
         with LocalStep(self.agreement.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
             chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
@@ -61,7 +61,7 @@ class CudaBackend(GpuBackend):
         return chosen
 
     def versions(self) -> tuple[str, ...]:
-        """Hardware and libraries on which the times of plans depend (local)."""
+        """Names of hardware and libraries on which the times of plans depend (local)."""
         return self.gpu.name, f"driver{self.gpu.driver}", f"cupy{cupy.__version__}"
 
     def describe(self) -> dict[str, str]:
@@ -73,8 +73,7 @@ class CudaBackend(GpuBackend):
     # Memory
 
     def is_near(self, peer: int) -> bool:
-        """Nothing is read in place."""
-        del peer
+        """False: ranks read nothing in place."""
         return False
 
     def allocate(self, nbytes: int) -> Any:
@@ -92,7 +91,7 @@ class CudaBackend(GpuBackend):
         array: Any = cupy.ndarray(shape, dtype, memory, strides)
         return array
 
-    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:  # noqa: ARG002 - there is no window
+    def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
         """Memory of one plan (local)."""
         return self.arrays.empty(nbytes)
 

@@ -1,4 +1,4 @@
-"""Base class of backends with CuPy arrays: ranks with a GPU each, or a share of one."""
+"""Base class of the backends with CuPy arrays: each rank has a GPU, or shares one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12
 
 
 class GpuBackend(HostRanks):
-    """Ranks with CuPy arrays: `use` is called once they have chosen their GPUs."""
+    """Ranks with CuPy arrays. The subclass calls `use` after the ranks have chosen their GPUs."""
 
     gpus = True
     gpu: Device
@@ -65,7 +65,7 @@ class GpuBackend(HostRanks):
     # Arrays
 
     def as_array(self, x: Any) -> Array:
-        """x as an array on this rank's GPU or in host memory, without a copy if it is an array already (local).
+        """X as an array on this rank's GPU or in host memory; nothing is copied if it is one (local).
 
         Raises:
             ArgumentError: an array on another GPU, or of a kind that CuPy does not read.
@@ -86,12 +86,12 @@ class GpuBackend(HostRanks):
         return array
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array of this rank alone, by rows, where this backend multiplies (local)."""
+        """An uninitialised private array in C order, in GPU memory (local)."""
         array: Array = cupy.empty(shape, dtype)
         return array
 
     def is_here(self, x: Array) -> bool:
-        """Whether an array is in GPU memory, where this backend multiplies (local)."""
+        """Whether an array is in GPU memory (local)."""
         return isinstance(x, cupy.ndarray)
 
     def reading(self, x: Array) -> Array:
@@ -99,11 +99,11 @@ class GpuBackend(HostRanks):
         return transfer.download(x) if self.is_here(x) else x
 
     def writing(self, x: Array) -> AbstractContextManager[Array]:
-        """A with block that yields host memory of x's shape; what is written to it is in x afterwards (local)."""
+        """A with block that yields host memory of x's shape; x gets its contents at the end (local)."""
         return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
 
     def copy(self, x: Array, z: Array) -> None:
-        """Z := X, of the same shape and dtype; X may be in host memory; Z is where this backend multiplies (local)."""
+        """Z := X, of the same shape and dtype; X may be in host memory, Z is in GPU memory (local)."""
         if self.is_here(x):
             transfer.copy(x, z)
         else:
@@ -111,11 +111,11 @@ class GpuBackend(HostRanks):
                 host[...] = x
 
     def clear(self, x: Array) -> None:
-        """X := 0, of an array made by `view`, gaps between its columns or rows included (local)."""
+        """X := 0 for an array made by `view`, including gaps between its columns or rows (local)."""
         transfer.clear(x)
 
     def conjugated(self, x: Array) -> Array:
-        """A copy of conj(X) that cannot be written, where arrays know that; CuPy's do not (local)."""
+        """A copy of conj(X); CuPy has no read-only arrays (local)."""
         return x.conj()
 
     def address(self, x: Array) -> int:
@@ -124,10 +124,7 @@ class GpuBackend(HostRanks):
         return int(data.ptr)
 
     def shadow(self, x: Array) -> Array:
-        """A NumPy array of the same addresses and strides, to compare places with; not to be read or written (local).
-
-        For np.may_share_memory and np.shares_memory, which see host memory only.
-        """
+        """A NumPy array of the same addresses and strides; never read or written (local)."""
         return np.asarray(transfer.Shadow(x))
 
 

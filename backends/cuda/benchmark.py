@@ -1,4 +1,4 @@
-"""Times of algorithms for one product: in CUDA graphs, on random operands that are not in the L2 cache."""
+"""Measurement of algorithms for one product: in CUDA graphs, on random operands outside the L2 cache."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.gemm_problem import Problem
 
 _GRAPH_SECONDS = 150e-6  # long enough to hide the launch of the next graph
-_MOST_LAUNCHES = 64  # in a graph
-_RANDOM = 1 << 20  # numbers that are drawn; operands repeat them
+_MOST_LAUNCHES = 64  # in one graph
+_RANDOM = 1 << 20  # random numbers; operands repeat them
 
 
 class Operands:
-    """A, B and Z of a problem in memory of their own, aligned as it says and no better, with no values yet.
-
-    Args:
-        problem: what they are operands of.
-    """
+    """Uninitialised A, B and Z of a problem, with exactly the alignment that the problem states."""
 
     def __init__(self, problem: Problem) -> None:
         itemsize, itemsize_z = (_dtype(name).itemsize for name in (problem.dtype, problem.dtype_z))
@@ -41,16 +37,16 @@ class Operands:
 
     @property
     def nbytes(self) -> int:
-        """All three together."""
+        """Bytes of A, B and Z together."""
         return sum(memory.size for memory in self.memory)
 
 
 class Stopwatch:
-    """Operands of a product, several sets of them that together are larger than the L2 cache.
+    """Measures a product on several sets of operands, which together are larger than the L2 cache.
 
     Args:
-        product: what is timed.
-        stream: handle; not the default stream, which cannot be captured.
+        product: the measured product.
+        stream: handle of a stream; not the default stream, which cannot be captured.
         l2_nbytes: size of the L2 cache.
     """
 
@@ -71,13 +67,13 @@ class Stopwatch:
         del self._workspace
 
     def seconds(self, algorithms: Iterable[GemmAlgorithm], rounds: int) -> dict[GemmAlgorithm, float]:
-        """Median time of a launch, of those algorithms that run; they take turns."""
+        """Median seconds of a launch for each algorithm that runs; in each round every algorithm runs once."""
         running = [algorithm for algorithm in algorithms if self._runs(algorithm)]
         launches = max(len(self._sets), min(math.ceil(_GRAPH_SECONDS / self._estimate(running[0])), _MOST_LAUNCHES))
         graphs = {algorithm: self._captured(algorithm, launches) for algorithm in running}
         times: dict[GemmAlgorithm, list[float]] = {algorithm: [] for algorithm in running}
         for _ in range(rounds):
-            graphs[running[0]].launch(self._stream)  # the GPU is busy while the first timed one is launched
+            graphs[running[0]].launch(self._stream)  # keeps the GPU busy while the host launches the first timed graph
             events = [self._event()]
             for graph in graphs.values():
                 graph.launch(self._stream)
@@ -88,7 +84,7 @@ class Stopwatch:
         return {algorithm: statistics.median(values) for algorithm, values in times.items()}
 
     def _fill(self, problem: Problem) -> None:
-        """Normal random numbers: a product of constants draws less power and runs faster than it ever will again."""
+        """Fill operands with normal random numbers: constants draw less power, so their products run faster."""
         numbers = np.random.default_rng(0).standard_normal(_RANDOM).astype(_real(_dtype(problem.dtype)))
         block = cupy.cuda.Memory(numbers.nbytes)
         runtime = cupy.cuda.runtime
@@ -114,7 +110,7 @@ class Stopwatch:
         self._product.launch(algorithm, 1.0, a, b, 0.0, z, self._workspace.ptr, self._stream.ptr)
 
     def _estimate(self, algorithm: GemmAlgorithm) -> float:
-        """Seconds of a launch, roughly."""
+        """Rough seconds of a launch."""
         self._stream.synchronize()
         begin = self._event()
         for turn in range(4):

@@ -17,7 +17,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import runs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
     from pblas.backends.dtypes import Array
@@ -32,13 +32,13 @@ class DeviceTransfer:
     Args:
         channel: channel of the message (local).
         keep: memory of the message, kept alive (local).
-        rendezvous: called once when the message has arrived (local).
+        on_arrival: called once when the message has arrived (local).
     """
 
-    __slots__ = ("_arrive", "_channel", "_keep", "started")
+    __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
-    def __init__(self, channel: DeviceChannel, keep: Any, rendezvous: Callable[[], None] | None = None) -> None:
-        self._channel, self._keep, self._arrive = channel, keep, rendezvous
+    def __init__(self, channel: DeviceChannel, keep: Any, on_arrival: Callable[[], None] | None = None) -> None:
+        self._channel, self._keep, self._on_arrival = channel, keep, on_arrival
         self.started: Transfer | None = None
         """The hosts' message, once it has begun."""
 
@@ -47,9 +47,9 @@ class DeviceTransfer:
         self._channel.progress()
         if self.started is None or not self.started.done():
             return False
-        if self._arrive is not None:
-            self._arrive()
-            self._arrive = None
+        if self._on_arrival is not None:
+            self._on_arrival()
+            self._on_arrival = None
         return True
 
 
@@ -97,14 +97,6 @@ class DeviceChannel:
         transfer.started = self._hosts.await_signal(source, tag)
         return transfer
 
-    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** Of arrays in the hosts' memory."""
-        self._hosts.all_to_all(x, counts, out, out_counts)
-
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
-        """**Collective.** Of arrays in the hosts' memory."""
-        self._hosts.all_gather(x, out, counts)
-
     def progress(self) -> None:
         """Start the messages whose copies are done, in the order of the calls, which the peer relies on (local)."""
         while self._waiting and _is_done(self._waiting[0][0]):
@@ -113,7 +105,7 @@ class DeviceChannel:
             self._landing = [landing for landing in self._landing if not _is_done(landing[0])]
 
     def close(self) -> None:
-        """Nothing to free: the hosts' channel has an owner of its own (local)."""
+        """Nothing to free: the backend closes the hosts' channel (local)."""
 
     def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
         """A transfer that begins after this lane's operations so far."""
@@ -147,7 +139,7 @@ def _is_done(mark: Any) -> bool:
 def _copy(
     stream: int, target: int, pitch: int, source: int, source_pitch: int, run: int, count: int, kind: int
 ) -> None:
-    if pitch == source_pitch == run or count == 1:  # without the limit of 2 GiB that CUDA sets a pitch
+    if pitch == source_pitch == run or count == 1:  # a 2-D copy would limit the pitch to 2 GiB
         runtime.memcpyAsync(target, source, run * count, kind, stream)
     else:
         runtime.memcpy2DAsync(target, pitch, source, source_pitch, run, count, kind, stream)

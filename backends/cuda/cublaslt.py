@@ -29,7 +29,7 @@ _TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
     "complex64": (CudaDataType.CUDA_C_32F, ComputeType.COMPUTE_32F, np.dtype(np.complex64)),
     "complex128": (CudaDataType.CUDA_C_64F, ComputeType.COMPUTE_64F, np.dtype(np.complex128)),
 }
-"""cuBLASLt's data type, how it adds, and the dtype of alpha and beta."""
+"""cuBLASLt's data type, its compute type, and the dtype of alpha and beta."""
 _OPERATIONS = {"N": 0, "T": 1, "C": 2}  # cublasOperation_t
 _REDUCTIONS = (cublasLt.ReductionScheme.NONE, cublasLt.ReductionScheme.COMPUTE_TYPE)
 _ALL_BUT_GAUSSIAN = (1 << 64) - 1 & ~(1 << 32)  # CUBLASLT_NUMERICAL_IMPL_FLAGS_GAUSSIAN
@@ -37,10 +37,10 @@ _ALIGNED = 256  # an aligned address, for queries about algorithms with a bias
 
 
 class GemmAlgorithm:
-    """A cublasLtMatmulAlgo_t, kept at one address.
+    """A cublasLtMatmulAlgo_t at a fixed address.
 
     Args:
-        data: its 64 bytes.
+        data: the 64 bytes of the struct.
     """
 
     __slots__ = ("_memory", "address", "data")
@@ -52,7 +52,7 @@ class GemmAlgorithm:
 
     @property
     def ordered(self) -> bool:
-        """Whether it adds the parts of a split K in a fixed order and in the accumulator's precision."""
+        """Whether the algorithm adds the parts of a split K in a fixed order and in the accumulator's precision."""
         value, written = np.zeros(1, np.uint32), np.zeros(1, np.uint64)
         cublasLt.matmul_algo_config_get_attribute(
             self.address,
@@ -63,27 +63,14 @@ class GemmAlgorithm:
 
 
 class Product:
-    """A problem made ready for one cuBLASLt handle.
+    """Descriptors and launches of one problem.
 
     Args:
         handle: of cuBLASLt.
-        workspace_nbytes: what an algorithm may use.
-        problem: what is multiplied.
-        epilogue: operation on Z before it is rounded, as named by `spoken`; "" for none.
+        workspace_nbytes: bytes of workspace that an algorithm may use.
+        problem: the product.
+        epilogue: name of the operation on Z before it is rounded, from `fused_epilogue`; "" for none.
     """
-
-    __slots__ = (
-        "_alpha",
-        "_beta",
-        "_bias",
-        "_handle",
-        "_layouts",
-        "_operation",
-        "_scalars",
-        "_values",
-        "problem",
-        "workspace_nbytes",
-    )
 
     def __init__(self, handle: int, workspace_nbytes: int, problem: Problem, epilogue: str = "") -> None:
         self.problem, self.workspace_nbytes, self._handle = problem, workspace_nbytes, handle
@@ -115,7 +102,7 @@ class Product:
         )
 
     def close(self) -> None:
-        """Free the descriptors; what was launched or captured does not refer to them."""
+        """Free the descriptors; launches and captured graphs do not refer to them."""
         for layout in self._layouts:
             cublasLt.matrix_layout_destroy(layout)
         cublasLt.matmul_desc_destroy(self._operation)
@@ -135,15 +122,15 @@ class Product:
         """Z := the epilogue of alpha op(A) op(B) + beta Z.
 
         Args:
-            algorithm: one of `heuristics`, or `checked`.
+            algorithm: from `heuristics` or `checked`.
             alpha: scalar.
             a: address of A.
             b: address of B.
             beta: scalar; Z is not read when it is 0.
             z: address of Z.
-            workspace: address of `workspace_nbytes` bytes that nothing else uses meanwhile.
+            workspace: address of `workspace_nbytes` bytes that nothing else uses during the launch.
             stream: handle.
-            bias: address of m elements of Z's dtype, one for each row of Z, if the epilogue adds them.
+            bias: address of m elements of Z's dtype, one for each row of Z, if the epilogue adds a bias.
         """
         if bias != self._bias:
             self._add(bias)
@@ -153,26 +140,13 @@ class Product:
             self._values = alpha, beta
         layout_a, layout_b, layout_z = self._layouts
         cublasLt.matmul(
-            self._handle,
-            self._operation,
-            self._alpha,
-            a,
-            layout_a,
-            b,
-            layout_b,
-            self._beta,
-            z,
-            layout_z,
-            z,
-            layout_z,
-            algorithm.address,
-            workspace,
-            self.workspace_nbytes,
-            stream,
+            *(self._handle, self._operation, self._alpha, a, layout_a, b, layout_b),
+            *(self._beta, z, layout_z, z, layout_z),
+            *(algorithm.address, workspace, self.workspace_nbytes, stream),
         )
 
     def _add(self, bias: int) -> None:
-        """Let the epilogue add the vector at this address."""
+        """Set the address of the bias."""
         name = cublasLt.MatmulDescAttribute.BIAS_POINTER
         _set(cublasLt.matmul_desc_set_attribute, self._operation, name, bias, np.uint64)
         self._bias = bias
@@ -181,7 +155,7 @@ class Product:
         """At most `count` algorithms that cuBLASLt expects to be fast, best first.
 
         Raises:
-            BackendError: there is none.
+            BackendError: cuBLASLt has no algorithm for the problem.
         """
         problem, names = self.problem, cublasLt.MatmulPreferenceAttribute
         results, count_found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
@@ -212,7 +186,7 @@ class Product:
         return algorithms
 
     def checked(self, data: bytes) -> GemmAlgorithm | None:
-        """The algorithm of these bytes, None if it does not support this problem."""
+        """The algorithm with these bytes; None if it does not support this problem."""
         algorithm, result = GemmAlgorithm(data), np.zeros(1, cublasLt.matmul_heuristic_result_dtype)
         layout_a, layout_b, layout_z = self._layouts
         try:

@@ -1,6 +1,6 @@
-"""Which GPU a rank uses, and whether it can: decisions over plain facts, and the few calls that find the facts.
+"""Choice of a rank's GPU: queries of the GPUs, and decisions on their results.
 
-Only those calls import CuPy, so the decisions can be tested without a GPU.
+Only the queries import CuPy, so the decisions can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not ex
 _INSTALL = "pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
 
 
-# Facts
+# Queries
 
 
 def probe() -> Platform:
-    """The GPUs and libraries of this rank, found without a context on any GPU (local)."""
+    """Query the GPUs and libraries of this rank, without a context on any GPU (local)."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import cupy
@@ -44,13 +44,13 @@ def choose_device(
     """The GPU of a rank (local).
 
     Args:
-        node_rank: number of the rank among those of its node (local).
-        device: the GPU that the user asks for, None for `node_rank` modulo the visible ones (local).
-        platform: what `probe` found, None to look.
+        node_rank: number of the rank among the ranks of its node (local).
+        device: the GPU that the user requests; None: `node_rank` modulo the visible GPUs (local).
+        platform: result of `probe`; None: query it.
         messages: for the backend that sends messages, without NVSHMEM (global).
 
     Raises:
-        BackendError: there is none, or something is missing, with the remedy.
+        BackendError: no GPU, or a missing requirement, with the remedy.
     """
     probed = probe() if platform is None else platform
     error = problem(probed, device, messages=messages)
@@ -63,7 +63,7 @@ def choose_device(
 
 
 def query(index: int) -> Device:
-    """The facts of one GPU, after `problem` found none (local)."""
+    """Query one GPU, after `problem` has returned None (local)."""
     import cupy
     from cuda.bindings import driver
 
@@ -86,7 +86,7 @@ def query(index: int) -> Device:
         multiprocessors=p["multiProcessorCount"],
         driver=runtime.driverGetVersion(),
         runtime=runtime.runtimeGetVersion(),
-        # 32-bit operations need no attribute since the v2 calls of CUDA 11.7; drivers that lack these lack 64 bits too.
+        # 32-bit operations need no attribute since CUDA 11.7; drivers without them lack 64-bit operations too.
         stream_memops=has("CAN_USE_64_BIT_STREAM_MEM_OPS"),
         virtual_memory=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"),
         rdma_virtual_memory=has("GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED"),
@@ -97,13 +97,13 @@ def activate(device: Device) -> None:
     """Make a GPU the current one of this thread (local).
 
     Raises:
-        BackendError: it cannot be used: another process has it alone, or it has failed.
+        BackendError: the GPU has failed, or another process uses it exclusively.
     """
     import cupy
 
     try:
         cupy.cuda.Device(device.index).use()
-        cupy.cuda.runtime.memGetInfo()  # makes the context, which is what fails
+        cupy.cuda.runtime.memGetInfo()  # creates the context, which fails for an unusable GPU
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise BackendError(
             f"GPU {device.index} ({device.name}) cannot be used: {_one_line(error)}; nvidia-smi shows what runs on it, "
@@ -139,11 +139,11 @@ def device_index(node_rank: int, count: int, device: int | None = None) -> int:
 
 
 def problem(platform: Platform, device: int | None = None, *, messages: bool = False) -> BackendError | None:
-    """The error if a rank cannot use GPUs, with the remedy; None if it can.
+    """The error, with the remedy, if a rank cannot use GPUs; else None.
 
     Args:
-        platform: what `probe` found (local).
-        device: the GPU that the user asks for (local).
+        platform: result of `probe` (local).
+        device: the GPU that the user requests (local).
         messages: for the backend that sends messages, without NVSHMEM (global).
 
     >>> print(problem(Platform("14.2.0", driver=12080, runtime=13000, status=35)))
@@ -179,7 +179,7 @@ def unfit(device: Device) -> BackendError | None:
 
 
 def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
-    """Pairs of the node's GPUs of which each reads and writes the other's memory.
+    """Pairs of the node's GPUs that read and write each other's memory.
 
     >>> peers(3, lambda a, b: {a, b} != {0, 2})
     [(0, 1), (1, 2)]

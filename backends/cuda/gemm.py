@@ -1,10 +1,10 @@
 """Products on this rank's GPU, by cuBLASLt: Z := alpha X Y + beta Z, on any stream, eagerly or while it is captured.
 
-`pblas.backends.cuda.gemm_problem` settles storage orders. Here a problem gets its descriptors and an algorithm once; a
-repeated call looks them up and passes pointers.
+`pblas.backends.cuda.gemm_problem` handles storage orders. This module prepares descriptors and an algorithm for a
+problem once; repeated calls look them up and pass pointers.
 
-The algorithm is the first that cuBLASLt's heuristics name, or the fastest that `tune` found; all of them add in a fixed
-order (see `pblas.backends.cuda.cublaslt`).
+The algorithm is the first one of cuBLASLt's heuristics, or the fastest one that `tune` measured. All algorithms add in
+a fixed order (see `pblas.backends.cuda.cublaslt`).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
 __all__ = ["Gemm", "Problem", "needs_copy", "read"]
 
 WORKSPACE_NBYTES = 32 << 20
-"""cuBLAS's own workspace size on Hopper: less excludes algorithms, more gains nothing."""
+"""cuBLAS's own workspace size on Hopper: a smaller one excludes algorithms, a larger one gains nothing."""
 
-_MOST_PRODUCTS = 1024  # prepared at a time: a few KB each
+_MOST_PRODUCTS = 1024  # prepared at a time, a few KB each
 _MOST_CALLS = 8 * _MOST_PRODUCTS
-_FINALISTS = 4  # are timed again, longer
-_GAIN = 0.99  # a tuned algorithm must take less than this part of the default's time
+_FINALISTS = 4  # algorithms that are timed again, in more rounds
+_GAIN = 0.99  # a tuned algorithm must take less than this fraction of the default's time
 
 
 class Gemm:
-    """Products on the current device; close it when no graph that holds one of them will run again.
+    """Products on the current device, for one thread. Close it when no graph with its products will run again.
 
-    Not for several threads at once. A captured product keeps its algorithm and its lane's workspace.
+    A captured product keeps its algorithm and its lane's workspace.
 
     Args:
-        lanes: streams that run at the same time; each has a workspace of its own.
-        workspace_nbytes: of each lane (local).
+        lanes: names of streams that run concurrently; each has a separate workspace.
+        workspace_nbytes: bytes of each workspace (local).
 
     Raises:
         BackendError: cuBLASLt does not start.
@@ -57,7 +57,7 @@ class Gemm:
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         self.workspace_nbytes = workspace_nbytes
         self._l2_nbytes = int(properties["l2CacheSize"])
-        self._memory: dict[Hashable, cupy.cuda.Memory] = {}  # not from a pool of the user's
+        self._memory: dict[Hashable, cupy.cuda.Memory] = {}  # not from CuPy's pool
         self._workspaces: dict[Hashable, int] = {}
         self.add_lanes(lanes)
         try:
@@ -70,11 +70,11 @@ class Gemm:
         self.choices = Choices(
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
-        """The algorithms that were tuned, or that the file or another rank knew."""
+        """Tuned algorithms: of this rank, of the file, or of rank 0."""
         self.forgotten = 0
-        """How often products were dropped; recordings of dropped products are invalid."""
+        """Number of times that products were dropped; recordings of dropped products are invalid."""
         self._products: dict[tuple[Problem, str], tuple[Product, GemmAlgorithm]] = {}
-        # By what a caller passes: the product, its algorithm, whether operands change places, and the epilogue.
+        # By the layouts of a call: the product, its algorithm, whether X and Y are exchanged, and the epilogue.
         self._calls: dict[Any, tuple[Product, GemmAlgorithm, bool, str]] = {}
 
     def __enter__(self) -> Self:
@@ -84,7 +84,7 @@ class Gemm:
         self.close()
 
     def add_lanes(self, lanes: Iterable[Hashable]) -> None:
-        """Take a workspace for each of some more lanes."""
+        """Allocate a workspace for each of these lanes."""
         for lane in lanes:
             self._memory[lane] = memory = cupy.cuda.Memory(self.workspace_nbytes)
             self._workspaces[lane] = int(memory.ptr)
@@ -113,7 +113,7 @@ class Gemm:
         tune: int | None = None,
         finish: Finish | None = None,
     ) -> bool:
-        """Z := alpha X Y + beta Z, in stream order: no allocation, no synchronisation but to tune.
+        """Z := alpha X Y + beta Z, in stream order, without allocation and, unless it tunes, without synchronisation.
 
         Args:
             stream: handle of the stream, captured or not.
@@ -121,19 +121,19 @@ class Gemm:
             x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
             y: k x n, or batch x k x n, with such strides, of the same dtype (local).
             beta: scalar; Z is not read when it is 0 (local).
-            z: m x n, or batch x m x n, of the same dtype, or float32 beside 16-bit operands; a 2D operand beside a
-                3D Z takes part in every product. k is not 0, unless Z is empty (local).
-            conj: multiply with the conjugates of X and Y; not for those that `needs_copy` names.
-            lane: whose workspace is used; products that may run at the same time name different lanes.
+            z: m x n, or batch x m x n, of the same dtype, or float32 with 16-bit operands. With a batch, a 2-D operand
+                takes part in every product. k is not 0 unless Z is empty (local).
+            conj: multiply with the conjugates of X and Y, except operands for which `needs_copy` is true.
+            lane: the lane whose workspace the product uses; products that may run concurrently use different lanes.
             tf32: whether float32 and complex64 may be multiplied in TF32.
-            tune: a stream on which to find the fastest algorithm first, if the problem is new; None: do not.
+            tune: stream on which to measure algorithms first if the problem is new; None: do not tune.
             finish: epilogue, with operands of Z's shape (local).
 
         Returns:
             Whether the epilogue was applied too, before Z was rounded.
 
         Raises:
-            BackendError: cuBLASLt has no algorithm for it.
+            BackendError: cuBLASLt has no algorithm for the product.
         """
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
         address_x, address_y, address_z = x.data.ptr, y.data.ptr, z.data.ptr
@@ -166,26 +166,26 @@ class Gemm:
         return finish is None or bool(epilogue)
 
     def load(self) -> None:
-        """Add the file's algorithms; a corrupt file is ignored with a warning (local)."""
+        """Add the algorithms of the file; a corrupt file is ignored with a warning (local)."""
         self._change(self.choices.load)
 
     def share(self, ranks: Ranks) -> None:
         """**Collective.** Add the algorithms of rank 0, on ranks with the same GPU.
 
-        Ranks agree when none but the first tunes and loads.
+        All ranks have the same algorithms if only rank 0 tunes and loads.
         """
         self._change(lambda: self.choices.share(ranks))
 
     def tune(self, problems: Iterable[Problem], stream: int, *, candidates: int = 32) -> None:
-        """Time the algorithms that may be fast and keep the fastest; synchronises, and allocates operands.
+        """Measure the candidate algorithms and keep the fastest; synchronises, and allocates operands.
 
-        On an H100 in bfloat16 the best was up to 14 % faster than the heuristics' first, and from 128 rows on within
-        1 % of the best of some 300 algorithms (within 5 % at 16 rows).
+        On an H100 in bfloat16 the best candidate was up to 14 % faster than the heuristics' first, and from 128 rows on
+        within 1 % of the best of some 300 algorithms (within 5 % at 16 rows).
 
         Args:
-            problems: what is going to be multiplied (see `read`); those that have a choice keep it.
-            stream: handle of the stream that times; capturing on it must be possible, so not the default stream.
-            candidates: algorithms tried per problem.
+            problems: the products (see `read`); problems with a choice keep it.
+            stream: handle of a stream that can be captured, so not the default stream.
+            candidates: algorithms measured for each problem.
         """
         todo = dict.fromkeys(problem for problem in problems if problem not in self.choices.entries)
         tuned = {problem: self._tune(problem, stream, candidates) for problem in todo}
@@ -226,19 +226,19 @@ class Gemm:
             algorithm = product.checked(choice.algorithm)
             if algorithm is not None:
                 return algorithm
-            if not warned:  # with an epilogue others may be needed
+            if not warned:  # with an epilogue other algorithms may be needed
                 warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
         return product.heuristics(8)[0]
 
     def _change(self, change: Callable[[], None]) -> None:
-        """Change the choices, and drop what is prepared if any of it has another choice now."""
+        """Change the choices, and drop all prepared products if one of them has another choice now."""
         before, entries = self.choices.entries.copy(), self.choices.entries
         change()
         if any(entries.get(problem) != before.get(problem) for problem, _ in self._products):
             self._forget()
 
     def _forget(self) -> None:
-        """Drop everything prepared, not the choices; what was launched or captured holds none of it."""
+        """Drop all prepared products but not the choices; launches and captured graphs do not refer to products."""
         self.forgotten += 1
         self._calls.clear()
         for product, _ in self._products.values():
@@ -262,7 +262,7 @@ class Gemm:
         return Choice(best.data, seconds[best], seconds[default])
 
     def _candidates(self, product: Product, count: int) -> list[GemmAlgorithm]:
-        """The heuristics' algorithms, best first (cuBLASLt names 8), then those for related problems that serve too."""
+        """The heuristics' algorithms, best first (cuBLASLt returns 8), then usable ones of related problems."""
         algorithms = {algorithm.data: algorithm for algorithm in product.heuristics(count)}
         for relative in product.problem.relatives():
             related = Product(self._handle, self.workspace_nbytes, relative)

@@ -1,8 +1,8 @@
-"""A product as cuBLASLt reads it: storage orders settled, integers and names only, no GPU needed.
+"""A product as cuBLASLt reads it, in integers and names only; needs no GPU.
 
 As in `pblas.backends.cpu.gemm`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
-its trans flag. Nothing is copied. The one case without a flag, a conjugated operand that comes out not transposed, is
-the caller's to conjugate first: `needs_copy` finds it.
+its trans flag. Nothing is copied. cuBLASLt has no flag for a conjugated operand that is not transposed: `needs_copy`
+finds such operands, and the caller conjugates them first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.backends.gemm_epilogues import spoken
+from pblas.backends.gemm_epilogues import fused_epilogue
 from pblas.backends.push_engine import is_array
 
 if TYPE_CHECKING:
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 Trans = Literal["N", "T", "C"]
 
 ALIGNMENT = 16
-"""Bytes of the largest distinguished alignment: no algorithm asks for more (TMA and 128-bit loads need 16)."""
+"""Largest alignment in bytes that matters to an algorithm: TMA and 128-bit loads need 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Z := alpha op(A) op(B) + beta Z, all three stored by columns: everything that an algorithm is chosen by.
+    """Z := alpha op(A) op(B) + beta Z, all three stored by columns: all properties on which the algorithm depends.
 
     Args:
         m: rows of Z (local).
         n: columns of Z (local).
         k: columns of op(A) (local).
-        transa: whether A is stored k x m, and conjugated.
-        transb: whether B is stored n x k, and conjugated.
-        lda: leading dimension of A, elements (local); of a single column, that column rounded up.
-        ldb: leading dimension of B, likewise.
-        ldz: leading dimension of Z, likewise.
+        transa: "N" if A is stored m x k; "T" or "C" if it is stored k x m, "C" if it is conjugated.
+        transb: the same for B, stored k x n or n x k.
+        lda: leading dimension of A, elements (local); for a single column, its length rounded up.
+        ldb: leading dimension of B.
+        ldz: leading dimension of Z.
         batch: number of products.
-        stridea: elements from one A to the next, 0 if all products share it.
-        strideb: elements from one B to the next, likewise.
+        stridea: elements from one A to the next; 0 if all products share A.
+        strideb: elements from one B to the next; 0 if all products share B.
         stridez: elements from one Z to the next.
         dtype: of A and B.
-        dtype_z: of Z: `dtype`, or float32 beside a 16-bit `dtype`.
+        dtype_z: of Z: `dtype`, or float32 with a 16-bit `dtype`.
         aligna: bytes to which A's address is aligned, at most 16.
-        alignb: bytes to which B's address is aligned, likewise.
-        alignz: bytes to which Z's address is aligned, likewise.
+        alignb: the same for B.
+        alignz: the same for Z.
         tf32: whether float32 may be multiplied in TF32.
     """
 
@@ -80,7 +80,7 @@ class Problem:
 
     @property
     def spans(self) -> tuple[int, int, int]:
-        """Elements from the first to the last, inclusive, of A, B and Z."""
+        """Elements of memory from the first to the last element of A, B and Z, both included."""
         parts = (
             (self.stored_a, self.lda, self.stridea),
             (self.stored_b, self.ldb, self.strideb),
@@ -90,26 +90,26 @@ class Problem:
         return a, b, z
 
     def relatives(self) -> Iterator[Problem]:
-        """Problems whose best algorithms may suit this one too: half and twice as many rows and columns of Z."""
+        """Problems whose best algorithms may suit this one too: Z has half or twice as many rows or columns."""
         for rows, columns in ((2, 1), (1, 2)):
             for m, n in ((self.m // rows, self.n // columns), (self.m * rows, self.n * columns)):
                 if m and n:
                     yield replace(self, m=m, n=n, lda=max(self.lda, m), ldb=max(self.ldb, n), ldz=max(self.ldz, m))
 
     def plain(self) -> dict[str, Any]:
-        """The fields as JSON can hold them; `Problem(**plain)` is the way back."""
+        """The fields as JSON values; `Problem(**plain)` is the inverse."""
         return asdict(self)
 
 
 class Reading(NamedTuple):
-    """A problem, and whether its A and B are Y and X (True) or X and Y."""
+    """A problem, and whether its A is Y and its B is X (`swapped`), or its A is X and its B is Y."""
 
     problem: Problem
     swapped: bool
 
 
 class _Stored(NamedTuple):
-    """How Fortran reads a matrix: transposed or not, its leading dimension, the distance to the next of a batch."""
+    """A matrix as Fortran reads it: transposed or not, its leading dimension, the stride of a batch in elements."""
 
     transposed: bool
     ld: int
@@ -145,30 +145,18 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf
         trans_x, trans_y = trans_y, trans_x
         align_x, align_y = align_y, align_x
     problem = Problem(
-        m=m,
-        n=n,
-        k=k,
-        transa=trans_x,
-        transb=trans_y,
-        lda=stored_x.ld,
-        ldb=stored_y.ld,
-        ldz=stored_z.ld,
-        batch=z.shape[0] if z.ndim == 3 else 1,
-        stridea=stored_x.stride,
-        strideb=stored_y.stride,
-        stridez=stored_z.stride,
-        dtype=x.dtype.name,
-        dtype_z=z.dtype.name,
-        aligna=align_x,
-        alignb=align_y,
-        alignz=align_z,
+        *(m, n, k, trans_x, trans_y, stored_x.ld, stored_y.ld, stored_z.ld),
+        *(z.shape[0] if z.ndim == 3 else 1, stored_x.stride, stored_y.stride, stored_z.stride),
+        x.dtype.name,
+        z.dtype.name,
+        *(align_x, align_y, align_z),
         tf32=tf32 and x.dtype.name in ("float32", "complex64"),
     )
     return Reading(problem, swapped)
 
 
 def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, bool]:
-    """Which of X and Y has to be conjugated into a copy first: those conjugated that come out not transposed."""
+    """Whether X, and whether Y, must first be conjugated into a copy: cuBLASLt would read it untransposed."""
     if x.dtype.kind != "c" or not any(conj) or not z.size:
         return False, False
     swapped = _stored(z, flipped=False).transposed
@@ -177,7 +165,7 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
 
 
 def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
-    """cuBLASLt's name for the epilogue of a product Z, and the address of its bias.
+    """cuBLASLt's name of an epilogue, and the address of its bias.
 
     Args:
         finish: the epilogue (local).
@@ -185,19 +173,19 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
         z: m x n (local).
 
     Returns:
-        The name, or "" if cuBLASLt does not have it; the address, or 0.
+        The name, or "" if cuBLASLt cannot fuse the epilogue; the address, or 0.
     """
-    call_args = spoken(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
-    if call_args is None or call_args[1] is None:
-        return ("", 0) if call_args is None else (call_args[0], 0)
-    bias = finish.operands[call_args[1]]
+    fused = fused_epilogue(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
+    if fused is None or fused[1] is None:
+        return ("", 0) if fused is None else (fused[0], 0)
+    bias = finish.operands[fused[1]]
     along = 1 if _stored(z, flipped=False).transposed else 0
     if not is_array(bias) or bias.dtype != z.dtype or bias.data.ptr % ALIGNMENT:
         return "", 0
     along_m, along_n = (bias.strides[axis] if z.shape[axis] > 1 else 0 for axis in (along, 1 - along))
     if along_m != z.itemsize or along_n:
         return "", 0
-    return call_args[0], bias.data.ptr
+    return fused[0], bias.data.ptr
 
 
 def alignment(address: int) -> int:
@@ -211,7 +199,7 @@ def alignment(address: int) -> int:
 
 
 def _check(x: Any, y: Any, z: Any) -> None:
-    """Invariants of a call; what users can get wrong was found before."""
+    """Assert the invariants of a call; users' mistakes were found before."""
     (m, n), k = z.shape[-2:], x.shape[-1]
     assert x.shape[-2:] == (m, k), (x.shape, y.shape, z.shape)
     assert y.shape[-2:] == (k, n), (x.shape, y.shape, z.shape)
@@ -226,9 +214,9 @@ def _check(x: Any, y: Any, z: Any) -> None:
 
 
 def _stored(x: Any, *, flipped: bool) -> _Stored:
-    """How Fortran reads X, or X^T if `flipped`.
+    """X, or X^T if `flipped`, as Fortran reads it.
 
-    A vector with stride one is read as a column, so that its leading dimension is free: rounded up, it is as well
+    A vector with stride one is read as a column, so that its leading dimension is free. Rounded up, it is as well
     aligned as the vector itself.
     """
     (m, n), (down, across) = x.shape[-2:], x.strides[-2:]

@@ -1,7 +1,7 @@
-"""Copies between blocks of local arrays and packed messages on a GPU: one kernel, or one copy of the copy engine.
+"""Copies between blocks of local arrays and packed messages on a GPU: by one kernel, or by the copy engine.
 
-The methods are those of `pblas.execute.redistribution.packing.BlockCopy`. A cyclic layout puts a message in many
-places; the kernel finds them in lists of rows and columns, which lie on the GPU.
+The methods are those of `pblas.execute.redistribution.packing.BlockCopy`. A cyclic layout scatters a message in the
+local array; the kernel reads lists of its rows and columns in GPU memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.strided_copy import Spot
+from pblas.backends.cuda.transfer import lines_of
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.strided_copy import Mover
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
     from pblas.layouts.trapezoid import Trapezoid
 
 _PACKED: Final = 1
-"""Of (0, 1, 2), a sender's array, a message, a receiver's array: see `pblas.layouts.strided`."""
+"""Of the places 0 (sender's array), 1 (message) and 2 (receiver's array); see `pblas.layouts.strided`."""
 
-_MOST_PITCH = (1 << 31) - 1
 _HOST_TO_DEVICE = 1
 
 
 class Arrays(Protocol):
-    """What copies need of this rank's arrays: `pblas.backends.cuda.arrays.DeviceArrays` has it."""
+    """The part of `pblas.backends.cuda.arrays.DeviceArrays` that copies use."""
 
     @property
     def stream(self) -> int:
@@ -41,14 +41,14 @@ class Arrays(Protocol):
         """The kernels that move elements (local)."""
 
     def empty(self, nbytes: int) -> Any:
-        """Bytes of this rank alone (local)."""
+        """Private bytes of this rank (local)."""
 
 
 class Lines:
-    """Where the rows, or columns, of a message are in the sender's array and in the receiver's.
+    """Positions of a message's rows, or of its columns, in the sender's array and in the receiver's array.
 
     Args:
-        arrays: of the GPU (local).
+        arrays: the GPU's arrays (local).
         runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
     """
 
@@ -59,15 +59,15 @@ class Lines:
         self.count = sum(run[2] for run in runs)
         # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
         self.is_single = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
-        """Whether they are consecutive in both."""
+        """Whether the lines are consecutive in both arrays."""
         self._lists: dict[int, tuple[Any, Array]] = {}
 
     def start(self, place: int) -> int:
-        """The first of single ones."""
+        """Position of the first line, if they are consecutive."""
         return self._runs[0][place // 2]
 
     def list(self, place: int) -> int:
-        """Address of a list of them on the GPU."""
+        """Address of the list of positions in GPU memory."""
         if place not in self._lists:
             starts, lengths = (np.array([run[i] for run in self._runs]) for i in (place // 2, 2))
             packed = np.cumsum(lengths) - lengths
@@ -79,20 +79,20 @@ class Lines:
 
 
 def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
-    """64-bit integers on the GPU, in the order of the current lane, and where they come from."""
+    """Copy 64-bit integers to the GPU on the current lane; returns the GPU memory and the host array to keep alive."""
     memory: Any = arrays.empty(values.nbytes)
     cupy.cuda.runtime.memcpyAsync(memory.data.ptr, values.ctypes.data, values.nbytes, _HOST_TO_DEVICE, arrays.stream)
     return memory, values
 
 
 class BlockCopy:
-    """A product of runs of rows and columns, or what a trapezoid leaves of one block, in a message.
+    """Copies of one part of a message: a product of runs of rows and columns, or a trapezoid's part of a block.
 
     Args:
-        arrays: of the GPU (local).
+        arrays: the GPU's arrays (local).
         move: the runs (local).
-        trapezoid: None for all of it (local).
-        known: lists of the runs of other messages, which share them; this one's are added.
+        trapezoid: elements to copy; None: all (local).
+        known: cache of `Lines`, shared with other messages.
     """
 
     __slots__ = ("_arrays", "_columns", "_offsets", "_rows", "_shape", "_side", "_trapezoid", "nelements")
@@ -119,19 +119,19 @@ class BlockCopy:
         return self._rows.is_single and self._columns.is_single and self._trapezoid is None
 
     def block(self, x: Array, place: int) -> Array:
-        """Its elements in x, if it is a block."""
+        """The part's elements in x, if they form a block."""
         (i, j), (m, n) = (lines.start(place) for lines in (self._rows, self._columns)), self._shape
         return x[i : i + m, j : j + n]
 
     def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
-        """A part of a message as `copy` takes it: a matrix, or of a trapezoid its elements one after the other."""
+        """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
         if self._trapezoid is not None:
             return flat
         matrix: Array = cupy.ndarray(self._shape, flat.dtype, flat.data, order=order)
         return matrix
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:
-        """Put its elements from x to out, each of them a SOURCE, PACKED or TARGET; `put` is a `Scaling`."""
+        """Put the part's elements from x to out; each array is a SOURCE, PACKED or TARGET. `put` is a `Scaling`."""
         copies = (put.alpha, put.beta, put.conj) == (1, 0, False) and x.dtype == out.dtype
         if copies and self.is_block:
             pieces = (z if place == _PACKED else self.block(z, place) for z, place in ((x, origin), (out, goal)))
@@ -149,7 +149,7 @@ class BlockCopy:
             )
 
     def _spot(self, x: Array, place: int) -> Spot:
-        """Where its elements are in x."""
+        """Positions of the part's elements in x."""
         if place == _PACKED:
             if self._trapezoid is None:
                 return Spot.of(x)
@@ -166,7 +166,7 @@ class BlockCopy:
         return Spot(address, down, across, *places)
 
     def _row_offsets(self) -> int:
-        """Address of a list: where in the message column 0 of each row of the trapezoid would be."""
+        """Address of a list: for each row of the trapezoid, the position of its column 0 in the message."""
         if self._offsets is None:
             (m, n), (side, diagonal), rows = self._shape, self._side, np.arange(self._shape[0], dtype=np.int64)
             edge = np.clip(rows + (diagonal if side > 0 else diagonal + 1), 0, n)  # first of U, one past the last of L
@@ -176,18 +176,8 @@ class BlockCopy:
         return int(self._offsets[0].data.ptr)
 
 
-def lines_of(x: Any, order: str) -> tuple[int, int, int] | None:
-    """(bytes of a line, lines, bytes from one to the next) of a matrix whose columns, or rows, are contiguous."""
-    fast, slow = (0, 1) if order == "F" else (1, 0)
-    width = x.shape[fast] * x.itemsize
-    if x.shape[fast] > 1 and x.strides[fast] != x.itemsize:
-        return None
-    pitch = x.strides[slow] if x.shape[slow] > 1 else width
-    return (width, x.shape[slow], pitch) if width <= pitch <= _MOST_PITCH else None
-
-
 def copied(stream: int, x: Any, z: Any) -> bool:
-    """Z := X by a copy engine, of the same dtype, if both are stored in the same order."""
+    """Z := X of the same dtype by a copy engine; false, without an effect, if their storage orders differ."""
     for order in "FC":
         source, target = lines_of(x, order), lines_of(z, order)
         if source is not None and target is not None:

@@ -1,9 +1,9 @@
-"""Expressions of `pblas.epilogues` on a GPU: printed as CUDA C++, and one kernel that evaluates them in one pass.
+"""Expressions of `pblas.epilogues` on a GPU: printed as CUDA C++, and evaluated by one kernel in one pass.
 
-A tree becomes a struct `Expression`, which loads operands when it is made, and whose `apply` takes elements in the
-precision in which they were added; the kernels of collectives include the same struct. It is compiled once for each
-expression, kinds and dtypes of its operands; CuPy keeps the machine code on disk. Numbers and addresses are arguments:
-new ones need no compiler.
+A tree becomes a struct `Expression`. Its constructor loads the operands; its `apply` computes elements in the precision
+of the accumulator. The kernels of collectives include the same struct. It is compiled once for each expression with
+the kinds and dtypes of its operands; CuPy keeps the machine code on disk. Numbers and addresses are arguments of the
+kernel, so new values need no compilation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 MAX_TERMS = 12
-"""Of one expression: operands, and x."""
+"""Maximum number of terms of one expression: its operands, and x."""
 TERM_WORDS = 3
 ANY_STEP = -1
 OPTIONS = ("--std=c++17",)
@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parent
 
 _TYPES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
 _THREADS = 256
-_CTAS_PER_SM = 16  # two rounds of what fits at once; beyond, threads take several packs
+_CTAS_PER_SM = 16  # twice as many as fit at once; with more packs a thread takes several
 _PACK_NBYTES = 16
 _HEAD_WORDS = 5  # PointwiseArguments before the terms, and the length of a line
 _DOUBLES = struct.Struct("=2d")
@@ -55,14 +55,14 @@ def type_name(dtype: np.dtype[Any]) -> str:
 def printed(
     tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0, steps: Sequence[int] | None = None
 ) -> str:
-    """CUDA C++ of an expression, to be compiled after pointwise.cuh: the struct `Expression`.
+    """CUDA C++ of an expression: the struct `Expression`, compiled after pointwise.cuh.
 
     Args:
         tree: from `pblas.epilogues.parse`.
-        dtypes: of the operands that are arrays; None for numbers; in the order of `operand_names`.
+        dtypes: of the operands, in the order of `operand_names`: None for numbers.
         first: number of the first operand among the terms.
-        steps: elements from one to the next of a line of each operand, 0 or 1 if that is known (see `fetch` in
-            pointwise.cuh), else ANY_STEP; none: ANY_STEP of all.
+        steps: stride in elements of each operand along a line: 0 or 1 if it is known (see `fetch` in pointwise.cuh),
+            else ANY_STEP; None: ANY_STEP for all.
 
     >>> from pblas.epilogues import parse
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
@@ -113,7 +113,7 @@ def _value(node: Node, names: Mapping[str, str]) -> str:
 
 
 def number_term(value: complex) -> tuple[int, int, int]:
-    """The three words of a number."""
+    """The three words of a term that is a number."""
     value = complex(value)
     re, im = _WORDS.unpack(_DOUBLES.pack(value.real, value.imag))
     return re, im, 0
@@ -123,9 +123,9 @@ def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any],
     """CUDA C++ of the kernel that evaluates an expression.
 
     Args:
-        tree: of the expression.
-        dtypes: as for `printed`.
-        x: dtype of the elements.
+        tree: from `pblas.epilogues.parse`.
+        dtypes: of the operands, as in `printed`.
+        x: dtype of x.
         out: dtype of the result.
     """
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\n"
@@ -133,11 +133,7 @@ def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any],
 
 
 def functions(dtype: np.dtype[Any]) -> str:
-    """CUDA C++ of the functions of expressions and of the loads of operands: pointwise.cuh.
-
-    Args:
-        dtype: of results.
-    """
+    """CUDA C++ of pointwise.cuh, the functions of expressions and the loads of operands, for results of this dtype."""
     return f"#define SHORT_RESULTS {int(dtype.itemsize == 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
@@ -157,15 +153,14 @@ class Pointwise:
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def evaluate(self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any) -> None:
-        """Out := the value of an expression, computed in 32 bits at least, rounded once; returns when it is launched.
+        """Launch Out := the value of an expression, computed in 32 bits at least and rounded once.
 
         Args:
             stream: handle.
             tree: from `pblas.epilogues.parse`.
             x: CuPy array of one or two dimensions, of any strides.
-            operands: numbers, or CuPy arrays that broadcast to the shape of x, of dtypes that are added in the
-                precision of x.
-            out: CuPy array of the shape of x, of such a dtype; may be x, or an operand of its strides.
+            operands: numbers, or CuPy arrays that broadcast to the shape of x and have the same accumulator dtype.
+            out: CuPy array of the shape and the accumulator dtype of x; may be x, or an operand of its strides.
 
         Raises:
             ArgumentError: too many operands.
@@ -196,16 +191,16 @@ class Pointwise:
     def normalise(
         self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0
     ) -> None:
-        """Out := the rows of x, each divided by the square root of the mean of its squares + eps, times weight.
+        """Launch Out := the rows of x, each divided by sqrt(mean of its squares + eps), times weight.
 
-        With a residual, x is added to it first, and what is stored there, rounded, is normalised.
+        With a residual, the kernel first adds x to it, stores the rounded sum there, and normalises that sum.
 
         Args:
             stream: handle.
-            x: CuPy array m x n, real; the elements of a row are neighbours in it, in out and in the residual.
+            x: CuPy array m x n, real; rows of x, out and the residual are contiguous.
             out: m x n, of the dtype of x; may be x.
             residual: m x n, of the dtype of x, or None.
-            weight: n elements one after the other, of the dtype of x or of its accumulators, or None.
+            weight: n contiguous elements, of the dtype of x or of its accumulator, or None.
             eps: number.
 
         Raises:
@@ -226,7 +221,7 @@ class Pointwise:
         def start(handle: int) -> None:
             struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
             config = configured(handle, min(ctas, self._most_ctas), _THREADS, early=early)
-            # the driver copies what it points to before it returns
+            # The driver copies the arguments before it returns.
             (status,) = self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(self._pointer), 0)
             if status:
                 raise errors.BackendError(f"an expression could not be evaluated on stream {handle:#x}: {status.name}")
@@ -234,11 +229,11 @@ class Pointwise:
         give(stream, start, words)
 
     def _function(self, *key: Any) -> Any:
-        """The kernel of an expression, of dtypes of operands, of x and of out."""
+        """The kernel for the arguments of `source`."""
         return self._loaded("pointwise_all", key, lambda: source(*key))
 
     def load_rows(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
-        """The kernel that normalises rows, compiled if it is new."""
+        """The kernel that normalises rows; compiled at its first use."""
         types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
         return self._loaded(
             "normalise_rows", (x, weight), lambda: functions(x) + types + expanded(FOLDER / "normalise.cu")

@@ -1,7 +1,7 @@
-"""When each operation runs on a GPU: events on its lanes, tied to the host's clock.
+"""Times of operations on a GPU: events on its lanes, converted to the host's clock.
 
-During a recording executions run eagerly, since the operations inside a graph have no events. With NVSHMEM the GPU
-waits before each execution until its host has launched all of it and all ranks have arrived, which hides launch times.
+During a recording executions run eagerly, since operations inside a graph have no events. With NVSHMEM the GPU waits
+before each execution until the host has launched all of it and all ranks have arrived. This hides launch times.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
-from pblas.backends.recorder import ENGINE, Described, Open, Recorder, Verbs
+from pblas.backends.recorder import ENGINE, Described, Methods, Open, Recorder
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 _DELAY_NS = 3_000_000
-"""In which the host launches all operations of an execution."""
+"""Time for the host to launch all operations of an execution."""
 
 _TRIES = 8
-"""Readings of both clocks, of which the fastest counts."""
+"""Readings of both clocks; the fastest one counts."""
 
 
 class DeviceRecorder(Recorder):
     """Records in a `with` block: lanes of the GPU by events, the host's waits and messages on a lane "host".
 
-    Of operations inside each other the outermost counts, but waits count by themselves.
+    Of nested operations the outermost counts, but waits count by themselves.
 
     Args:
         backend: of a context on GPUs (local).
     """
 
     def __enter__(self) -> Self:
-        self._running: Any = None  # the engine of the execution that is being issued
-        self._programs: list[Any] = []  # they have memory that the GPU uses
+        self._running: Any = None  # the engine of the execution that the host issues now
+        self._programs: list[Any] = []  # kept alive: the GPU uses their memory
         self._base = self._tie()
         super().__enter__()
         self._replace(self._backend.arrays, "replayed", self._run_again)
@@ -74,32 +74,32 @@ class DeviceRecorder(Recorder):
 
         return seconds
 
-    def _verbs(self) -> list[tuple[Any, Verbs]]:
-        backend = self._backend
-        arrays: Verbs = {"gemm": self._product, "assign": self._copy, "add_scaled": self._add, "follow": self._follow}
-        described: list[tuple[Any, Verbs]] = [
-            (backend, {"wait": self._wait, "agree": self._agree}),
-            (backend.channel, {"send": self._send}),
-            (backend.arrays, arrays | {"settle": self._settle}),
-        ]
-        engines = backend.engines() if backend.push else ()
-        return [*described, *((engine, {verb: self._in_run(ENGINE[verb]) for verb in ENGINE}) for engine in engines)]
+    def _array_methods(self) -> Methods:
+        methods = super()._array_methods()
+        del methods["scale"]  # it calls `add_scaled`
+        return methods | {
+            "follow": lambda mark: None if mark is None else (self._lane(), "wait", "the other lane", {}),
+            "settle": lambda: ("host", "wait", "the GPU", {}),
+        }
+
+    def _engine_methods(self) -> Methods:
+        return {name: self._in_run(describe) for name, describe in ENGINE.items()}
 
     def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
-        """Of an engine's operations those of executions are recorded, not those that are rehearsed or captured."""
+        """Describe an engine's operation during an execution only, not while it is rehearsed or captured."""
         return lambda *arguments, **options: describe(*arguments, **options) if self._running else None
 
     def _run(self, engine: Any, method: Callable[..., None]) -> Callable[..., None]:
         def run(program: Any, body: Callable[[], None], stream: Any) -> None:
             if stream is not None and not hasattr(stream, "__cuda_stream__"):
-                method(program, body, stream)  # which refuses it
+                method(program, body, stream)  # it rejects the stream
                 return
-            main = int(cupy.cuda.get_current_stream().ptr) if stream is None else streams.handle_of(stream)
-            if main not in (0, 1) and runtime.streamIsCapturing(main):
+            main = streams.current_handle(stream)
+            if streams.is_capturing(main):
                 method(program, body, stream)
                 return
             engine.meet(main, _DELAY_NS)
-            self._programs.append(engine.program())  # an unknown one: eager
+            self._programs.append(engine.program())  # a new program runs eagerly
             self._running = engine
             try:
                 method(self._programs[-1], lambda: self._watched(body), stream)
@@ -109,8 +109,7 @@ class DeviceRecorder(Recorder):
         return run
 
     def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
-        """Replaces `replayed`: runs the body itself, on lanes that begin together."""
-        del programs, key
+        """Replacement of `replayed`: run the body eagerly, on lanes that begin together."""
         arrays = self._backend.arrays
         if self._backend.push:
             self._backend.engine().meet(arrays.stream, _DELAY_NS)
@@ -119,16 +118,16 @@ class DeviceRecorder(Recorder):
         return True
 
     def _watched(self, body: Callable[[], None]) -> None:
-        """An execution; one without operations that are known, as those of collectives, is one by itself."""
-        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._found)
+        """Run an execution. If it has no recorded operations, as collectives, it counts as one operation."""
+        whole, count = Open("main", "sum", "collective", {}, self._mark("main")), len(self._recorded_spans)
         body()
-        if len(self._found) == count:
+        if len(self._recorded_spans) == count:
             self._end(whole, self._mark("main"))
 
     # Lanes
 
     def _lane(self) -> str:
-        """The lane of the backend's arrays that is in use."""
+        """The current lane of the backend's arrays."""
         arrays = self._backend.arrays
         return "side" if arrays.stream == arrays.side else "main"
 
@@ -148,11 +147,3 @@ class DeviceRecorder(Recorder):
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:
         return not around or op.kind == "wait" or op.lane == "host"
-
-    # Descriptions
-
-    def _follow(self, mark: Any) -> Described | None:
-        return None if mark is None else (self._lane(), "wait", "the other lane", {})
-
-    def _settle(self) -> Described:
-        return "host", "wait", "the GPU", {}

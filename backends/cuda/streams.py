@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import cupy
 from cuda.bindings import driver
 from cupy.cuda import runtime
 
 from pblas import errors
+from pblas.backends import interop
 from pblas.backends.cuda.recordable import Stream, give
 
 _DISABLE_TIMING = 2
@@ -18,15 +20,8 @@ _RELAXED = 2
 _SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
 
-
-class Handle:
-    """A stream given by its handle, for libraries that take any object with `__cuda_stream__`."""
-
-    def __init__(self, handle: int) -> None:
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
+Handle = interop.Stream
+"""A stream by its handle, for libraries that take any object with `__cuda_stream__`."""
 
 
 def event() -> int:
@@ -47,13 +42,13 @@ def is_done(event: int) -> bool:
 
 
 def allow_during_captures() -> None:
-    """Let this thread call CUDA while other threads capture: in their strictest mode that would end their capture."""
+    """Let this thread call CUDA while other threads capture: in the strictest mode that would end their captures."""
     check(driver.cuThreadExchangeStreamCaptureMode(driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
 
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """A with block in which this thread may allocate and load modules, whatever capture is going on."""
+    """A with block in which this thread may allocate and load modules during any capture."""
     mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = check(driver.cuThreadExchangeStreamCaptureMode(mode))
     try:
@@ -63,10 +58,10 @@ def relaxed() -> Iterator[None]:
 
 
 def handle_of(stream: Any) -> int:
-    """The handle of a stream: of CuPy, or of any library whose streams have `__cuda_stream__`.
+    """The handle of a stream of CuPy, or of any library whose streams have `__cuda_stream__`.
 
     Raises:
-        ArgumentError: something else.
+        ArgumentError: the object is no such stream.
     """
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is None:
@@ -77,8 +72,18 @@ def handle_of(stream: Any) -> int:
     return int((protocol() if callable(protocol) else protocol)[1])
 
 
+def current_handle(stream: Any) -> int:
+    """`handle_of` a stream; None is CuPy's current one."""
+    return int(cupy.cuda.get_current_stream().ptr) if stream is None else handle_of(stream)
+
+
+def is_capturing(handle: int) -> bool:
+    """Whether a stream is being captured; the default streams, 0 and 1, cannot be."""
+    return handle not in (0, 1) and bool(runtime.streamIsCapturing(handle))
+
+
 def copy(stream: Stream, target: int, pitch: int, source: int, source_pitch: int, width: int, height: int) -> None:
-    """Copy `height` runs of `width` bytes, whose starts are the pitches apart, by a copy engine."""
+    """Copy `height` runs of `width` bytes by a copy engine; a pitch is the distance of the starts of two runs."""
     words = [target, source]
 
     def start(handle: int) -> None:
@@ -104,11 +109,11 @@ def follow(stream: Stream, event: int) -> None:
 
 
 def operate(stream: Stream, operations: list[Any]) -> None:
-    """Set words and wait for words, in order, once all GPUs see the stream's earlier stores.
+    """Set words and wait for words, in order, after all GPUs see the stream's earlier stores.
 
     Args:
         stream: handle.
-        operations: results of `one` and `awaited_one`.
+        operations: results of `set_word` and `await_word`.
     """
 
     def start(handle: int) -> None:
@@ -119,8 +124,8 @@ def operate(stream: Stream, operations: list[Any]) -> None:
     give(stream, start, [])
 
 
-def one(address: int) -> Any:
-    """An operation for `operate` that sets a word to 1; it takes longer to make than to use."""
+def set_word(address: int) -> Any:
+    """An operation for `operate` that sets a word to 1. Its creation costs more than its use, so callers keep it."""
     op = driver.CUstreamBatchMemOpParams()
     op.writeValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WRITE_VALUE_32
     op.writeValue.address = driver.CUdeviceptr(address)
@@ -129,9 +134,9 @@ def one(address: int) -> Any:
     return op
 
 
-def awaited_one(address: int) -> tuple[Any, Any]:
-    """Operations for `operate` that wait until a word of this GPU is 1 and reset it; no multiprocessor is needed."""
-    wait, reset = driver.CUstreamBatchMemOpParams(), one(address)
+def await_word(address: int) -> tuple[Any, Any]:
+    """Operations for `operate` that wait, without a multiprocessor, until a word of this GPU is 1, and reset it."""
+    wait, reset = driver.CUstreamBatchMemOpParams(), set_word(address)
     wait.waitValue.operation = driver.CUstreamBatchMemOpType.CU_STREAM_MEM_OP_WAIT_VALUE_32
     wait.waitValue.address = driver.CUdeviceptr(address)
     wait.waitValue.value = driver.cuuint32_t(1)
@@ -162,11 +167,11 @@ class Graph:
         self._graph, self._exec = graph, int(runtime.graphInstantiate(graph))
 
     def launch(self, stream: int) -> None:
-        """Run it on a stream; the work of one launch is done before the next begins."""
+        """Run the graph on a stream; the work of one launch ends before the next begins."""
         runtime.graphLaunch(self._exec, stream)
 
     def close(self) -> None:
-        """Free it; it must not be running."""
+        """Free the graph, which must not be running."""
         runtime.graphExecDestroy(self._exec)
         runtime.graphDestroy(self._graph)
 
@@ -177,7 +182,7 @@ def begin_capture(stream: int) -> None:
 
 
 def capture_of(stream: int) -> int:
-    """The number of the capture that a stream takes part in."""
+    """The number of the capture in which a stream takes part."""
     info = driver.cuStreamGetCaptureInfo(stream)
     check(info)
     return int(info[2])
@@ -189,7 +194,7 @@ def end_capture(stream: int) -> Graph:
 
 
 def abandon_capture(stream: int) -> None:
-    """End a capture that went wrong; nothing is kept."""
+    """End a failed capture and drop its graph."""
     try:
         graph = int(runtime.streamEndCapture(stream))
     except runtime.CUDARuntimeError:

@@ -1,4 +1,4 @@
-"""Launches the kernels of move.cu: elements of one matrix to those of another, copied, converted, scaled or added."""
+"""Launches of the kernels of strided_copy.cu, which copy, convert, scale or add the elements of a matrix to another."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FIELDS = struct.Struct("=16q4dq")
-"""MoveArguments of move.cu: all its fields have eight bytes."""
+"""MoveArguments of strided_copy.cu; each field has eight bytes."""
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
@@ -25,29 +25,26 @@ COMBINATIONS = (
     *(f"combine_float32_{name}" for name in _HALVES),
 )
 
-CONVERSIONS = (
-    *(f"convert_{name}_float32" for name in _HALVES),
-    *(f"convert_float32_{name}" for name in _HALVES),
-)
+CONVERSIONS = (*(f"convert_{name}_float32" for name in _HALVES), *(f"convert_float32_{name}" for name in _HALVES))
 LINES = struct.Struct("=6q")
-"""LinesArguments of move.cu."""
+"""LinesArguments of strided_copy.cu."""
 
 _TILE = 32
 _PACK = 8  # elements that a thread converts at a time
 _THREADS = (32, 8)
 _CONVERTING = 256  # threads
-_CTAS_PER_SM = 16  # two rounds of what fits at once; beyond, a CTA takes several tiles
+_CTAS_PER_SM = 16  # twice as many as fit at once; with more tiles a CTA takes several
 
 
 class Spot(NamedTuple):
-    """Where the elements of a message or a matrix are: element (i, j) at rows[i] down + columns[j] across.
+    """Positions of the elements of a message or a matrix: element (i, j) is at rows[i] down + columns[j] across.
 
     Args:
-        address: of the element from which the others count.
+        address: of the element at position 0.
         down: elements from one row to the next.
         across: elements from one column to the next.
-        rows: address of 64-bit indices on the GPU; 0: rows count from 0.
-        columns: likewise.
+        rows: address of 64-bit row numbers in GPU memory; 0: the rows 0, 1, 2, ...
+        columns: the same for columns.
     """
 
     address: int
@@ -58,12 +55,12 @@ class Spot(NamedTuple):
 
     @property
     def by_columns(self) -> bool:
-        """Whether neighbours in memory are neighbours in a column."""
+        """Whether the elements of a column are neighbours in memory."""
         return abs(self.down) < abs(self.across)
 
     @classmethod
     def of(cls, x: Any) -> Spot:
-        """All elements of a matrix."""
+        """The positions of all elements of a matrix."""
         return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
 
 
@@ -95,11 +92,11 @@ class Mover:
 
         Args:
             stream: handle.
-            dtype: of both.
+            dtype: of X and Z.
             shape: rows and columns.
-            x: where the elements are.
-            z: where they go.
-            side: (1, d) for those with j - i >= d only, (-1, d) for j - i <= d, (0, 0) for all.
+            x: positions of the source elements.
+            z: positions of the target elements.
+            side: (1, d) for elements with j - i >= d only, (-1, d) for j - i <= d, (0, 0) for all.
         """
         half = dtype.itemsize // 2
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
@@ -120,14 +117,14 @@ class Mover:
     ) -> None:
         """Z := alpha conj?(X) + beta Z; X is not read when alpha is 0, Z not when beta is 0.
 
-        16-bit elements are combined in 32 bits and rounded once; nothing is fused.
+        16-bit elements are combined in 32 bits and rounded once, without fused multiply-add.
 
         Args:
             stream: handle.
-            dtypes: of x and z: equal, or float32 and one of 16 bits.
+            dtypes: of X and Z: equal, or float32 and a 16-bit dtype.
             shape: rows and columns.
-            x: where the elements are.
-            z: where they go.
+            x: positions of the source elements.
+            z: positions of the target elements.
             alpha: scalar.
             beta: scalar.
             conj: conjugate x.
@@ -145,15 +142,15 @@ class Mover:
         length: int,
         lines: int,
     ) -> None:
-        """Z := X of float32 and a dtype of 16 bits, or the other way round, line by line; rounded once.
+        """Z := X between float32 and a 16-bit dtype, line by line, rounded once.
 
         Args:
             stream: handle.
-            dtypes: of x and z.
-            x: address, and elements from one line to the next.
-            z: likewise.
+            dtypes: of X and Z.
+            x: address of X, and elements from one line to the next.
+            z: the same for Z.
             length: elements of a line.
-            lines: how many.
+            lines: number of lines.
         """
         ctas = min(-(-lines * -(-length // _PACK) // _CONVERTING), self._most_ctas)
         if not ctas:
@@ -188,13 +185,13 @@ class Mover:
         self._start(name, stream, min(tiles, self._most_ctas), _THREADS)
 
     def _start(self, name: str, stream: int, ctas: int, threads: tuple[int, int]) -> None:
-        """Launch a kernel with the arguments that were packed."""
-        arguments = ctypes.addressof(self._pointer)  # the driver copies what it points to before it returns
+        """Launch a kernel with the packed arguments."""
+        arguments = ctypes.addressof(self._pointer)  # the driver copies the arguments before it returns
         (status,) = self._driver.cuLaunchKernel(self._functions[name], ctas, 1, 1, *threads, 1, 0, stream, arguments, 0)
         if status:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
 
 
 def source() -> str:
-    """CUDA C++ of the kernels, with its include in its place: NVRTC finds no headers without a CUDA toolkit."""
+    """CUDA C++ of the kernels with its includes expanded: NVRTC finds no headers without a CUDA toolkit."""
     return expanded(Path(__file__).parent / "strided_copy.cu")

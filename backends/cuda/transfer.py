@@ -1,7 +1,7 @@
-"""CuPy arrays: to and from host memory, copied, cleared, compared by place.
+"""Copies of CuPy arrays to and from host memory, and views of arrays of other libraries.
 
-Each function waits for all earlier work of the GPU, on any stream, and returns when its own work is done. The hosts of
-the ranks create and gather matrices, and no stream orders their earlier work.
+Each copy waits for all earlier work of the GPU, on any stream, and returns when it is done: the hosts create and gather
+matrices, and no stream orders their earlier work.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
+_MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
@@ -25,8 +26,8 @@ def device_array(x: Any) -> Any:
     """A CuPy array on the memory of another library's array on a GPU; None for arrays in other memory (local).
 
     Raises:
-        ArgumentError, DTypeError: a tensor whose memory does not hold its elements, or holds others than NumPy knows.
-        TypeError, ValueError: what CuPy does not read.
+        ArgumentError, DTypeError: a tensor whose memory does not hold its elements, or whose dtype NumPy lacks.
+        TypeError, ValueError: an array that CuPy does not read.
     """
     if is_tensor(x):
         if not x.is_cuda:
@@ -48,7 +49,7 @@ def download(x: Any) -> Array:
     with _settled(x):
         layout = runs_of(x)
         if layout is None:
-            x = cupy.ascontiguousarray(_words(x)).view(x.dtype)
+            x = cupy.ascontiguousarray(words(x)).view(x.dtype)
             cupy.cuda.runtime.deviceSynchronize()
             layout = runs_of(x)
             assert layout is not None, "a contiguous array has strided runs"
@@ -61,7 +62,7 @@ def download(x: Any) -> Array:
 
 @contextmanager
 def uploading(x: Any) -> Iterator[Array]:
-    """Host memory of x's shape and storage order, copied into x when the block is left without an error (local).
+    """A with block that yields host memory of x's shape; its contents are copied to x unless the block raises (local).
 
     Args:
         x: part of a matrix: one of its strides is one element (local).
@@ -77,20 +78,20 @@ def uploading(x: Any) -> Iterator[Array]:
 
 
 def copy(x: Any, z: Any) -> None:
-    """Z := X for CuPy arrays of one GPU, one shape and one dtype, stored in any way (local)."""
+    """Z := X for CuPy arrays of one GPU, one shape and one dtype, of any strides (local)."""
     with _settled(z):
-        _words(z)[...] = _words(x)
+        words(z)[...] = words(x)
 
 
 def clear(x: Any) -> None:
-    """X := 0, gaps between its columns or rows included (local)."""
+    """X := 0, including gaps between its columns or rows (local)."""
     if x.size:
         with _settled(x):
             cupy.cuda.runtime.memset(x.data.ptr, 0, _span(x.shape, x.strides, x.itemsize))
 
 
 class Shadow:
-    """Addresses and strides of a CuPy array as NumPy understands them; nothing there may be read or written."""
+    """Addresses and strides of a CuPy array for NumPy, which must not read or write there."""
 
     __slots__ = ("__array_interface__",)
 
@@ -106,7 +107,7 @@ class Shadow:
 
 @contextmanager
 def _settled(x: Any) -> Iterator[None]:
-    """On the GPU of x, with nothing running there before and after."""
+    """A with block on the GPU of x, which is idle when the block begins and ends."""
     with cupy.cuda.Device(x.data.device_id):
         cupy.cuda.runtime.deviceSynchronize()
         yield
@@ -114,30 +115,38 @@ def _settled(x: Any) -> Iterator[None]:
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:
-    """Bytes from the first to the last of an array's elements."""
+    """Bytes from the first element of an array to the end of its last."""
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + itemsize
 
 
+def lines_of(x: Any, order: str) -> tuple[int, int, int] | None:
+    """(bytes of a line, lines, pitch in bytes) of a matrix whose columns ("F") or rows ("C") are contiguous.
+
+    None if they are not contiguous, or if the pitch is too large for a copy engine.
+    """
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    width = x.shape[fast] * x.itemsize
+    if x.shape[fast] > 1 and x.strides[fast] != x.itemsize:
+        return None
+    pitch = x.strides[slow] if x.shape[slow] > 1 else width
+    return (width, x.shape[slow], pitch) if width <= pitch <= _MOST_PITCH else None
+
+
 def runs_of(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
-    """(order, bytes of a run, runs, bytes from one run to the next) of a matrix of strided runs, else None."""
-    order: Literal["F", "C"]
-    for fast, order in ((0, "F"), (1, "C")):
-        slow = 1 - fast
-        run = x.shape[fast] * x.itemsize
-        if (x.shape[fast] <= 1 or x.strides[fast] == x.itemsize) and (x.shape[slow] <= 1 or x.strides[slow] >= run):
-            return order, run, x.shape[slow], x.strides[slow] if x.shape[slow] > 1 else run
-    return None
+    """(storage order, bytes of a run, runs, pitch in bytes) of a matrix; None if its elements form no runs."""
+    orders: tuple[Literal["F", "C"], ...] = ("F", "C")
+    return next(((order, *lines) for order in orders if (lines := lines_of(x, order)) is not None), None)
 
 
 def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, run: int, count: int) -> None:
-    """Copy `count` runs of bytes between host and GPU, whichever the addresses are in."""
+    """Copy `count` runs of bytes between host and GPU, in either direction."""
     runtime = cupy.cuda.runtime
-    if target_pitch == source_pitch == run:  # without the limit of 2 GiB that CUDA sets a pitch
+    if target_pitch == source_pitch == run:  # a 2-D copy would limit the pitch to 2 GiB
         runtime.memcpy(target, source, run * count, runtime.memcpyDefault)
     else:
         runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
 
 
-def _words(x: Any) -> Any:
-    """x with elements that every CuPy kernel copies: those of bfloat16 as 16-bit integers."""
+def words(x: Any) -> Any:
+    """The same memory with a dtype that every CuPy kernel copies: 16-bit integers in place of bfloat16."""
     return x.view(np.uint16) if x.dtype.name == "bfloat16" else x

@@ -97,7 +97,7 @@ class MpiBackend(HostRanks):
         }
 
     def versions(self) -> tuple[str, ...]:
-        """Hardware and libraries, on which the times of plans depend beside the plan (local)."""
+        """Names of hardware and libraries on which the times of plans depend (local)."""
         return "cpus", platform.machine(), f"{self.cores}cores", f"numpy{np.__version__}"
 
     def recorder(self) -> Recorder:
@@ -168,7 +168,6 @@ class MpiBackend(HostRanks):
 
     def engine(self, queue: int | None = None) -> Engine:
         """The engine that runs plans of the push transport, of all queues one after the other (local)."""
-        del queue
         return self._engine
 
     def engines(self) -> Iterable[Engine]:

@@ -89,7 +89,6 @@ class WindowEngine:
 
     def slots(self, count: int, nbytes: int) -> int:
         """**Collective.** Memory for reductions by one kernel: slots in the workspace, `nbytes` bytes apart."""
-        del count
         return nbytes
 
     def scratch(self, nbytes: int) -> Array:
@@ -98,36 +97,19 @@ class WindowEngine:
             self._scratch = np.empty(nbytes, np.uint8)
         return self._scratch
 
-    def address(self, x: Any) -> int:
-        """Address of an array (local)."""
-        return self._ranks.address(x)
-
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in this rank's own workspace of the current call (local)."""
-        return self._array_at(self._ranks.rank, offset, shape, dtype, order)
+        return self.place(self._ranks.rank, offset, shape, dtype, order)
 
-    def part(self, memory: Array, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array `offset` bytes into private memory (local)."""
-        return np.ndarray(shape, dtype, memory.data, offset, order=order)
-
-    def _array_at(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
+        """A tight array in the workspace of a peer of the current call (local)."""
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in the workspace of a peer of the current call, to be written (local)."""
-        return self._array_at(peer, offset, shape, dtype, order)
-
     def close(self) -> None:
         """Drop the workspace; no plan uses it any more (local)."""
         self._workspace = None
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
-        rows, (down, across) = x.shape[0], x.strides
-        width = x.shape[1] // blocks
-        return np.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
 
     # One call
 
@@ -146,7 +128,6 @@ class WindowEngine:
 
     def run(self, program: None, body: Callable[[], None], stream: Any) -> None:
         """Run an execution; `program` and `stream` are for GPU engines (local)."""
-        del program
         if stream is not None:
             self._ranks.reject(errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out"))
         agreement = self._ranks.agreement
@@ -167,11 +148,9 @@ class WindowEngine:
 
     def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
         """The recording of executions on the same arrays: none (local)."""
-        del recording, places
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
         """The recorded launches of executions: none (local)."""
-        del operands, execution
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """Nothing: there are no kernels to load or tune (local)."""
@@ -201,20 +180,18 @@ class WindowEngine:
     def mark(self, lane: str, index: Hashable) -> None:
         """Nothing: operations run in issue order."""
 
-    def await_tile_flag(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, number: int) -> None:
         """Never called, since `multiply_portions` sets no tile flags."""
-        raise AssertionError((lane, mark))
+        raise AssertionError((lane, number))
 
     # Operations
 
     def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in the given order."""
-        del lane
-        self._array_at(peer, offset, source.shape, source.dtype, order)[...] = source
+        self.place(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
-        del lane
         target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
@@ -224,7 +201,6 @@ class WindowEngine:
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers."""
-        del lane
         self._ranks.sync()
         for peer in peers:
             self._set(peer, self._ranks.rank, phase, 1)
@@ -246,7 +222,6 @@ class WindowEngine:
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Wait for the flags of a phase, and reset them."""
-        del lane
         for source in sources:
             self._ranks.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
             self._set(self._ranks.rank, source, phase, 0)
@@ -280,18 +255,15 @@ class WindowEngine:
 
     def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
         """Z := epilogue(Z), if there is one, in one more pass."""
-        del lane
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **options: Any) -> bool:
         """False: there is no such kernel on CPUs."""
-        del lane, alpha, portions, beta, options
         return False
 
     def sum(self, lane: str, parts: list[Array], output: Output) -> None:
         """Output := the sum of the parts, added in their order."""
-        del lane
         out, old, finish = output.out, output.old, output.finish
         total = parts[0].astype(accumulator_dtype(out.dtype))
         for part in parts[1:]:
@@ -305,7 +277,6 @@ class WindowEngine:
 
     def all_gather(self, lane: str, shard: Array, order: Any, slots: int, first: list[int], offset: int) -> None:
         """The shards of all ranks, tight and one after the other, in this rank's workspace."""
-        del slots
         rank, size = self._ranks.rank, self._ranks.size
         others = [(rank + i) % size for i in range(1, size)]
         puts = [(peer, shard, offset + first[rank] * shard.itemsize, order) for peer in (*others, rank)]
@@ -352,7 +323,6 @@ class WindowEngine:
         output: Output,
     ) -> None:
         """Output := the sum of all ranks' partial products, on all ranks; each rank adds a share of it."""
-        del slots, homes
         rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
@@ -376,16 +346,14 @@ class WindowEngine:
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
         """A tight array in a peer's workspace, to be read (local)."""
-        return self._array_at(peer, offset, shape, dtype, order)
+        return self.place(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""
-        del lane
         target[...] = source
 
     def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
         """Target := beta source; with beta = 0 the source is not read."""
-        del lane
         blas.add_scaled(beta, source, 0.0, target)
 
     # Flags

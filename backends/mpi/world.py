@@ -24,14 +24,6 @@ def spans_world(comm: MPI.Intracomm) -> bool:
     return comm.Get_size() == MPI.COMM_WORLD.Get_size()
 
 
-def node_place(comm: MPI.Intracomm) -> tuple[int, int]:
-    """**Collective.** (number of this rank among the ranks of `comm` on its node, number of those ranks)."""
-    node: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.Get_rank())
-    place = node.Get_rank(), node.Get_size()
-    node.Free()
-    return place
-
-
 def launched_local_rank() -> int | None:
     """Number of this rank among the job's ranks on its node, from the launcher; None if it does not set one."""
     for name in _LOCAL_RANKS:

@@ -106,7 +106,7 @@ class StreamEngine:
         if x is not None and not is_tight(x, min(orders(x), default="F")):
             window = -1
         maxima = (window, -window, offset, -offset)
-        agreed = self._resources.ranks.agree("plan_matmul: where D lies", maxima=maxima).maxima
+        agreed = self._resources.ranks.agree("plan_matmul: location of D", maxima=maxima).maxima
         if window < 0 or agreed != maxima:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
@@ -138,20 +138,6 @@ class StreamEngine:
     def offset(self, peer: int, home: int) -> int:
         """Bytes from the start of a peer's current workspace to an address from `homes` (local)."""
         return home - self._current.slots(peer)
-
-    def part(self, memory: Any, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array `offset` bytes into private memory (local)."""
-        return cupy.ndarray(shape, dtype, memory.data + offset, order=order)
-
-    def columns(self, x: Any, blocks: int) -> Any:
-        """Equal blocks of the columns of a matrix, as a batch of matrices: the same memory (local)."""
-        rows, (down, across) = x.shape[0], x.strides
-        width = x.shape[1] // blocks
-        return cupy.lib.stride_tricks.as_strided(x, (blocks, rows, width), (width * across, down, across))
-
-    def address(self, x: Any) -> int:
-        """Address of an array (local)."""
-        return self._resources.ranks.address(x)
 
     # Executions
 
@@ -293,9 +279,9 @@ class StreamEngine:
         """Other lanes will wait for this operation, the last of its lane."""
         self._sink.mark(lane, index)
 
-    def await_tile_flag(self, lane: str, mark: int) -> None:
+    def await_tile_flag(self, lane: str, number: int) -> None:
         """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
-        self._hold(lane, [self._private.mark(mark, captured=self._sink.captured)], [self._rank], mark)
+        self._hold(lane, [self._private.mark(number, captured=self._sink.captured)], [self._rank], number)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after what the lane did before."""
@@ -303,7 +289,6 @@ class StreamEngine:
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Hold a lane until the flags of a phase are set, and reset them."""
-        del step
         sources = list(sources)
         if sources:
             self._hold(lane, [self._current.flag(self._rank, source, phase) for source in sources], sources, phase)
@@ -315,7 +300,7 @@ class StreamEngine:
         instead.
         """
         if lane != "main" and self._many_queues:
-            self._sink.operate(lane, chain.from_iterable(map(streams.awaited_one, words)))
+            self._sink.operate(lane, chain.from_iterable(map(streams.await_word, words)))
             return
         watch = self._watch._replace(timeout=(1 if lane == "main" else _PATIENCE) * self._watch.timeout)
         self._sink.launch(lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=step))
@@ -428,13 +413,7 @@ class StreamEngine:
             self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
     def multiply_portions(
-        self,
-        lane: str,
-        alpha: complex,
-        portions: list[Portion],
-        beta: complex,
-        *,
-        finish: Finish | None = None,
+        self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
         """Compute some portions of a result with one kernel; False if no kernel supports them."""
         hopper, parts = self._hoppers.get(self._sink.captured), [self._part(portion) for portion in portions]
@@ -464,15 +443,17 @@ class StreamEngine:
         def peer_flag(flag: tuple[int, int] | None) -> int:
             return 0 if flag is None else self._current.flag(flag[0], self._rank, flag[1])
 
-        is_local = portion.mark >= 0
+        is_local = portion.tile_flag >= 0
         signal = (
-            self._private.mark(portion.mark, captured=self._sink.captured) if is_local else peer_flag(portion.tells)
+            self._private.mark(portion.tile_flag, captured=self._sink.captured)
+            if is_local
+            else peer_flag(portion.signal)
         )
         terms = tuple(Term(z, *own_flag(flag)) for z, flag in portion.terms)
         places = tuple(Place(z, peer_flag(flag)) for z, flag in portion.places)
         arrays = (portion.x, portion.y, portion.z, *own_flag(portion.awaits))
         options = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*arrays, *options, late=portion.late, among=portion.among, at=portion.at)
+        return Part(*arrays, *options, late=portion.terms_late, among=portion.interleaved, at=portion.origin)
 
     # Sums
 
@@ -529,7 +510,7 @@ class StreamEngine:
         output: Output,
     ) -> None:
         """Store the sum of all ranks' partial products in the output of all ranks; each rank adds its shard."""
-        del phase  # these kernels have flags of their own
+        # these kernels have flags of their own
         bases = [self._current.slots(peer) for peer in range(self._size)]
         if slots is not None:
             self._sums.two_shot(lane, wire, first, bases[self._rank], slots, contributing, output)

@@ -49,7 +49,7 @@ class Workspace:
         """Operations for `streams.operate` that set the flags of `rank`, this one, at `peers`."""
         key = self.parity, peers, phase
         if key not in self._signals:
-            self._signals[key] = [streams.one(self.flag(peer, rank, phase)) for peer in peers]
+            self._signals[key] = [streams.set_word(self.flag(peer, rank, phase)) for peer in peers]
         return self._signals[key]
 
     def shot_flags(self, peer: int) -> int:

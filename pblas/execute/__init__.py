@@ -8,6 +8,7 @@ from pblas.execute.one_dimensional.allgather_gemm import RunAllGatherGemm
 from pblas.execute.one_dimensional.gemm_reduce import RunGemmReduce
 from pblas.execute.one_dimensional.local_gemm import RunLocalGemm
 from pblas.execute.push.allgather_gemm import RunPushGather
+from pblas.execute.push.base import Pushed
 from pblas.execute.push.gemm_reduce import RunPushReduce
 from pblas.execute.push.local_gemm import RunLocal
 from pblas.execute.summa.stationary_a import RunSummaA
@@ -18,8 +19,7 @@ from pblas.plans.summa import SummaA, SummaC
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
-    from pblas.execute.operands import Operands, Orders
+    from pblas.execute.operands import Orders
     from pblas.plans.plan import ProductPlan
 
 
@@ -46,24 +46,6 @@ class Executor(Protocol):
 
     def run(self, x: Any) -> None:
         """**Collective.** Run the plan with these arrays."""
-
-
-class Pushed(Protocol):
-    """Runs a plan of the push transport on an engine, on one rank."""
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of workspace that this rank holds (local)."""
-
-    @property
-    def bound(self) -> bool:
-        """Whether a D is bound, whose addresses the peers know."""
-
-    def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank."""
-
-    def run(self, x: Operands) -> None:
-        """Launch the plan with these arrays (local)."""
 
 
 _EXECUTORS: dict[type[ProductPlan], Any] = {

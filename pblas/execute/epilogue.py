@@ -1,4 +1,4 @@
-"""One pass over a product, or any array of two dimensions: an expression, or rows normalised."""
+"""An epilogue as one pass over a product or any 2-D array: an expression, or normalised rows."""
 
 from __future__ import annotations
 

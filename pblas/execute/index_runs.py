@@ -1,4 +1,4 @@
-"""Products of operands whose rows, columns or inner dimension consist of several runs (cyclic layouts)."""
+"""Index runs of cyclic layouts, and products of operands whose rows, columns or inner dimension have several runs."""
 
 from __future__ import annotations
 
@@ -155,7 +155,13 @@ def gemm_runs(
         return
     shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
     if packs and shallow and len(m.runs) == len(n.runs) == 1:
-        _gemm_panels(alpha, x, y, beta, z, m.runs[0], n.runs[0], k, conj, multiply)
+        (m_x, m_z, rows), (n_y, n_z, columns) = m.runs[0], n.runs[0]
+        target = z[m_z : m_z + rows, n_z : n_z + columns]
+        for panel in _grouped(k.runs):
+            left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
+            right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
+            multiply(alpha, left, right, beta, target, conj=conj)
+            beta = 1.0
         return
     for m_x, m_z, rows in m.runs:
         for n_y, n_z, columns in n.runs:
@@ -173,28 +179,6 @@ def gemm_runs(
 def _part(x: Array, i: int, rows: int, j: int, columns: int) -> Array:
     """X[i : i + rows, j : j + columns]; X itself if that is all of it, since on GPUs a view takes time."""
     return x if x.shape == (rows, columns) else x[i : i + rows, j : j + columns]
-
-
-def _gemm_panels(
-    alpha: complex,
-    x: Array,
-    y: Array,
-    beta: complex,
-    z: Array,
-    m: tuple[int, int, int],
-    n: tuple[int, int, int],
-    k: IndexRuns,
-    conj: tuple[bool, bool],
-    multiply: Callable[..., None],
-) -> None:
-    """`gemm_runs` for one run of rows and one of columns, several runs of K at a time."""
-    (m_x, m_z, rows), (n_y, n_z, columns) = m, n
-    target = z[m_z : m_z + rows, n_z : n_z + columns]
-    for panel in _grouped(k.runs):
-        left = _side_by_side([x[m_x : m_x + rows, k_x : k_x + inner] for k_x, _, inner in panel])
-        right = _side_by_side([y[k_y : k_y + inner, n_y : n_y + columns].T for _, k_y, inner in panel]).T
-        multiply(alpha, left, right, beta, target, conj=conj)
-        beta = 1.0
 
 
 def _grouped(runs: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:

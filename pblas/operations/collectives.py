@@ -349,7 +349,7 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, laid_out: bool, u
     if unstaged and not (steps.reads_x or steps.by_messages):
         if not laid_out:
             job.lay_out(0)
-        staging.meet(f"{steps.verb}: a meeting of the node")
+        staging.meet(f"{steps.name}: a meeting of the node")
 
 
 def _gather_on_hosts(

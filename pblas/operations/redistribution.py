@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.execute.redistribution.redistribution import Moved, RunRelayout
+from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -43,7 +43,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
 
     noun = "redistribution"
     plan: RedistributionPlan
-    _executor: RunRelayout | None = None
+    _executor: RunRedistribution | None = None
 
     def __init__(
         self,
@@ -91,13 +91,13 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             self.close()
             raise
         if self._executor is not None:
-            self._executor.rest()
+            self._executor.free_buffers()
         return result
 
-    def _build(self, runtime: Runtime) -> RunRelayout:
+    def _build(self, runtime: Runtime) -> RunRedistribution:
         plan, dtype = self.plan, self._spec.dtype
         desc = plan.b if not plan.reads_a else plan.a if plan.trans == "N" else plan.a.T
-        return RunRelayout(
+        return RunRedistribution(
             runtime.backend, plan.source, plan.target, dtype, desc.order, plan.trapezoid, reads_a=plan.reads_a
         )
 
@@ -112,11 +112,11 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             runtime.backend.clear(result.stored("execute"))
         return result
 
-    def _operands(self, execution: _Execution, result: DistMatrix) -> Moved:
+    def _operands(self, execution: _Execution, result: DistMatrix) -> RedistributionOperands:
         spec = execution.spec
         a = execution.a.stored("execute")
         a = a if spec.trans == "N" else a.T
-        return Moved(a, result.stored("execute"), Scaling(spec.alpha, spec.beta, spec.conj))
+        return RedistributionOperands(a, result.stored("execute"), Scaling(spec.alpha, spec.beta, spec.conj))
 
 
 def plan_redistribution(

@@ -324,7 +324,7 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         rows, own_rows = p.d.along("rows"), p.a.along("rows")
         gathered, other = ("A", "B") if transposed else ("B", "A")
         line = "column" if transposed else "row"
-        if rows is not None and (p.a.axis == "all" or (own_rows is not None and own_rows.alike(rows))):
+        if rows is not None and (p.a.axis == "all" or (own_rows is not None and own_rows.equivalent(rows))):
             have = "is replicated" if p.a.axis == "all" else f"has the {line}s that D has"
             if p.b.axis == "all":
                 yield LocalGemm(product, f"op({other}) {have} on each rank, op({gathered}) is replicated", transposed)
@@ -343,7 +343,7 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         split is not None
         and (product.a.axis == "all" or inner is not None)
         and (product.b.axis == "all" or other_inner is not None)
-        and (inner is None or other_inner is None or inner.alike(other_inner))
+        and (inner is None or other_inner is None or inner.equivalent(other_inner))
     )
     if conform:
         why = (

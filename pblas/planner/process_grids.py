@@ -142,7 +142,7 @@ def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tu
         if x.grid != d.grid:
             sentences.append(f"{name} is on {_grid(x)}, D on {_grid(d)}")
     for line, name, operand, result in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
-        if operand.nprocs == result.nprocs and not operand.alike(result):
+        if operand.nprocs == result.nprocs and not operand.equivalent(result):
             sentences.append(f"{line}: {name} has {_blocks(operand)}, D has {_blocks(result)}")
     if not _same_blocks(a.columns, b.rows):
         sentences.append(f"k: op(A) has {_blocks(a.columns)}, op(B) has {_blocks(b.rows)}")
@@ -174,7 +174,7 @@ def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
     """Splits of a dimension over `parts` coordinates: those of the matrices, and the even one."""
     options: list[Split] = []
     for split in (*splits, natural):
-        if split.nprocs == parts and not any(split.alike(other) for other in options):
+        if split.nprocs == parts and not any(split.equivalent(other) for other in options):
             options.append(split)
     return options
 

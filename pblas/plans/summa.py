@@ -130,7 +130,7 @@ def row_of(place: Placement, r: int) -> Placement:
 
 def same_place(first: Placement, second: Placement) -> bool:
     """Whether both give every rank the same elements in the same local order."""
-    if not (first.rows.alike(second.rows) and first.columns.alike(second.columns)):
+    if not (first.rows.equivalent(second.rows) and first.columns.equivalent(second.columns)):
         return False
     if (first.copies, first.start, first.ranks) != (second.copies, second.start, second.ranks):
         return False
@@ -349,8 +349,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
         return (
             min(a.columns.nprocs, a.columns.nblocks) > 1
-            and a.columns.alike(b.rows)
-            and (not narrow if k.nprocs == 1 else k.alike(a.columns))
+            and a.columns.equivalent(b.rows)
+            and (not narrow if k.nprocs == 1 else k.equivalent(a.columns))
         )
 
     @property
@@ -361,8 +361,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         return (
             self.by_owner
             and (a.copies, b.copies) == (1, 1)
-            and a.rows.alike(cuboids.m)
-            and b.columns.alike(cuboids.n)
+            and a.rows.equivalent(cuboids.m)
+            and b.columns.equivalent(cuboids.n)
             and (a.strides[0] == i or cuboids.m.nprocs == 1)
             and (b.strides[1] == j or cuboids.n.nprocs == 1)
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.errors import PblasArgumentError
-from pblas.execute.redistribution.redistribution import Moved, RunRelayout
+from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.operations.planned import PlannedOperation
@@ -193,11 +193,11 @@ class _Transfer(PlannedOperation[_Arrays]):
 
     noun = "transfer"
     plan: _Placements
-    _executor: RunRelayout | None = None
+    _executor: RunRedistribution | None = None
 
-    def _build(self, runtime: Runtime) -> RunRelayout:
+    def _build(self, runtime: Runtime) -> RunRedistribution:
         source, target, order, trapezoid = self.plan
-        return RunRelayout(runtime.backend, source, target, self._dtype, order, trapezoid)
+        return RunRedistribution(runtime.backend, source, target, self._dtype, order, trapezoid)
 
     def _checked(self, runtime: Runtime, execution: _Arrays) -> _Arrays:
         runtime.backend.arrays.begin()
@@ -206,8 +206,8 @@ class _Transfer(PlannedOperation[_Arrays]):
     def _verb(self, execution: _Arrays) -> str:
         return execution.verb
 
-    def _operands(self, execution: _Arrays, result: Array) -> Moved:
-        return Moved(execution.source, result)
+    def _operands(self, execution: _Arrays, result: Array) -> RedistributionOperands:
+        return RedistributionOperands(execution.source, result)
 
     def __repr__(self) -> str:
         return f"<planned {self.noun}: {self.plan}>"

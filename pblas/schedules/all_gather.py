@@ -1,4 +1,4 @@
-"""The schedules of an AllGatherGemm: shards go to all ranks, which multiply them as they arrive."""
+"""The schedules of an AllGatherGemm: ranks send their shards to all ranks, which multiply them as they arrive."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
     own = Block("gathered", first[rank], first[rank + 1])
-    shard, everybody = Block("shard", 0, len(own)), list(receive_order(rank, nprocs))
+    shard, peers, sources = Block("shard", 0, len(own)), [*send_order(rank, nprocs)], [*receive_order(rank, nprocs)]
     if algorithm.kind == "tile_signals":
         _gather_for_tiles(program, plan, rank)
         return
-    nothing = Block("shard", 0, 0)  # ranks without rows of D get the flag alone
+    nothing = Block("shard", 0, 0)  # ranks without rows of D get only the flag
 
     def puts(peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
         return [(peer, shard if plan.takes_part(peer) else nothing, own) for peer in peers]
 
     if algorithm.kind == "sm_push":
         # One kernel sends the shard to all ranks and to this rank's workspace; one GEMM multiplies all shards.
-        peers, whole = tuple(send_order(rank, nprocs)), Block("gathered", 0, first[-1])
+        whole = Block("gathered", 0, first[-1])
         if plan.goes_by_packets:
             program.add(AllGather("main", shard, whole))
             program.add(Multiply("main", operand=whole))
             return
         made = tuple(Put("main", *put) for put in puts((*peers, rank)) if len(put[1]))
-        program.add(Burst("main", made, PARTS, peers, tuple(everybody)))
+        program.add(Burst("main", made, PARTS, tuple(peers), tuple(sources)))
         if plan.takes_part(rank) and first[-1]:
             program.add(Multiply("main", operand=whole))
         return
-    for group in groups_of([rank, *send_order(rank, nprocs)], algorithm.groups):
+    for group in groups_of([rank, *peers], algorithm.groups):
         program.send("copy", puts(peer for peer in group if peer != rank), PARTS)
-    for group in groups_of([rank, *everybody], algorithm.groups):
+    for group in groups_of([rank, *sources], algorithm.groups):
         others = tuple(source for source in group if source != rank)
         if rank in group and plan.takes_part(rank) and len(shard):
             program.add(Multiply("main", operand=shard))
@@ -56,7 +56,7 @@ def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
 
 
 def _gather_for_tiles(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Tile signals: copies of pieces of shards, each with a flag; one GEMM takes them in the order of arrival."""
+    """Tile signals: copies of pieces of shards, each with a flag; one GEMM multiplies them in the order of arrival."""
     assert not plan.along_k, "tiles of D wait for lines along N"
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first, takes_part = shard_starts(plan), plan.takes_part(rank)

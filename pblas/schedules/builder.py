@@ -1,7 +1,7 @@
-"""Building schedules: a list of operations, and the order in which ranks visit their peers.
+"""Helpers of the schedules: a list of operations under construction, and the order in which ranks visit their peers.
 
-If the number of ranks is a power of two, rank q visits q^1, q^2, ..., q^(P-1): every step is a permutation of the
-ranks, and q with the first 1, 3, 7, ... of them holds consecutive shards. Other numbers of ranks rotate.
+If the number of ranks is a power of two, rank q visits q^1, q^2, ..., q^(P-1), where ^ is exclusive or. Every step is a
+permutation of the ranks, and the shards of q and its first 1, 3, 7, ... peers are consecutive. Otherwise ranks rotate.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Program:
         self.ops: list[Op] = []
 
     def add(self, op: Op) -> int:
-        """Append an operation; its index."""
+        """Append an operation; returns its index."""
         self.ops.append(op)
         return len(self.ops) - 1
 
@@ -79,7 +79,7 @@ def starts(counts: list[int]) -> list[int]:
 
 
 def shard_starts(plan: AllGatherGemm | GemmReduceScatter) -> list[int]:
-    """The same for the shards of all ranks: of the gathered operand, or of D."""
+    """First line of each rank's shard of the gathered operand or of D, and the end of the last."""
     return starts([plan.shards.count(rank) for rank in range(plan.product.nprocs)])
 
 

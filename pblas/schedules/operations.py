@@ -11,7 +11,7 @@ from pblas.plans.partition import MAX_PIECES
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
 PARTS, RESULTS = 0, 1
-"""Phases of a piece: partial products (or shards) arrive, finished lines arrive."""
+"""Phases of a piece: first partial products (or shards) arrive, then finished lines of D."""
 
 MAX_PHASES = 2 * MAX_PIECES
 """Phases of a call at most: two for each piece."""
@@ -19,9 +19,14 @@ MAX_PHASES = 2 * MAX_PIECES
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines start..stop of a buffer; of "slots", those of the slot that rank `slot` fills.
+    """Lines start..stop-1 of a buffer.
 
-    Partial products are in private memory ("partial"), or in the rank's workspace, where peers read them ("pulled").
+    Args:
+        buffer: "partial" is private memory; "pulled" are partial products in this rank's workspace, where peers read
+            them.
+        start: first line.
+        stop: one past the last line.
+        slot: for the buffer "slots", the rank that fills the slot.
     """
 
     buffer: Buffer
@@ -35,23 +40,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The base class of operations.
+    """Base class of the operations.
 
     Args:
-        lane: the stream on which it runs.
-        after: indices of operations of other lanes that must have finished.
+        lane: stream that runs the operation.
+        after: indices of operations of other lanes that must finish first.
     """
 
     lane: Lane
     after: tuple[int, ...] = field(default=(), kw_only=True)
-
-    def reads(self) -> tuple[Block, ...]:
-        """Blocks of this rank that are read while it runs."""
-        return ()
-
-    def writes(self) -> tuple[Block, ...]:
-        """Blocks of this rank that are written while it runs."""
-        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +59,10 @@ class Put(Op):
     source: Block
     target: Block
 
-    def reads(self) -> tuple[Block, ...]:
-        """The source; the target is the peer's."""
-        return (self.source,)
-
 
 @dataclass(frozen=True, slots=True)
 class Signal(Op):
-    """Set the flags of this rank and `phase` at `peers`: they may read the earlier puts of this lane."""
+    """Set this rank's flags of `phase` at `peers`. The peers may then read the earlier puts of this lane."""
 
     peers: tuple[int, ...]
     phase: int
@@ -77,9 +70,13 @@ class Signal(Op):
 
 @dataclass(frozen=True, slots=True)
 class Burst(Op):
-    """Puts and the signals of one phase by one kernel that uses the multiprocessors, not the copy engine.
+    """Puts, and the signals of one phase after them, by one kernel on multiprocessors instead of copy engines.
 
-    The kernel ends when it has also seen, and reset, the flags of the ranks that it `awaits`.
+    Args:
+        puts: copies to peers, and perhaps to this rank's own workspace.
+        phase: of the flags that the kernel sets and awaits.
+        peers: ranks whose flags the kernel sets.
+        awaits: ranks whose flags the kernel awaits and resets before it ends.
     """
 
     puts: tuple[Put, ...]
@@ -87,14 +84,10 @@ class Burst(Op):
     peers: tuple[int, ...]
     awaits: tuple[int, ...] = ()
 
-    def reads(self) -> tuple[Block, ...]:
-        """The sources."""
-        return tuple(put.source for put in self.puts)
-
 
 @dataclass(frozen=True, slots=True)
 class Wait(Op):
-    """Wait for the flags of `phase` of these ranks, and reset them."""
+    """Wait until the ranks `sources` have set their flags of `phase` here, and reset the flags."""
 
     phase: int
     sources: tuple[int, ...]
@@ -102,23 +95,15 @@ class Wait(Op):
 
 @dataclass(frozen=True, slots=True)
 class Multiply(Op):
-    """The GEMM of some lines: with the block `operand` of the gathered matrix, or into the block `target`."""
+    """GEMM of some lines: it reads the block `operand` of the gathered matrix, or it writes the block `target`."""
 
     operand: Block | None = None
     target: Block | None = None
 
-    def reads(self) -> tuple[Block, ...]:
-        """The gathered lines."""
-        return (self.operand,) if self.operand is not None else (Block("operands", 0, 1),)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product; D where lines are gathered."""
-        return (self.target,) if self.target is not None else ()
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Lines of the gathered matrix, and the rank and phase of the flag of their arrival; -1: own lines."""
+    """Lines of the gathered matrix, with the rank and phase of the flag that signals them; rank -1: own lines."""
 
     operand: Block
     source: int = -1
@@ -127,84 +112,56 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class GemmAsArriving(Op):
-    """The GEMM of all lines, in this order; each waits for its flag, which is reset before the operation ends.
+    """GEMM of all lines in this order. Each part waits for its flag; the operation resets the flags before it ends.
 
-    If one kernel multiplies all lines, its tiles wait, and it resets the flags after it has seen the last. A peer sets
-    none of them again before it has a flag of this rank's next call.
+    If one kernel multiplies all lines, its tiles wait, and the kernel resets the flags after it has seen the last one.
+    A peer sets none of them again before it receives a flag of this rank's next call.
     """
 
     arrivals: tuple[Arrival, ...]
 
-    def reads(self) -> tuple[Block, ...]:
-        """The lines."""
-        return tuple(arrival.operand for arrival in self.arrivals)
-
 
 @dataclass(frozen=True, slots=True)
 class Sum(Op):
-    """Lines of D := the partial products of `sources`, in this order, and this rank's own, + beta C."""
+    """Lines of D := the sum of `parts` in this order, plus this rank's own partial product, plus beta C."""
 
     parts: tuple[Block, ...]
     own: Block | None
     target: Block
 
-    def reads(self) -> tuple[Block, ...]:
-        """The slots and the own partial product."""
-        return self.parts + ((self.own,) if self.own is not None else ())
-
-    def writes(self) -> tuple[Block, ...]:
-        """Lines of D."""
-        return (self.target,)
-
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Op):
-    """The shards of all ranks, one after the other, by one kernel that waits for its peers.
+    """Gather the shards of all ranks, one after the other, by one kernel that waits for its peers.
 
     Args:
-        source: the own shard.
-        target: all of them.
+        source: this rank's shard; may be empty.
+        target: the shards of all ranks.
     """
 
     source: Block
     target: Block
-
-    def reads(self) -> tuple[Block, ...]:
-        """The own shard, if it is not empty."""
-        return (self.source,) if len(self.source) else ()
-
-    def writes(self) -> tuple[Block, ...]:
-        """All shards."""
-        return (self.target,)
 
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """Every rank's shard of D := the partial products of all ranks, by one kernel that waits for its peers.
+    """Every rank's shard of D := the sum of all ranks' partial products, by one kernel that waits for its peers.
 
     Args:
-        source: the own partial product, in the order of the owners of its lines.
-        target: the own shard of D.
+        source: this rank's partial product, in the order of the owners of its lines.
+        target: this rank's shard of D.
     """
 
     source: Block
     target: Block
 
-    def reads(self) -> tuple[Block, ...]:
-        """The own partial product."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """The own shard of D."""
-        return (self.target,)
-
 
 @dataclass(frozen=True, slots=True)
 class AllReduce(Op):
-    """D := the partial products of all ranks, on all of them, by one kernel that waits for its peers.
+    """D := the sum of all ranks' partial products, on all ranks, by one kernel that waits for its peers.
 
-    In one shot every rank sends all of its lines to all peers. In two shots each rank adds its share of the lines,
-    which it reads in the workspaces of all ranks. It then reads the peers' sums there, or the peers send them into D.
+    In one shot every rank sends all of its lines to all peers. In two shots each rank reads its share of the lines in
+    the workspaces of all ranks and adds them. It then reads the peers' sums there, or the peers send the sums into D.
     """
 
     shots: Literal[1, 2]
@@ -212,67 +169,43 @@ class AllReduce(Op):
     target: Block
     phase: int = PARTS
 
-    def reads(self) -> tuple[Block, ...]:
-        """The own partial product."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """D."""
-        return (self.target,)
-
 
 @dataclass(frozen=True, slots=True)
 class CopyOut(Op):
-    """Copy finished lines from the workspace, where peers have put them, to D; or own lines of D to the workspace."""
+    """Copy finished lines that peers have put into the workspace to D, or own lines of D to the workspace."""
 
     source: Block
     target: Block
 
-    def reads(self) -> tuple[Block, ...]:
-        """The workspace, or D."""
-        return (self.source,)
-
-    def writes(self) -> tuple[Block, ...]:
-        """D, or the workspace."""
-        return (self.target,)
-
 
 @dataclass(frozen=True, slots=True)
 class Get(Op):
-    """Copy finished lines in the workspace of `peer` to D."""
+    """Copy finished lines from the workspace of `peer` to D."""
 
     peer: int
     source: Block
     target: Block
 
-    def writes(self) -> tuple[Block, ...]:
-        """D; the source is in the peer's memory."""
-        return (self.target,)
-
 
 @dataclass(frozen=True, slots=True)
 class Gets(Op):
-    """Gets from several peers by one kernel that uses the multiprocessors, not the copy engine."""
+    """Gets from several peers by one kernel on multiprocessors instead of copy engines."""
 
     gets: tuple[Get, ...]
-
-    def writes(self) -> tuple[Block, ...]:
-        """D."""
-        return tuple(get.target for get in self.gets)
 
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Lines that a GemmReduce makes: a partial product for another rank, or own lines of D.
+    """Lines that a GemmReduce forms: a partial product for another rank, or this rank's own lines of D.
 
     Args:
-        lines: of the partial product.
-        phase: of the flags of partial products of these lines in the owner's slots; flags of sums have the next phase.
-        puts: copies that the kernel stores as it forms the lines, each followed by its flag; the owner stores sums in
-            the memory of all peers; none: the lines stay on this rank.
+        lines: lines of the partial product.
+        phase: phase of the flags that signal partial products in the owner's slots; flags of sums have the next phase.
+        puts: copies that the kernel stores as it forms the lines, each with a flag after it. For own lines these are
+            the sums, stored in the memory of all peers. Without puts the lines stay on this rank.
         target: the own lines of D; None for lines of another rank.
-        parts: slots that are added to the own lines, in this order, each after its flag, which is reset.
-        offered: block of the workspace that also gets the own lines, for all peers to read.
+        parts: slots to add to the own lines, in this order; each is read after its flag, which is reset.
+        offered: block of the workspace that also gets the own lines, so that all peers can read them.
     """
 
     lines: Block
@@ -284,37 +217,28 @@ class Strip:
 
     @property
     def signal_phase(self) -> int:
-        """Phase of the flags that follow its puts."""
+        """Phase of the flags that are set after the puts."""
         return self.phase if self.target is None else self.phase + 1
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTile(Op):
-    """Hold a lane until the concurrent GemmReduce has formed strip `number`."""
+    """Hold the lane until the concurrent GemmReduce has formed strip `number`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class GemmReduce(Op):
-    """Send partial products to the owners of their lines; D := the own lines + the peers' partial products of them.
+    """Send partial products to the owners of their lines; own lines of D := the sum of all ranks' partial products.
 
-    If one kernel multiplies, concurrent lanes wait for its signals of finished strips, and the tiles of own lines add
-    the peers' partial products before they are stored in D.
+    If one kernel computes all strips, concurrent lanes wait for its tile flags, and the tiles of own lines add the
+    peers' partial products before they store D.
 
     Args:
-        strips: in the order in which they are formed.
+        strips: in the order in which the operation forms them.
         beside: concurrent operations of other lanes, in issue order.
     """
 
     strips: tuple[Strip, ...]
     beside: tuple[Op, ...]
-
-    def reads(self) -> tuple[Block, ...]:
-        """The operands and the slots."""
-        return (Block("operands", 0, 1), *(part for strip in self.strips for part in strip.parts))
-
-    def writes(self) -> tuple[Block, ...]:
-        """The lines of the partial product, and those of D."""
-        made = [block for strip in self.strips for block in (strip.target, strip.offered) if block is not None]
-        return (*(strip.lines for strip in self.strips), *made, *(block for op in self.beside for block in op.writes()))

@@ -106,16 +106,16 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of D that the ranks share, as one of them sees it.
+    """A piece of D on one rank. Each rank owns some lines of the piece and adds the partial products of these.
 
     Args:
-        phase: of the flags of partial products; flags of sums have the next phase.
-        sent: for every rank, this one too, the lines of the partial product and their slot at that rank.
-        parts: slots that are added to the own lines, in this order.
+        phase: phase of the flags of partial products; flags of sums have the next phase.
+        sent: for every rank, including this one: the rank, its lines of the partial product, and its slot for them.
+        parts: slots to add to the own lines, in this order.
         target: the own lines of D.
-        offered: block of the workspace where peers read the own sums, if they do.
+        offered: block of the workspace where peers read the own sums; None if they do not.
         puts: copies of the own sums to the peers, if this rank sends them.
-        collects: concurrent operations that bring the peers' sums to D, if there are any.
+        collects: concurrent operations that copy the peers' sums to D.
     """
 
     phase: int
@@ -128,11 +128,11 @@ class _Piece:
 
 
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:
-    """One GEMM of some pieces of D, and the sums of the own lines of each.
+    """One GEMM of some pieces of D, which also adds the own lines of each piece.
 
-    Own lines are formed after all or some of the lines that the next piece sends, while the peers' partial products
-    arrive. With fused stores the signals come a round later, those of sums too. Own lines are then formed after two
-    pieces; the kernel may interleave them with the second.
+    It forms the own lines of a piece after all or some of the lines that the next piece sends, while the peers' partial
+    products arrive. With fused stores the signals come a round later. It then forms the own lines after those of the
+    next two pieces, and may interleave them with the second of these.
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
@@ -161,7 +161,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
 
 
 class _Strips:
-    """The strips of a GemmReduce, in order, and its concurrent operations."""
+    """Builds the strips of a GemmReduce in order, and its concurrent operations."""
 
     def __init__(self, program: Program, rank: int, peers: tuple[int, ...], algorithm: Algorithm) -> None:
         self._program, self._rank, self._peers, self._algorithm = program, rank, peers, algorithm
@@ -179,7 +179,7 @@ class _Strips:
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 put = Put("copy", peer, source, slot)
-                self.beside += [self._made(), put, Signal("copy", (peer,), piece.phase)]
+                self.beside += [WaitTile("copy", len(self.strips)), put, Signal("copy", (peer,), piece.phase)]
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
@@ -187,19 +187,15 @@ class _Strips:
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
             if piece.collects:
-                self.beside.append(self._made())
+                self.beside.append(WaitTile("copy", len(self.strips)))
                 if not piece.puts:
                     self.beside.append(Signal("copy", self._peers, piece.phase + 1))
             self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
         self.beside += piece.collects
 
-    def _made(self) -> WaitTile:
-        """A wait for the next strip."""
-        return WaitTile("copy", len(self.strips))
-
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
-    """The own lines of a piece to which this rank contributes nothing."""
+    """Add the own lines of a piece without a GEMM, since this rank contributes nothing to it."""
     program.add(Sum("main", tuple(piece.parts), None, piece.target))
     if piece.offered is not None:
         program.add(CopyOut("main", piece.target, piece.offered))
@@ -251,10 +247,10 @@ class _Pieces:
         self._program, self._plan, self._rank = program, plan, rank
         self._nprocs, self._contributes = plan.product.nprocs, plan.contributes(rank)
         self._cut, self._shares = plan.pieces, plan.shares_of_pieces
-        self._everybody = tuple(receive_order(rank, self._nprocs))
+        self._peers, self._sources = tuple(send_order(rank, self._nprocs)), tuple(receive_order(rank, self._nprocs))
 
-    def _seat(self, piece: int, owner: int, source: int) -> Block:
-        """The block of the owner's lines of a piece in its slot for `source`, after those of earlier pieces."""
+    def _slot_of(self, piece: int, owner: int, source: int) -> Block:
+        """The owner's lines of a piece in its slot for `source`, after the lines of earlier pieces."""
         before = sum(stop - start for start, stop in (self._shares[i][owner] for i in range(piece)))
         start, stop = self._shares[piece][owner]
         return Block("slots", before, before + stop - start, source)
@@ -267,26 +263,25 @@ class _Pieces:
         return (self._program.add(Multiply("main", target=Block(buffer, start, stop))),)
 
     def _parts(self, piece: int, peers: Iterable[int]) -> list[tuple[int, Block, Block]]:
-        puts = []
-        for peer in peers:
-            start, stop = self._shares[piece][peer]
-            source = Block("partial", start, stop if self._contributes else start)
-            puts.append((peer, source, self._seat(piece, peer, self._rank)))
-        return puts
+        """The copies of a piece's partial products to some ranks; empty ones if this rank contributes nothing."""
+        shares = [(peer, *self._shares[piece][peer]) for peer in peers]
+        return [
+            (peer, Block("partial", a, b if self._contributes else a), self._slot_of(piece, peer, self._rank))
+            for peer, a, b in shares
+        ]
 
     def _sums(self, piece: int) -> list[tuple[int, Block, Block]]:
-        block = self._shares[piece][self._rank]
-        return [
-            (peer, Block("result", *block), Block("results", *block)) for peer in send_order(self._rank, self._nprocs)
-        ]
+        """The copies of this rank's sums of a piece to all peers."""
+        share = self._shares[piece][self._rank]
+        return [(peer, Block("result", *share), Block("results", *share)) for peer in self._peers]
 
     def _slots(self, piece: int) -> list[Block]:
         """The slots with the peers' partial products of the own share of a piece."""
-        return [self._seat(piece, self._rank, source) for source in adds(self._plan, self._rank)]
+        return [self._slot_of(piece, self._rank, source) for source in adds(self._plan, self._rank)]
 
     def _sum(self, piece: int) -> int:
         """Await the partial products of a piece and add them; the index of the last operation."""
-        index = self._program.add(Wait("main", 2 * piece + PARTS, self._everybody))
+        index = self._program.add(Wait("main", 2 * piece + PARTS, self._sources))
         start, stop = self._shares[piece][self._rank]
         if start == stop:
             return index
@@ -296,9 +291,7 @@ class _Pieces:
 
     def send_parts(self, piece: int, multiplied: tuple[int, ...]) -> None:
         """Send the partial products of a piece to their owners, during the next GEMM."""
-        self._program.send(
-            "copy", self._parts(piece, send_order(self._rank, self._nprocs)), 2 * piece + PARTS, multiplied
-        )
+        self._program.send("copy", self._parts(piece, self._peers), 2 * piece + PARTS, multiplied)
 
     def add(self, piece: int) -> None:
         """Add the own share of a piece, and send the sums to all."""
@@ -309,10 +302,10 @@ class _Pieces:
 
         A second kernel gets the peers' shares of the last piece: no GEMM is left that needs the multiprocessors.
         """
-        last, peers = count - 1, tuple(send_order(self._rank, self._nprocs))
+        last = count - 1
         pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
-        self._program.add(Burst("main", (), 2 * last + RESULTS, peers, self._everybody))
+        self._program.add(Burst("main", (), 2 * last + RESULTS, self._peers, self._sources))
         gets = tuple(self._gets(last, "main"))
         if gets:
             self._program.add(Gets("main", gets))
@@ -343,7 +336,7 @@ class _Pieces:
             return piece
         if not len(piece.target):
             self._have_no_sums(piece)
-        awaits = Wait("copy", piece.phase + 1, self._everybody)
+        awaits = Wait("copy", piece.phase + 1, self._sources)
         return replace(piece, collects=(awaits, *self._gets(number, "copy")))
 
     def _piece(self, piece: int) -> _Piece:
@@ -351,11 +344,12 @@ class _Pieces:
         return _Piece(phase, self._parts(piece, range(self._nprocs)), self._slots(piece), target)
 
     def _have_no_sums(self, piece: _Piece) -> None:
-        self._program.add(Signal("main", tuple(send_order(self._rank, self._nprocs)), piece.phase + 1))
+        """Signal that this rank has no sums of a piece to send."""
+        self._program.add(Signal("main", self._peers, piece.phase + 1))
 
     def _gets(self, piece: int, lane: Lane) -> Iterator[Get]:
         """Copies of the peers' finished lines from their workspaces to D."""
-        for peer in self._everybody:
+        for peer in self._sources:
             block = self._shares[piece][peer]
             if block[0] < block[1]:
                 yield Get(lane, peer, Block("results", *block), Block("result", *block))
@@ -363,15 +357,15 @@ class _Pieces:
     def all_reduce(self, piece: int) -> None:
         """Reduce the last piece by a kernel: no GEMM is left that needs the multiprocessors."""
         lines = self._cut[piece]
-        phase = 2 * piece + PARTS
-        self._program.add(AllReduce("main", 2, Block("pulled", *lines), Block("result", *lines), phase))
+        target = Block("result", *lines)
+        self._program.add(AllReduce("main", 2, Block("pulled", *lines), target, 2 * piece + PARTS))
 
     def collect(self, piece: int) -> None:
-        """Await the finished lines of the others, and copy them out of the workspace."""
+        """Await the peers' finished lines, and copy them out of the workspace."""
         self._program.ops += self._collects(piece, "main")
 
     def _collects(self, piece: int, lane: Lane) -> Iterator[Op]:
-        yield Wait(lane, 2 * piece + RESULTS, self._everybody)
+        yield Wait(lane, 2 * piece + RESULTS, self._sources)
         start, stop = self._cut[piece]
         own = self._shares[piece][self._rank]
         for block in ((start, own[0]), (own[1], stop)):

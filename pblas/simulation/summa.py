@@ -123,7 +123,7 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
 
 def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
     """Messages that bring a panel, about: the ranks among which its rows and its columns are spread."""
-    down = 1 if held.alike(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
+    down = 1 if held.equivalent(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
     return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.interop import Target, current_stream, home_of, is_view, new_target
+from pblas.backends.interop import Target, current_stream, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
@@ -210,7 +210,7 @@ class Caller:
         """
         backend = self.runtime.backend
         if out is None:
-            home_of(self._like)
+            library_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
         array = self.array(name, out, tokens=tokens)
         if not is_view(array, out, backend):

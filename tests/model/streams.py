@@ -555,8 +555,9 @@ class World:
             case Multiply():
                 return self._add(self._multiply(plan, e, rank, op, Task(name, e, before)))
             case Sum():
-                ranks = op.ranks if isinstance(op, Fetch) else (rank,) * len(op.reads())
-                read = tuple(self._span(e, r, block) for r, block in zip(ranks, op.reads(), strict=True))
+                terms = (*op.parts, op.own) if op.own is not None else op.parts
+                ranks = op.ranks if isinstance(op, Fetch) else (rank,) * len(terms)
+                read = tuple(self._span(e, r, block) for r, block in zip(ranks, terms, strict=True))
                 target = local(op.target)
                 return self._add(Task(name, e, before, read, (target, *_cleared(*read)), effect=_adding(read, target)))
             case CopyOut():

@@ -1,9 +1,8 @@
-"""Kernels that are compiled and loaded, and how they are launched.
+"""Compilation, loading and launches of kernels.
 
-CuPy compiles them (NVRTC) and keeps the machine code on disk, in a cache that ranks which start together may share:
-files are written under other names first, and their digest is checked. A launch goes through the driver: all arguments
-are one struct, in memory that lives as long as the kernels, so that it costs one call and allocates nothing. It may be
-captured.
+CuPy compiles kernels with NVRTC and caches the machine code on disk. Ranks may share the cache: CuPy renames finished
+files into place and checks their digest. A launch is one call of the driver and allocates nothing: all arguments are
+one struct, in memory that lives as long as the kernels. A launch may be captured.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ class Struct:
     """A struct whose fields all have eight bytes.
 
     Args:
-        name: in the source.
-        scalars: names of the fields at the beginning.
-        tables: names and lengths of the arrays after them.
+        name: name in the source.
+        scalars: names of the first fields, separated by blanks.
+        tables: names and lengths of the arrays after the scalars.
 
     >>> two = Struct("S", "a beta.re", {"t": 3})
     >>> two.nbytes, two.offsets
@@ -50,7 +49,7 @@ class Struct:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """Where each field begins, bytes."""
+        """Offset of each field in bytes."""
         offsets = {field: 8 * i for i, field in enumerate(self.scalars.split())}
         offset = 8 * len(offsets)
         for table, length in self.tables.items():
@@ -60,7 +59,7 @@ class Struct:
 
 
 class Arguments:
-    """Memory of one struct, and of the array of one pointer to it with which a kernel is launched."""
+    """Memory of one struct, and of the pointer to it that a launch takes."""
 
     def __init__(self, layout: Struct) -> None:
         fields = layout.scalars.split()
@@ -73,7 +72,7 @@ class Arguments:
         """The struct as integers."""
 
     def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
-        """Write all scalars, and as much of each table as is given."""
+        """Write all scalars, and the first elements of each table."""
         self._scalars.pack_into(self._memory, 0, *scalars)
         for (offset, length), values in zip(self._tables, tables, strict=True):
             assert len(values) <= length
@@ -97,11 +96,11 @@ class Ready:
 
     @property
     def words(self) -> memoryview:
-        """Its arguments."""
+        """The arguments as integers."""
         return self._arguments.words
 
     def launch(self, stream: int) -> None:
-        """Launch it; it may be captured."""
+        """Launch the kernel; a launch may be captured."""
         self._config.hStream = self._driver.CUstream(stream)
         (status,) = self._driver.cuLaunchKernelEx(self._config, self._function, self._arguments.address, 0)
         if status:
@@ -109,9 +108,9 @@ class Ready:
 
 
 def prefer_shared_memory(driver: Any, function: Any) -> None:
-    """Let multiprocessors that run a kernel configure the most shared memory.
+    """Let multiprocessors that run a kernel configure the largest shared memory.
 
-    The kernel may start on a multiprocessor before a GEMM that it waits for, or that runs concurrently. A GEMM's CTA
+    The kernel may start on a multiprocessor before a concurrent GEMM, or a GEMM for which it waits. A CTA of the GEMM
     needs nearly all shared memory. With a smaller configuration it could not start there before the kernel has ended.
 
     Raises:
@@ -128,8 +127,8 @@ class Module:
     """Kernels for the current GPU, by their keys.
 
     Args:
-        structs: the arguments of each family of kernels.
-        early: families whose kernels wait for the end of the kernel before by themselves, where the GPU has that.
+        structs: argument struct of each family of kernels.
+        early: families whose kernels wait themselves for the end of the preceding kernel, if the GPU supports that.
     """
 
     def __init__(self, structs: Mapping[str, Struct], early: tuple[str, ...] = ()) -> None:
@@ -147,7 +146,7 @@ class Module:
         self._lock = Lock()
 
     def _compile(self, code: str, names: Mapping[Hashable, str]) -> None:
-        """Compile CUDA C++, whose kernels are known by these keys from here on."""
+        """Compile CUDA C++ and register its kernels under these keys."""
         import cupy
 
         module = cupy.RawModule(code=code, options=_OPTIONS)
@@ -156,9 +155,9 @@ class Module:
         self._modules.append(module)
 
     def _launch_nothing(self, key: Hashable, stream: Stream, family: str) -> None:
-        """Run a kernel with arguments that make it do nothing, which loads it.
+        """Load a kernel by a launch with zeros as arguments, which does nothing.
 
-        A kernel that is loaded later could wait for one that waits for a peer.
+        Loading waits for running kernels, so a later load could wait for a kernel that waits for a peer.
         """
         layout = self._structs[family]
         zeros = (0,) * len(layout.scalars.split())

@@ -1,4 +1,4 @@
-"""CUDA C++ as one text: NVRTC needs no include path."""
+"""CUDA C++ with expanded includes: NVRTC needs no include path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-"""Of the files that all kernels may include."""
+"""Folder of the files that all kernels may include."""
 
 
 def expanded(path: Path) -> str:
-    """CUDA C++ with the files that it includes in their places: those beside it, or in `FOLDER`."""
+    """CUDA C++ with its includes expanded: files of the same folder, or of `FOLDER`."""
 
     def included(match: re.Match[str]) -> str:
         beside = path.parent / match[1]

@@ -19,7 +19,7 @@ import numpy as np
 
 from pblas.execute.collective.flat import Flat
 from pblas.execute.collective.reduction import OPERATIONS, fold
-from pblas.execute.collective.staging import ADDED, GIVEN
+from pblas.execute.collective.staging import INPUTS, RESULTS
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     """Description of a collective.
 
     Args:
-        verb: for messages (global).
+        name: name of the collective, for messages (global).
         operation: a key of `OPERATIONS`, or None: nothing is combined (global).
         shares: whether every rank gets the parts of the others (global).
         rounds: partition of the elements (global).
@@ -47,7 +47,7 @@ class Steps(NamedTuple):
         by_messages: ranks of a node treat each other as far (global).
     """
 
-    verb: str
+    name: str
     operation: str | None
     shares: bool
     rounds: Rounds
@@ -80,7 +80,7 @@ class Collective:
         steps, staging = self._steps, self._staging
         if steps.reads_x or not self._near:
             return
-        region = GIVEN if steps.operation else ADDED
+        region = INPUTS if steps.operation else RESULTS
         for reader in self._readers():
             a, b = self._span(reader, number)
             place = self._rounds.place(reader) if steps.operation else 0
@@ -127,7 +127,7 @@ class Collective:
 
     def _post(self, number: int) -> None:
         """Start the messages of a round that carry pieces of x."""
-        staging, kind = self._staging, GIVEN if self._steps.operation else ADDED
+        staging, kind = self._staging, INPUTS if self._steps.operation else RESULTS
         self._sent[number] = []
         for peer in self._far:
             a, b = self._rounds.piece(self._rank if self._steps.operation else peer, number)
@@ -153,7 +153,7 @@ class Collective:
             sinks[0] += [staging.published(OUT_TABLE, peer, n, self._dtype) for peer in self._near]
         elif steps.shares and self._near:
             for result, sink in enumerate(sinks):
-                sink.append(staging.slot(ADDED, self._rank, staging.turn, 0, span, self._dtype, result))
+                sink.append(staging.slot(RESULTS, self._rank, staging.turn, 0, span, self._dtype, result))
         # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from the staging memory of rank q)
         fold(OPERATIONS[steps.operation or ""], parts, span, steps.unit, self._finish, sinks)
 
@@ -168,13 +168,13 @@ class Collective:
             return piece
         if self._steps.reads_x:
             return staging.published(X_TABLE, peer, self._x.x.size, self._dtype)
-        return staging.slot(GIVEN, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
+        return staging.slot(INPUTS, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
 
     def _announce(self, number: int) -> None:
         """Send far ranks the sums of a round."""
         a, b = self._rounds.piece(self._rank, number)
         self._sent[number] = [
-            self._staging.send(out.get(a, b), peer, ADDED) for peer in self._far for out in self._outs if a < b
+            self._staging.send(out.get(a, b), peer, RESULTS) for peer in self._far for out in self._outs if a < b
         ]
 
     def _collect(self, number: int) -> None:
@@ -185,7 +185,7 @@ class Collective:
             a, b = self._rounds.piece(peer, number)
             for out in self._outs if a < b else ():
                 memory = out.get(a, b) if out.line is not None else np.empty(b - a, self._dtype)
-                arriving.append((staging.receive(memory, peer, ADDED), out, memory, (a, b)))
+                arriving.append((staging.receive(memory, peer, RESULTS), out, memory, (a, b)))
         if steps.operation is None:
             a, b = self._rounds.piece(self._rank, number)
             if a < b:
@@ -197,7 +197,7 @@ class Collective:
                     start, stop = self._rounds.part(peer)
                     source = Flat(staging.published(X_TABLE, peer, stop - start, self._dtype).x, start)
                 else:
-                    source = staging.slot(ADDED, peer, staging.turn, 0, span, self._dtype, result)
+                    source = staging.slot(RESULTS, peer, staging.turn, 0, span, self._dtype, result)
                 # out[part q] = what rank q has   (read in its memory)
                 out.write(a, b, source.get(a, b))
         for transfer, out, memory, (a, b) in arriving:
@@ -208,11 +208,11 @@ class Collective:
 
     def _meet(self) -> None:
         if self._near:
-            self._staging.meet(f"{self._steps.verb}: a meeting of the node")
+            self._staging.meet(f"{self._steps.name}: a meeting of the node")
 
     def _wait(self, transfers: list[Transfer], what: str) -> None:
         for transfer in transfers:
-            self._staging.backend.wait(transfer.done, f"{self._steps.verb}: {what}")
+            self._staging.backend.wait(transfer.done, f"{self._steps.name}: {what}")
 
 
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
@@ -236,7 +236,7 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
                 out.write(*own, result)
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
-            backend.agree(f"{steps.verb}: an all-gather of MPI")
+            backend.agree(f"{steps.name}: an all-gather of MPI")
             backend.plain_channel.all_gather(result, gathered, counts)
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
@@ -250,7 +250,7 @@ def _exchanged(
     a, b = own = spans[backend.rank]
     received = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
-    backend.agree(f"{steps.verb}: an all-to-all of MPI")
+    backend.agree(f"{steps.name}: an all-to-all of MPI")
     backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], received, [b - a] * backend.size)
     parts = [Flat(received[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, own, finish, count)

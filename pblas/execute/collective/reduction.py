@@ -99,11 +99,11 @@ class Normalised:
         self._weight = None if weight is None else np.ascontiguousarray(weight)
         self._residual = None if residual is None else Flat(residual, base)
 
-    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - epilogues share one interface
+    def may_overwrite(self, out: Array) -> bool:
         """No: the sums may be the second result."""
         return False
 
-    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - epilogues share one interface
+    def cut(self, a: int, b: int) -> int:
         """B: pieces are whole rows."""
         return b
 
@@ -124,11 +124,11 @@ class ByFunction:
         self.error: errors.ArgumentError | None = None
         """Its first error (local)."""
 
-    def may_overwrite(self, out: Array) -> bool:  # noqa: ARG002 - epilogues share one interface
+    def may_overwrite(self, out: Array) -> bool:
         """Yes: the function gets a copy."""
         return True
 
-    def cut(self, a: int, b: int) -> int:  # noqa: ARG002 - epilogues share one interface
+    def cut(self, a: int, b: int) -> int:
         """B: any piece."""
         return b
 

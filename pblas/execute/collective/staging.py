@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
 
-GIVEN, ADDED = 0, 1
-"""Regions of pieces to combine, and of combined pieces."""
+INPUTS, RESULTS = 0, 1
+"""Regions of the staging memory: pieces to combine, and combined or gathered pieces."""
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _BYTE = np.dtype(np.uint8)
@@ -62,7 +62,7 @@ class Staging:
         """Elements of a span in the staging memory of a near rank or this one.
 
         Args:
-            region: `GIVEN` or `ADDED`.
+            region: `INPUTS` or `RESULTS`.
             peer: owner of the memory.
             turn: of the round.
             place: elements before them in the slot.
@@ -118,5 +118,5 @@ class Staging:
         self.backend.sync()
 
     def detach(self) -> None:
-        """Forget the memory: the context is about to free it (local)."""
+        """Drop the memory, which the context is about to free (local)."""
         self._blocks, self._halves, self._tables, self._buffers = [], [], [], {}

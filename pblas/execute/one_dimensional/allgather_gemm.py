@@ -24,12 +24,7 @@ class RunAllGatherGemm:
     """See `RunLocalGemm`: peers read an operand, or a copy of it made before an agreement (global)."""
 
     def __init__(
-        self,
-        plan: AllGatherGemm,
-        backend: Any,
-        dtype: np.dtype[Any],
-        wire: np.dtype[Any],  # noqa: ARG002 - the executors share one interface
-        orders: Orders,
+        self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
         self._arrays = backend.arrays

@@ -24,11 +24,11 @@ class RunScaling:
     def __init__(self, backend: Any) -> None:
         self._arrays = backend.arrays
 
-    def publish(self, operands: Operands) -> bool:  # noqa: ARG002 - the executors share one interface
+    def publish(self, operands: Operands) -> bool:
         """False: peers read nothing."""
         return False
 
-    def prepare(self, *, scratch: bool) -> bool:  # noqa: ARG002 - the executors share one interface
+    def prepare(self, *, scratch: bool) -> bool:
         """False: no agreement is needed."""
         return False
 
@@ -40,13 +40,7 @@ class RunScaling:
 class RunLocalGemm(RunScaling):
     """Runs a LocalGemm plan on one rank."""
 
-    def __init__(
-        self,
-        plan: ProductPlan,
-        backend: Any,
-        dtype: np.dtype[Any],
-        *unused: Any,  # noqa: ARG002 - the executors share one interface
-    ) -> None:
+    def __init__(self, plan: ProductPlan, backend: Any, dtype: np.dtype[Any], *unused: Any) -> None:
         super().__init__(backend)
         self._total = accumulator_dtype(dtype)
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)

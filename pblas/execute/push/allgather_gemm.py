@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.push_engine import Output, Portion
 from pblas.backends.tile_shapes import COPY_RATE, COPY_US
 from pblas.execute.index_runs import IndexRuns, gemm_runs
-from pblas.execute.push.base import RunPush, is_one_run
+from pblas.execute.push.base import RunPush, column_blocks, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.partition import padded
 from pblas.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
@@ -57,7 +57,7 @@ class RunPushGather(RunPush):
         self._beta, self._d = x.beta, x.result
         if self._sums is not None:
             shape, order = self._sums
-            self._beta, self._d = 0.0, self._engine.part(self._own, 0, shape, self._total, order)
+            self._beta, self._d = 0.0, self._own_array(0, shape, self._total, order)
         elif x.old is not None and x.old is not x.result:
             self._engine.copy("main", x.old, x.result)
         self._walk(self._ops, x.unfinished if self._along_k else x)
@@ -66,11 +66,7 @@ class RunPushGather(RunPush):
         elif self._along_k:  # several GEMMs add to D
             self._engine.finish("main", x.finish, x.result)
 
-    def bind(self, d: Array | None) -> None:
-        """Nothing: all puts go to workspaces."""
-
     def _operate(self, index: int, op: Op, x: Operands) -> None:
-        del index
         match op:
             case Multiply(lane, operand, None) if operand is not None:
                 self._multiply(lane, operand, x)
@@ -88,7 +84,6 @@ class RunPushGather(RunPush):
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
         """Destination of a put: bytes from the start of the peer's workspace, and storage order."""
-        del peer, x
         return self._gathered.offset(block.start), self._gathered.order
 
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
@@ -110,7 +105,7 @@ class RunPushGather(RunPush):
                 )
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
-                d = self._engine.columns(self._d[block], blocks)
+                d = column_blocks(self._d[block], blocks)
                 gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d)
                 self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
                 continue
@@ -146,7 +141,7 @@ class RunPushGather(RunPush):
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
             for portion in group:
-                finish = x.finish_of(itemgetter(portion.lies))
+                finish = x.finish_of(itemgetter(portion.index))
                 gemm(x.alpha, portion.x, portion.y, self._beta, portion.z, conj=x.conj, finish=finish)
 
     def _portions(self, operand: Block, x: Operands, awaits: Flag | None, ready: float) -> Iterator[Portion]:
@@ -164,5 +159,5 @@ class RunPushGather(RunPush):
                     self._d[m_d : m_d + rows, n_d : n_d + columns],
                     awaits=awaits,
                     ready=ready,
-                    at=(m_d, n_d),
+                    origin=(m_d, n_d),
                 )

@@ -32,8 +32,33 @@ if TYPE_CHECKING:
     Order = Literal["F", "C"]
 
 
-class RunPush(ABC):
-    """Runs a plan by pushing, on one rank.
+class Pushed(ABC):
+    """Executor of a plan of the push transport: it issues the plan's operations on an engine, on one rank."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds (local)."""
+        return 0
+
+    @property
+    def bound(self) -> bool:
+        """Whether a D is bound, whose addresses the peers know."""
+        return False
+
+    def bind(self, d: Array | None) -> None:  # noqa: B027 - most plans put results into workspaces only
+        """**Collective.** Put results directly into this D from now on, if it is symmetric memory on every rank.
+
+        Args:
+            d: in the plan's orientation; None to bind nothing (global).
+        """
+
+    @abstractmethod
+    def run(self, x: Operands) -> None:
+        """Launch the plan with these arrays (local)."""
+
+
+class RunPush(Pushed):
+    """Runs the schedule of a plan on one rank.
 
     **Collective**, since the workspace may have to grow.
 
@@ -52,8 +77,6 @@ class RunPush(ABC):
     """Bytes of private memory, which executions use one after the other."""
     _own: Any
     """The private memory, during an execution."""
-    _bound: Any = None
-    """The bound D, and its address on every rank."""
 
     def __init__(
         self,
@@ -68,6 +91,7 @@ class RunPush(ABC):
         self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
         self._total, self._tf32 = accumulator_dtype(dtype), tf32
         self._engine: Engine = backend.engine(plan.queue)
+        self._address, self._arrays = backend.address, backend.arrays
         self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
         self._known_lines: dict[tuple[int, int], IndexRuns] = {}
@@ -133,23 +157,15 @@ class RunPush(ABC):
     def _operate(self, index: int, op: Op, x: Operands) -> None:
         """Issue an operation that only some plans have."""
 
-    @property
-    def bound(self) -> bool:
-        """Whether a D is bound, whose addresses the peers know."""
-        return self._bound is not None
-
-    @abstractmethod
-    def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank.
-
-        Args:
-            d: in the plan's orientation; None to bind nothing (global).
-        """
-
     def _step(self, phase: int) -> str:
         return f"{self._plan.name}: {_WHAT[phase % 2]}"
 
     # Blocks
+
+    def _own_array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Order) -> Array:
+        """A tight array `offset` bytes into the private memory."""
+        array: Array = self._arrays.array(self._own[offset:], shape, dtype, order)
+        return array
 
     @abstractmethod
     def _source(self, block: Block, x: Operands) -> Array:
@@ -181,6 +197,16 @@ class RunPush(ABC):
             for g0, a, b in _cut(plan.shards.ranges(rank), start - first, stop - first)
         ]
         return IndexRuns.global_to_local(ranges)
+
+
+def column_blocks(x: Array, count: int) -> Array:
+    """Equal blocks of the columns of a matrix as a batch of matrices, in the same memory.
+
+    >>> import numpy as np
+    >>> column_blocks(np.arange(8).reshape(2, 4), 2).tolist()
+    [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    """
+    return x.reshape(x.shape[0], count, x.shape[1] // count).transpose(1, 0, 2)
 
 
 def is_one_run(*dimensions: IndexRuns) -> bool:

@@ -1,8 +1,7 @@
-"""Push plans that reduce: ranks send partial products as they are computed, and the owners of D add them."""
+"""Executor of push plans that reduce: ranks send partial products as they form them; the owners of D add them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
 from operator import itemgetter
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
 from pblas.execute.index_runs import IndexRuns, gemm_runs
-from pblas.execute.push.base import RunPush, is_one_run
+from pblas.execute.push.base import RunPush, column_blocks, is_one_run
 from pblas.execute.push.stacked import Stack
 from pblas.plans.one_dimensional import GemmAllReduce
 from pblas.plans.partition import flat_share, padded
@@ -45,6 +44,8 @@ class RunPushReduce(RunPush):
     """Runs a GemmReduceScatter or a GemmAllReduce."""
 
     _plan: GemmReduceScatter
+    _bound: Any = None
+    """Shape, strides and address of the bound D, and its addresses on all ranks."""
 
     def _prepare(self, orders: Orders) -> None:
         plan, product, nprocs = self._plan, self._product, self._product.nprocs
@@ -58,8 +59,8 @@ class RunPushReduce(RunPush):
         self._partial = Stack(counts, product.m, orders.result, 1, itemsize)
         self._slot_nbytes = padded(plan.slot_elements * itemsize)
         self._contributing = [r for r in range(nprocs) if plan.contributes(r)]
-        # The workspace: the pulled lines of the partial product, a slot for every rank, results. The other lines of
-        # the partial product are in private memory.
+        # The workspace holds the pulled lines of the partial product, a slot for every rank, and results. The other
+        # lines of the partial product are in private memory.
         self._pulled = self._slots_at = results = 0
         own = self._partial.nbytes
         if isinstance(plan, GemmAllReduce):
@@ -72,7 +73,7 @@ class RunPushReduce(RunPush):
         self._nbytes = self._results_at + results
         self._k = IndexRuns.of_inner(plan, self._rank)
         # If K consists of several runs, several GEMMs add to one partial product: in 32 bits, rounded once.
-        self._wide: int | None = None  # offset of those sums
+        self._wide: int | None = None  # offset of the 32-bit sums in private memory
         self._own_nbytes = own
         if len(self._k.runs) > 1 and self._wire != self._total:
             self._wide = padded(own)
@@ -132,18 +133,20 @@ class RunPushReduce(RunPush):
             case _:
                 raise AssertionError(op)
 
-    def bind(self, d: Array | None) -> None:
-        """**Collective.** Put results directly into this D, if it is in symmetric memory on every rank.
+    @property
+    def bound(self) -> bool:
+        """Whether a D is bound, whose addresses the peers know."""
+        return self._bound is not None
 
-        Args:
-            d: in the plan's orientation; None to bind nothing (global).
-        """
+    def bind(self, d: Array | None) -> None:
+        """**Collective.** See `Pushed.bind`."""
         puts = isinstance(self._plan, GemmAllReduce) and algorithm_of(self._plan).kind != "tile_signals"
         homes = self._engine.homes(d) if puts else None
         self._bound = None if d is None or homes is None else (self._place(d), homes)
 
     def _place(self, d: Array) -> Any:
-        return d.shape, d.strides, self._engine.address(d)
+        """Shape, strides and address: two equal arrays are the same memory."""
+        return d.shape, d.strides, self._address(d)
 
     def _homes(self, x: Operands, block: Block) -> list[int] | None:
         """Address of a block of D on every rank, if D is the bound one."""
@@ -164,9 +167,9 @@ class RunPushReduce(RunPush):
         return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
-        """Destination of a put: `_target`, or D itself for sums if it is bound.
+        """Destination of a put: `_target`, or the peer's D itself for sums if D is bound.
 
-        The put to a peer's D is safe, since the peer has sent its partial products, which were added here.
+        The put into a peer's D is safe: the peer has begun this call, since its partial products are in the sums.
         """
         homes = self._homes(x, block) if block.buffer == "results" else None
         return self._target(block) if homes is None else (self._engine.offset(peer, homes[peer]), "F")
@@ -196,7 +199,7 @@ class RunPushReduce(RunPush):
         stack, shape = self._partial, self._partial.shape(len(block))
         if block.buffer == "pulled":
             return self._engine.array(stack.offset(block.start - self._pulled), shape, self._wire, stack.order)
-        return self._engine.part(self._own, stack.offset(block.start), shape, self._wire, stack.order)
+        return self._own_array(stack.offset(block.start), shape, self._wire, stack.order)
 
     # Products
 
@@ -209,8 +212,8 @@ class RunPushReduce(RunPush):
             if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):
                 (k_x, k_y, inner), (first, _, _) = self._k.runs[0], lines.runs[0]
                 shape = (blocks * m, (stop - start) // blocks)
-                tall = self._engine.part(self._own, stack.offset(start), shape, self._wire, "C")
-                right = self._engine.columns(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
+                tall = self._own_array(stack.offset(start), shape, self._wire, "C")
+                right = column_blocks(x.right[k_y : k_y + inner, first : first + stop - start], blocks)
                 left = x.left[:, k_x : k_x + inner]
                 gemm(x.alpha, left, right, 0.0, tall.reshape(blocks, m, -1))
                 continue
@@ -219,7 +222,7 @@ class RunPushReduce(RunPush):
                 block = sums = self._partial_block(Block(target.buffer, begin, begin + width))
                 if self._wide is not None:
                     offset = self._wide + stack.offset(begin) // self._wire.itemsize * self._total.itemsize
-                    sums = self._engine.part(self._own, offset, block.shape, self._total, stack.order)
+                    sums = self._own_array(offset, block.shape, self._total, stack.order)
                 n = self._lines(begin, begin + width)
                 gemm_runs(x.alpha, x.left, x.right, 0.0, sums, IndexRuns.whole(m), n, self._k, x.conj, gemm)
                 if sums is not block:
@@ -257,7 +260,7 @@ class RunPushReduce(RunPush):
             self._burst(lane, strip.puts, strip.signal_phase, [put.peer for put in strip.puts], (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
-        """Copy finished lines to D, unless peers have put them there, or from D to the memory that peers get."""
+        """Copy finished lines to D, unless peers have put them there, or from D to the workspace for peers to read."""
         if copy.target.buffer == "results":
             self._engine.copy(copy.lane, self._source(copy.source, x), self._result_block(copy.target))
         elif self._homes(x, copy.target) is None:
@@ -267,37 +270,45 @@ class RunPushReduce(RunPush):
         return get.peer, self._result_at(get.source), self._source(get.target, x)
 
     def _multiply_at_once(self, op: GemmReduce, x: Operands) -> bool:
-        """Compute all strips by one kernel; false, and nothing is done, if there is none."""
+        """Compute all strips by one kernel; false, without an effect, if no kernel supports them."""
         lines = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *lines):
             return False
         portions, awaited = list[Portion](), {wait.number for wait in op.beside if isinstance(wait, WaitTile)}
         for number, strip in enumerate(op.strips):
-            mark, factors = number if number in awaited else -1, self._factors(strip.lines, x)
+            tile_flag, factors = number if number in awaited else -1, self._factors(strip.lines, x)
             if strip.target is None:
-                portions.append(self._partial_portion(strip, mark, x))
+                portions.append(self._partial_portion(strip, tile_flag, x))
                 continue
             output = self._lines_of(strip.target, x)
             d, old = output.out, output.old
-            terms = tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts)
             places = self._places(strip, d.shape, x)
             if strip.offered is not None:
                 places = (*places, (self._result_block(strip.offered), None))
-            late = algorithm_of(self._plan).kind == "fused_stores"
             # Own lines whose parts were stored two pieces before are interleaved with the last piece.
-            among = sum(earlier.phase > strip.phase + 2 for earlier in op.strips[:number]) if strip.puts else 0
-            own = Portion(*factors, d, mark=mark, terms=terms, late=late, old=old, places=places, among=among)
-            portions.append(replace(own, at=(0, strip.target.start)))
+            interleaved = sum(earlier.phase > strip.phase + 2 for earlier in op.strips[:number]) if strip.puts else 0
+            portions.append(
+                Portion(
+                    *(*factors, d),
+                    tile_flag=tile_flag,
+                    terms=tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts),
+                    terms_late=algorithm_of(self._plan).kind == "fused_stores",
+                    old=old,
+                    places=places,
+                    interleaved=interleaved,
+                    origin=(0, strip.target.start),
+                )
+            )
         beta = 0.0 if x.old is None else x.beta
         return self._engine.multiply_portions(op.lane, x.alpha, portions, beta, finish=x.finish)
 
-    def _partial_portion(self, strip: Strip, mark: int, x: Operands) -> Portion:
+    def _partial_portion(self, strip: Strip, tile_flag: int, x: Operands) -> Portion:
         """Lines of another rank, stored in private memory for a copy, or directly in that rank's slot."""
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
         if not strip.puts:
-            return Portion(*factors, block, mark=mark, partial=True)
+            return Portion(*factors, block, tile_flag=tile_flag, partial=True)
         ((place, flag),) = self._places(strip, block.shape, x)
-        return Portion(*factors, place, tells=flag, partial=True)
+        return Portion(*factors, place, signal=flag, partial=True)
 
     def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """A strip's destinations at peers, each with the flag to set after the store."""

@@ -6,31 +6,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pblas.execute.index_runs import IndexRuns, gemm_runs
+from pblas.execute.push.base import Pushed
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.execute.operands import Operands
     from pblas.plans.plan import ProductPlan
 
 
-class RunLocal:
+class RunLocal(Pushed):
     """Runs a LocalGemm plan on an engine, on one rank."""
 
-    workspace_nbytes = 0
-    bound = False
-
-    def __init__(
-        self,
-        plan: ProductPlan,
-        backend: Any,
-        *unused: Any,  # noqa: ARG002 - the executors share one interface
-        tf32: bool = False,
-    ) -> None:
+    def __init__(self, plan: ProductPlan, backend: Any, *unused: Any, tf32: bool = False) -> None:
         self._engine, self._tf32 = backend.engine(plan.queue), tf32
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
-
-    def bind(self, d: Array | None) -> None:
-        """Nothing: the plan has no puts."""
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""

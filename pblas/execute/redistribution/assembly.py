@@ -86,22 +86,17 @@ class _ColumnPanel:
 
     def __init__(self, shares: Sequence[tuple[int, Sequence[StridedRun]]], columns: Sequence[StridedRun]) -> None:
         self.peers, self._rows, self._columns = [peer for peer, _ in shares], [rows for _, rows in shares], columns
-        strided_runs = [strided_run for rows in self._rows for strided_run in rows]
-        self._height = m = sum(strided_run.length * strided_run.count for strided_run in strided_runs)
-        self._is_blocks = all(
-            strided_run.count == 1 and strided_run.is_touching and strided_run.length >= _LONG
-            for strided_run in strided_runs
-        )
+        strided_runs = [run for rows in self._rows for run in rows]
+        self._height = m = sum(run.length * run.count for run in strided_runs)
+        self._is_blocks = all(run.count == 1 and run.is_touching and run.length >= _LONG for run in strided_runs)
         width = max(count for *_, count in self._lines(_COPIED))
-        by_views = (
-            _PER_RUN * sum(strided_run.count for strided_run in strided_runs) + _PER_VIEW * len(strided_runs) / width
-        )
+        by_views = _PER_RUN * sum(run.count for run in strided_runs) + _PER_VIEW * len(strided_runs) / width
         self._gathers = by_views > _PER_GATHERED * m
         self._indices: dict[tuple[int, int], Array] = {}
 
     def _lines(self, limit: int) -> list[tuple[Places, Places, int]]:
         """Columns at equal distances, with about `limit` elements at most."""
-        return [line for strided_run in self._columns for line in strided_run.lines(max(1, limit // self._height))]
+        return [line for run in self._columns for line in run.lines(max(1, limit // self._height))]
 
     def bring(self, sources: Sequence[Array], out: Array, put: Put) -> None:
         """Put the elements to `out`; all arrays are stored by columns."""
@@ -128,8 +123,8 @@ class _ColumnPanel:
     def _put_blocks(self, sources: Sequence[Array], panel: Array, put: Put) -> None:
         """Put block by block directly to the target."""
         for x, rows in zip(sources, self._rows, strict=True):
-            for strided_run in rows:
-                (source, _, target), length = strided_run.starts, strided_run.length
+            for run in rows:
+                (source, _, target), length = run.starts, run.length
                 put(x[source : source + length], panel[target : target + length])
 
     def _copy(self, sources: Sequence[Array], panel: Array) -> None:
@@ -137,8 +132,8 @@ class _ColumnPanel:
         target = flat(panel).view(np.uint8)
         for x, rows in zip(sources, self._rows, strict=True):
             source = flat(x).view(np.uint8)
-            for strided_run in rows:
-                _runs(target, panel, strided_run, TARGET)[...] = _runs(source, x, strided_run, SOURCE)
+            for run in rows:
+                _runs(target, panel, run, TARGET)[...] = _runs(source, x, run, SOURCE)
 
     def _gather(self, sources: Sequence[Array], panel: Array, memory: Array, width: int) -> None:
         """Gather the elements of each rank, one rank after the other, then permute all to their order."""
@@ -154,7 +149,7 @@ class _ColumnPanel:
     def _source_index(self, p: int, across: int, width: int) -> Array:
         """Indices of the p-th rank's elements of each column."""
         if (p, across) not in self._indices:
-            rows = np.concatenate([elements(strided_run, SOURCE) for strided_run in self._rows[p]])
+            rows = np.concatenate([elements(run, SOURCE) for run in self._rows[p]])
             self._indices[p, across] = np.arange(width)[:, None] * across + rows
         return self._indices[p, across]
 
@@ -163,7 +158,7 @@ class _ColumnPanel:
         if (-1, 0) not in self._indices:
             index, start = np.empty((width, self._height), np.intp), 0
             for share in self._rows:
-                rows = np.concatenate([elements(strided_run, TARGET) for strided_run in share])
+                rows = np.concatenate([elements(run, TARGET) for run in share])
                 index[:, rows] = start + np.arange(width * rows.size).reshape(width, rows.size)
                 start += width * rows.size
             self._indices[-1, 0] = index
@@ -180,15 +175,15 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
     return x[:, start : start + (count - 1) * step + 1 : step]
 
 
-def _runs(memory: Array, x: Array, strided_run: StridedRun, place: int) -> Array:
+def _runs(memory: Array, x: Array, run: StridedRun, place: int) -> Array:
     """The runs of a strided run in each column of x: columns x runs of items if short, else columns x runs x elements.
 
     NumPy copies a short item several times as fast as a short row.
     """
     down, across = x.strides
-    start, step, stride = (down * side[place] for side in (strided_run.starts, strided_run.steps, strided_run.strides))
-    if strided_run.is_touching and strided_run.length < _LONG:
-        item = f"V{strided_run.length * down}"
-        return np.ndarray((x.shape[1], strided_run.count), item, memory, start, (across, step))
-    shape = x.shape[1], strided_run.count, strided_run.length
+    start, step, stride = (down * side[place] for side in (run.starts, run.steps, run.strides))
+    if run.is_touching and run.length < _LONG:
+        item = f"V{run.length * down}"
+        return np.ndarray((x.shape[1], run.count), item, memory, start, (across, step))
+    shape = x.shape[1], run.count, run.length
     return np.ndarray(shape, x.dtype, memory, start, (across, step, stride))

@@ -33,11 +33,11 @@ class Indexed:
     __slots__ = ("_indices", "_lines", "_rows", "_width")
 
     def __init__(self, rows: Sequence[StridedRun], columns: Sequence[StridedRun]) -> None:
-        sides = [np.concatenate([elements(strided_run, side) for strided_run in rows]) for side in range(3)]
+        sides = [np.concatenate([elements(run, side) for run in rows]) for side in range(3)]
         ascending = np.argsort(sides[1])  # the message's order
         self._rows = [side[ascending] for side in sides]
         self._width = max(1, _TOGETHER // len(ascending))
-        self._lines = [line for strided_run in columns for line in strided_run.lines(self._width)]
+        self._lines = [line for run in columns for line in run.lines(self._width)]
         self._indices: dict[tuple[int, int, int], Array] = {}
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
@@ -86,8 +86,8 @@ def _columns(x: Array, start: int, step: int, count: int) -> Array:
     return x.T[start : start + (count - 1) * step + 1 : step]
 
 
-def elements(strided_run: StridedRun, side: int) -> Array:
+def elements(run: StridedRun, side: int) -> Array:
     """Positions of the elements of a strided run."""
-    starts = strided_run.starts[side] + strided_run.steps[side] * np.arange(strided_run.count)
-    positions: Any = starts[:, None] + strided_run.strides[side] * np.arange(strided_run.length)
+    starts = run.starts[side] + run.steps[side] * np.arange(run.count)
+    positions: Any = starts[:, None] + run.strides[side] * np.arange(run.length)
     return positions.reshape(-1)

@@ -110,16 +110,16 @@ def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *
         columns: the other dimension (local).
         transposed: whether rows are not contiguous in the source (local).
     """
-    many_rows, many_columns = ([run for strided_run in side for run in strided_run.runs()] for side in (rows, columns))
-    plain = sum(strided_run.count == 1 for strided_run in rows) * sum(strided_run.count == 1 for strided_run in columns)
+    many_rows, many_columns = ([single for run in side for single in run.runs()] for side in (rows, columns))
+    plain = sum(run.count == 1 for run in rows) * sum(run.count == 1 for run in columns)
     by_runs = _PER_VIEW * len(many_rows) * len(many_columns)
-    by_combs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
-    m, n = (sum(strided_run.length * strided_run.count for strided_run in side) for side in (rows, columns))
-    lines = sum(min(strided_run.length, strided_run.count) for strided_run in columns)
+    by_strided_runs = _PER_VIEW * plain + _PER_STRIDED_VIEW * (len(rows) * len(columns) - plain)
+    m, n = (sum(run.length * run.count for run in side) for side in (rows, columns))
+    lines = sum(min(run.length, run.count) for run in columns)
     by_index = _PER_LINE * lines + m * n * (_PER_INDEXED_ACROSS if transposed else _PER_INDEXED)
-    if by_index < min(by_runs, by_combs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
+    if by_index < min(by_runs, by_strided_runs) + _PER_RUN * len(many_rows) * n + _PER_ELEMENT * m * n:
         return Indexed(rows, columns)
-    return (many_rows, many_columns) if by_runs <= by_combs else (rows, columns)
+    return (many_rows, many_columns) if by_runs <= by_strided_runs else (rows, columns)
 
 
 def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
@@ -150,15 +150,15 @@ def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, 
             put(tile, place[(*i, *j)])
 
 
-def _parts(strided_run: StridedRun, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
+def _parts(run: StridedRun, limit: int, *, strided: bool) -> list[tuple[slice, ...]]:
     """Slices of one dimension of a view, of about `limit` elements each: (runs, elements), or (elements,)."""
-    if strided_run.count > 1 and strided_run.length < limit:
-        step = limit // strided_run.length
-        return [(slice(i, i + step), slice(None)) for i in range(0, strided_run.count, step)]
-    elements = [slice(l, l + limit) for l in range(0, strided_run.length, limit)]
+    if run.count > 1 and run.length < limit:
+        step = limit // run.length
+        return [(slice(i, i + step), slice(None)) for i in range(0, run.count, step)]
+    elements = [slice(l, l + limit) for l in range(0, run.length, limit)]
     if not strided:
         return [(part,) for part in elements]
-    return [(slice(i, i + 1), part) for i in range(strided_run.count) for part in elements]
+    return [(slice(i, i + 1), part) for i in range(run.count) for part in elements]
 
 
 class Message:

@@ -1,4 +1,4 @@
-"""Executor of a redistribution: each rank fetches the elements that it needs, and adds them to its own."""
+"""Executor of a redistribution: each rank fetches the elements of its part of B, and scales or adds them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pblas.layouts.trapezoid import Trapezoid
 
 
-class Moved(NamedTuple):
+class RedistributionOperands(NamedTuple):
     """Local arrays of one execution.
 
     Args:
@@ -31,7 +31,7 @@ class Moved(NamedTuple):
     put: Put = COPY
 
 
-class RunRelayout:
+class RunRedistribution:
     """**Collective.** Moves op(A), or a trapezoid of it, from the placement `source` to B under the placement `target`.
 
     `order` is the storage order of the local arrays of op(A). `reads_a` is false if alpha is 0: then B is moved to
@@ -64,7 +64,7 @@ class RunRelayout:
         """Bytes of buffers that this rank holds now."""
         return self._home.workspace_nbytes + self._movement.workspace_nbytes
 
-    def publish(self, x: Moved) -> bool:
+    def publish(self, x: RedistributionOperands) -> bool:
         """Publish the location of A; true if it must be staged first."""
         return self._home.publish(x.source if self.lends else x.target)
 
@@ -74,12 +74,12 @@ class RunRelayout:
             self._home.stage()
         return scratch and self.lends
 
-    def run(self, x: Moved) -> None:
+    def run(self, x: RedistributionOperands) -> None:
         """B = alpha op(A) + beta B."""
         self._movement.begin()
         self._movement.finish(x.target, x.put)
         self._home.release()
 
-    def rest(self) -> None:
-        """Free the memory of messages and copies until it is needed again; all ranks do so."""
-        self._movement.rest()
+    def free_buffers(self) -> None:
+        """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""
+        self._movement.free_buffers()

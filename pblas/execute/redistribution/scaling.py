@@ -40,7 +40,7 @@ class Scaling:
     conj: bool = False
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Update out by x, of the same shape; x may be narrower if it is added to 32-bit sums (local)."""
+        """Update out by x, of the same shape; x may have 16-bit elements if out has 32-bit sums (local)."""
         alpha, beta = self.alpha, self.beta
         if alpha == 1 and beta == 0:
             if self.conj:

@@ -4,10 +4,10 @@ A `SourceMatrix` publishes the local arrays of a matrix; a `Movement` transfers 
 are built once and used many times. Several movements of one source may be under way at once: a product starts the next
 panel before it multiplies with the current one.
 
-    home.publish(x)                 # then an agreement of all ranks, which may ask for home.stage()
-    movement.begin()                # returns at once: sends what far ranks need, awaits what they send
+    home.publish(x)                 # an agreement of all ranks comes next, which may ask for home.stage()
+    movement.begin()                # starts the messages to and from far ranks, and returns at once
     movement.finish(out)            # returns when the rank's part is in `out` and its messages have left
-                                    # an agreement before x is overwritten: near ranks read it in place
+                                    # all ranks agree before x is overwritten: near ranks read it in place
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SourceMatrix:
         del self.local
 
     def drop(self) -> None:
-        """Free the copy that was staged; all ranks do so, and another is made when it is needed (local)."""
+        """Free the staged copy; the next use allocates it again. All ranks do so (local)."""
         self._stage = None
 
 
@@ -189,7 +189,7 @@ class Movement:
         incoming = [message for message in incoming if message.nelements]
         self._readable = [message for message in incoming if message.peer == rank or backend.is_near(message.peer)]
         self._far = [message for message in incoming if message not in self._readable]
-        host = backend.arrays.patch is None
+        host = backend.arrays.block_copy is None
         self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
@@ -296,8 +296,8 @@ class Movement:
                 self._buffers.give(sent)
         self._sending = []
 
-    def rest(self) -> None:
-        """Free the memory of messages and copies until it is needed again; all ranks do so (local)."""
+    def free_buffers(self) -> None:
+        """Free the memory of messages and copies; the next use allocates it again. All ranks do so (local)."""
         self._buffers.drop()
         self.home.drop()
 
@@ -318,7 +318,7 @@ class Movement:
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
             parts = trapezoid.cut(move, place, self._backend.rank, side)
-        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.patch)
+        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.block_copy)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and its buffer."""

@@ -22,8 +22,8 @@ class Panels:
 
     Args:
         home: the operand (global).
-        steps: for each step the movements in which this rank takes part (local).
-        mine: for each step the placement of this rank's own panel, and its movement; None without one (local).
+        steps: for each step, the movements in which this rank takes part (local).
+        own_panels: for each step, the placement of this rank's panel and its movement; None without a panel (local).
         offered: movements in which this rank only sends. Receivers need them in different orders, so this rank
             starts all of them with the first step and waits for them at the end (local).
     """
@@ -70,16 +70,16 @@ class Panels:
             movement.begin()
 
     def fetch(self, step: int) -> Array | None:
-        """This rank's panel, once it has arrived; None without one. It is valid until the next but one is fetched.
+        """This rank's panel after its arrival; None without one. It stays valid for one more `fetch`.
 
-        The messages of two steps before have then left.
+        The messages of the step before have left when this returns.
         """
         panel, arrived = self.fetch_columns(step, [slice(None)])
         self._home.backend.arrays.follow(next(arrived))
         return panel
 
     def fetch_columns(self, step: int, parts: Sequence[slice]) -> tuple[Array | None, Iterator[Any]]:
-        """`fetch`, with a mark for each part of the columns, which a product with the part must follow.
+        """`fetch`, with an iterator of marks: a product with a part of the columns must follow the part's mark.
 
         A near rank's block is copied part after part, each when the iterator reaches its mark.
         """
@@ -93,7 +93,7 @@ class Panels:
             if block is None or not (arrays.reads_peers or movement.is_own):
                 panel = self._buffer(step, shape)
                 with arrays.beside(_WHAT):
-                    arrays.follow(before)  # the products with what was there
+                    arrays.follow(before)  # earlier products read the buffer
                     if block is None:
                         movement.receive(panel)
                         arrived = repeat(arrays.mark())
@@ -140,3 +140,18 @@ class Panels:
             buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
         panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
         return panel
+
+
+class RunSumma:
+    """Base class of executors whose ranks read panels of their peers' operands."""
+
+    lends = True
+    """See `RunLocalGemm` (global)."""
+    _homes: Sequence[SourceMatrix]
+    """The operands that move."""
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the operands that move if any rank must; true if the ranks must then agree again."""
+        for home in self._homes if scratch else ():
+            home.stage()
+        return scratch

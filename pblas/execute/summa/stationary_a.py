@@ -1,4 +1,4 @@
-"""SummaA: op(A) stays, panels of op(B) arrive, ranks send partial products of D to the owners, which add them."""
+"""Executor of SummaA: op(A) stays, panels of op(B) arrive; ranks send partial products of D to the owners to add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
-from pblas.execute.summa.panels import Panels
+from pblas.execute.summa.panels import Panels, RunSumma
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -22,11 +22,8 @@ if TYPE_CHECKING:
 TAG_A, TAG_B = 1021, 1022
 
 
-class RunSummaA:
+class RunSummaA(RunSumma):
     """Runs a SummaA plan on one rank; in a transposed plan op(A) is the user's op(B)^T."""
-
-    lends = True
-    """See `RunLocalGemm` (global)."""
 
     def __init__(
         self, plan: SummaA, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
@@ -72,13 +69,6 @@ class RunSummaA:
         """Publish the locations of the operands that move; true if one must be staged first."""
         alone = self._homes[0].publish(operands.right)
         return (self._left is not None and self._homes[1].publish(operands.left)) or alone
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage operands that move if any rank must; true if the ranks must then agree once more."""
-        if scratch:
-            for home in self._homes:
-                home.stage()
-        return scratch
 
     def run(self, x: Operands) -> None:
         """partial D[m, n] = alpha op(A)[m, k] op(B)[k, n] for the m and k of this rank, panel after panel of n."""

@@ -1,4 +1,4 @@
-"""SummaC: D stays, panels of op(A) and op(B) arrive while earlier panels are multiplied."""
+"""Executor of SummaC: D stays, panels of op(A) and op(B) arrive while earlier panels are multiplied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pblas.backends.cpu.arrays import Programs
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.one_dimensional.local_gemm import widened
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
-from pblas.execute.summa.panels import Panels
+from pblas.execute.summa.panels import Panels, RunSumma
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -25,18 +25,15 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs also the columns of
-the first part of a panel, multiplied while the rest arrives, and of the last part of D, rounded after all products."""
+"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs this is also the width
+of the first part of a panel, which is multiplied while the rest arrives, and of the last part of D to be rounded."""
 _GROWTH = 4
 """Growth of the arrived columns from part to part: a GEMM of 8192 rows takes four times as long as the arrival of its
 columns (16 bits, H200)."""
 
 
-class RunSummaC:
+class RunSummaC(RunSumma):
     """Runs a SummaC plan on one rank."""
-
-    lends = True
-    """See `RunLocalGemm` (global)."""
 
     def __init__(
         self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
@@ -108,13 +105,6 @@ class RunSummaC:
         left, right = self._homes
         alone = left.publish(operands.left)
         return right.publish(operands.right) or alone
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree once more."""
-        if scratch:
-            for home in self._homes:
-                home.stage()
-        return scratch
 
     def run(self, x: Operands) -> None:
         """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.gemm_epilogues import spoken
+from pblas.backends.gemm_epilogues import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
 from pblas.epilogues import Epilogue
@@ -126,7 +126,7 @@ class ProductEpilogue:
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
         if plan.transport != "push":
             return passes
-        fused = None if self.epilogue.tree is None else spoken(self.epilogue.tree, self.dtype.name)
+        fused = None if self.epilogue.tree is None else fused_epilogue(self.epilogue.tree, self.dtype.name)
         if fused is None:
             return passes
         name, bias = fused

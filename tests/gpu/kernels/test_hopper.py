@@ -459,7 +459,7 @@ def test_it_starts_beside_kernels_that_wait_for_it(hopper: Hopper, stream: Any, 
         for lane, piece, mark in zip(beside, pieces, marks, strict=True):
             lane.wait_event(forked)
             kernels.wait(lane.ptr, [mark], [0], watch=watch)
-            streams.operate(lane.ptr, [streams.one(piece.flag(0))])
+            streams.operate(lane.ptr, [streams.set_word(piece.flag(0))])
         hopper.matmul(stream.ptr, 1.0, parts, 0.0, watch=watch)
         cupy.cuda.runtime.deviceSynchronize()
         assert record["code"][0] == 0

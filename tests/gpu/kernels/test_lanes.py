@@ -27,13 +27,13 @@ def test_neighbouring_words_of_a_lane_are_one_operation(monkeypatch: pytest.Monk
     places = [words.data.ptr + 4 * i for i in range(8)]
 
     def body() -> None:
-        lanes.operate("copy", [streams.one(places[0])])
-        lanes.operate("copy", [*streams.awaited_one(places[0]), streams.one(places[1])])
-        lanes.operate("copy", [streams.one(places[2])])
+        lanes.operate("copy", [streams.set_word(places[0])])
+        lanes.operate("copy", [*streams.await_word(places[0]), streams.set_word(places[1])])
+        lanes.operate("copy", [streams.set_word(places[2])])
         streams.copy(lanes.stream("copy"), places[3], 4, places[2], 4, 4, 1)
-        lanes.operate("copy", [streams.one(places[4])])
+        lanes.operate("copy", [streams.set_word(places[4])])
         streams.copy(lanes.stream("main"), places[6], 4, places[7], 4, 4, 1)
-        lanes.operate("copy", [streams.one(places[5])])
+        lanes.operate("copy", [streams.set_word(places[5])])
 
     lanes.run(stream.ptr, "eager", body)
     stream.synchronize()

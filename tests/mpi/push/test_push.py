@@ -168,12 +168,12 @@ class Fused:
                 engine.wait(lane, portion.awaits[1], portion.awaits[:1], "an operand of")
             make = partial(self._form, engine, alpha, portion, beta, None if portion.partial else finish)
             if portion.terms:
-                self._later.append((portion.mark, make))
+                self._later.append((portion.tile_flag, make))
             else:
                 make()
-            if portion.mark >= 0:
-                assert portion.mark not in self._marks
-                self._marks.add(portion.mark)
+            if portion.tile_flag >= 0:
+                assert portion.tile_flag not in self._marks
+                self._marks.add(portion.tile_flag)
         return True
 
     def _form(self, engine: Any, alpha: float, portion: Portion, beta: float, finish: Finish | None) -> None:
@@ -186,11 +186,11 @@ class Fused:
         if beta and not portion.partial:
             wide += beta * old.astype(wide.dtype)
         if finish is not None:
-            engine.finish("copy", finish.of(itemgetter(portion.lies)), wide)
+            engine.finish("copy", finish.of(itemgetter(portion.index)), wide)
         portion.z[...] = wide
         for place, _ in portion.places:
             place[...] = portion.z
-        flags = [portion.tells, *(flag for _, flag in portion.places)]
+        flags = [portion.signal, *(flag for _, flag in portion.places)]
         for peer, phase in (flag for flag in flags if flag is not None):
             self._counted.nbytes[peer] += portion.z.nbytes
             engine.signal("copy", (peer,), phase)

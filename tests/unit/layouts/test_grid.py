@@ -50,7 +50,7 @@ def test_the_transposed_grid_has_every_rank_at_the_mirrored_place() -> None:
 def test_alike_is_the_same_place_for_every_rank() -> None:
     for first, second in itertools.product(all_grids(), repeat=2):
         same_shape = (first.nprow, first.npcol) == (second.nprow, second.npcol)
-        assert first.alike(second) == (same_shape and places(first) == places(second))
+        assert first.equivalent(second) == (same_shape and places(first) == places(second))
 
 
 def test_arrays_of_coordinates_give_arrays_of_ranks() -> None:

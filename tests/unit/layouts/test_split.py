@@ -107,7 +107,7 @@ def test_part_keeps_every_owner(split: Split, data: st.DataObject) -> None:
 def test_the_whole_part_is_the_split_itself() -> None:
     for split in all_splits(range(8)):
         whole = split.part(0, split.n)
-        assert whole.alike(split)
+        assert whole.equivalent(split)
         if not split.is_replicated:
             assert whole == split
 
@@ -124,8 +124,8 @@ def test_canonical_forms_are_equal_exactly_where_ownership_is() -> None:
 
 
 @given(splits(max_n=30), splits(max_n=30))
-def test_alike_is_the_same_ownership(first: Split, second: Split) -> None:
-    assert first.alike(second) == (first.n == second.n and ownership(first) == ownership(second))
+def test_equivalent_splits_have_the_same_ownership(first: Split, second: Split) -> None:
+    assert first.equivalent(second) == (first.n == second.n and ownership(first) == ownership(second))
 
 
 def test_first_block_of_the_usual_size_is_not_spoken_of() -> None:
