@@ -7,7 +7,7 @@ matrices and in the transport between the ranks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,6 +137,10 @@ class HostRanks(ABC):
     def broadcast_object(self, value: Any, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self.agreement.broadcast(value, root, "broadcast of a value")
+
+    def progressing(self) -> AbstractContextManager[None]:
+        """A with block in which messages of the hosts move while this rank computes (local)."""
+        return nullcontext()
 
     # Arrays
 

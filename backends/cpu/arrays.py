@@ -41,7 +41,7 @@ class HostArrays:
     """NumPy arrays, multiplied by BLAS."""
 
     at_once = True
-    """Whether a product is done when its call returns. Messages must then be polled between parts of the product."""
+    """Whether a product is done when its call returns."""
     reads_peers = True
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True

@@ -15,6 +15,7 @@ from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.host_ranks import HostRanks
 from pblas.backends.interop import host_array
 from pblas.backends.mpi.channel import DelayedChannel
+from pblas.backends.mpi.progress import Progress
 from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.backends.mpi.shared_windows import Arena, Block
 from pblas.backends.recorder import Recorder
@@ -85,6 +86,7 @@ class MpiBackend(HostRanks):
         node: Any = self.peers.comm.Split(self.near[0], self.rank)
         self.arena = Arena(self.agreement, node, self.near)
         self.arrays = HostArrays()
+        self._progress = Progress(self.peers.comm) if Progress.is_possible() else None
         self._engine: Engine = WindowEngine(self, self.arena)
 
     def describe(self) -> dict[str, str]:
@@ -94,6 +96,9 @@ class MpiBackend(HostRanks):
             "MPI standard": ".".join(map(str, MPI.Get_version())),
             **super().describe(),
             "transport": "shared window within a node, messages between nodes" if self.shared else "messages",
+            "messages progress": "also during products"
+            if self._progress
+            else "in calls of MPI only: no MULTIPLE threads",
         }
 
     def versions(self) -> tuple[str, ...]:
@@ -174,6 +179,12 @@ class MpiBackend(HostRanks):
         """The engines that have run plans of the push transport (local)."""
         return (self._engine,)
 
+    # Messages
+
+    def progressing(self) -> AbstractContextManager[None]:
+        """A with block in which MPI moves messages while this rank computes (local)."""
+        return nullcontext() if self._progress is None else self._progress
+
     # Symmetric memory
 
     def is_near(self, peer: int) -> bool:
@@ -215,3 +226,9 @@ class MpiBackend(HostRanks):
         """Allocation sites of the symmetric memory that Python still uses on this rank."""
         self._engine.close()
         return super().leaks()
+
+    def close(self, *, free: bool) -> None:
+        """See `HostRanks.close`."""
+        if self._progress is not None:
+            self._progress.close()
+        super().close(free=free)

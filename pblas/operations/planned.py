@@ -12,6 +12,7 @@ and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result`, `_lends` 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pblas import errors
@@ -234,7 +235,8 @@ class PlannedOperation(Generic[ExecutionT]):
             scratch, lends = runtime.agree(verb, self._call_args(execution), None, maxima)
         if executor.prepare(scratch=bool(scratch)):
             runtime.agree(f"{verb}: staged", {})
-        with runtime.collective_section(verb, expected=(errors.WorkspaceError,)):
+        progress = backend.progressing() if self.plan.overlaps_messages else nullcontext()
+        with runtime.collective_section(verb, expected=(errors.WorkspaceError,)), progress:
             executor.run(x)
             backend.arrays.settle()
         if backend.shared and runtime.nprocs > 1 and lends and executor.lends:

@@ -84,6 +84,11 @@ class Plan(ABC):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """Lines of `explain`: the distribution of each matrix, and other arguments."""
 
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way."""
+        return False
+
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         """Lines of `explain`: how data moves; none if nothing moves."""
         return iter(())

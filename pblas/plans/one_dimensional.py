@@ -153,7 +153,7 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces in flight, or all of them without overlap; with shared memory at most a copy of the own shard."""
+        """The pieces in flight, or all of them without overlap; with shared memory at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
         if self.transport == "push":  # all shards, double-buffered; 16-bit sums over shards of K in 32 bits
             rows = product.d.split.max_count if product.d.split else product.m
@@ -164,7 +164,7 @@ class AllGatherGemm(ProductPlan):
         if self.transport == "shared":
             pieces_held = 0
         elif self.overlap:
-            pieces_held = 2 * rows * -(-columns // self.chunks)
+            pieces_held = self.in_flight * rows * -(-columns // self.chunks)
         else:
             pieces_held = product.k * product.n
         return product.itemsize * (staged + pieces_held)
@@ -290,7 +290,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two pieces out, two in, and the own shard if beta is not 0; with shared memory one partial product.
+        """Pieces in flight, two that arrive, the own shard if beta is not 0; with shared memory one partial product.
 
         16-bit matrices are added in 32 bits, so that the own shard takes that width.
         """
@@ -302,7 +302,7 @@ class GemmReduceScatter(ProductPlan):
         if self.transport != "message":
             columns = largest * (product.nprocs - (not widened))
         if self.transport != "shared":
-            columns += 4 * -(-largest // self.chunks)
+            columns += (self.in_flight + 2) * -(-largest // self.chunks)
         return width * product.m * columns
 
     @property

@@ -307,6 +307,16 @@ class ProductPlan(Plan):
         return self.product.lower_bound
 
     @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks multiply while messages are under way."""
+        return self.overlap and self.travels and self.transport in ("message", "mixed")
+
+    @property
+    def in_flight(self) -> int:
+        """Pieces for which a rank has buffers: those of a shard, which travel while another shard is multiplied."""
+        return max(2, self.chunks)
+
+    @property
     def flops(self) -> int:
         """Real additions and multiplications of all ranks."""
         p = self.product

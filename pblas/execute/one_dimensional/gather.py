@@ -1,7 +1,7 @@
 """The transfers of AllGatherGemm: every rank reads every shard of one operand.
 
 Ranks of one node read a shard in place, in the owner's window. Between nodes shards are sent in pieces. The receiver
-has two pieces in flight: one arrives while the GEMM consumes the other.
+has buffers for the pieces of one shard, which arrive while the GEMM multiplies the own shard or another one.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Gather:
         self._home = SourceMatrix(backend, _placement(plan), dtype, order)
         sizes = [plan.shard_shape(s.source)[0] * (s.c1 - s.c0) * dtype.itemsize for s in self._far]
         if plan.overlap:
-            sizes = [max(sizes)] * 2 if sizes else []
+            sizes = [max(sizes)] * plan.in_flight if sizes else []
         self._buffers = [backend.buffer(nbytes) for nbytes in sizes]
 
     @property
@@ -83,7 +83,6 @@ class Gather:
         """The columns that a step multiplies, once they have arrived; valid until the next fetch."""
         is_near = self._backend.is_near(step.source)
         if is_near or step.source == self._backend.rank:
-            self.progress()
             piece = self._home.array(step.source)[:, step.c0 : step.c1]
             self._backend.read_nbytes += piece.nbytes if is_near else 0
             return piece
@@ -94,11 +93,6 @@ class Gather:
         self._backend.wait(transfer.done, f"AllGatherGemm: shard of rank {step.source}, piece {step.piece}")
         self._post()
         return piece
-
-    def progress(self) -> None:
-        """Let MPI progress the messages under way."""
-        for transfer, *_ in self._posted:
-            transfer.done()
 
     def end(self) -> None:
         """Return when messages to other nodes no longer read the own shard."""

@@ -2,7 +2,8 @@
 
 On one node the first contributor forms its partial product in the owner's accumulator itself, which is D's memory if
 possible. The other contributors use slots of their own windows. An empty message then signals the partial product.
-Between nodes a partial product is sent in pieces, at most two in each direction at a time.
+Between nodes a partial product is sent in pieces. A rank has buffers for as many outgoing pieces as a shard has: they
+leave while it multiplies its own columns. Two more receive the pieces that it adds.
 
 The owner always adds in the plan's order, so that the bits are the same with every transport.
 """
@@ -73,7 +74,7 @@ class Reduction:
         self._done_nbytes = m * self._largest * (dtype if narrower else total).itemsize
         far = len(self._near) < len(self._others)
         nbytes = m * plan.piece_width * wire.itemsize
-        self._outgoing = [backend.buffer(nbytes) for _ in range(2)] if far else []
+        self._outgoing = [backend.buffer(nbytes) for _ in range(plan.in_flight)] if far else []
         self._incoming = [backend.buffer(nbytes) for _ in range(2)] if far else []
         self._sum: Array
 
@@ -180,15 +181,13 @@ class Reduction:
         self.progress()
 
     def progress(self) -> None:
-        """Add the partial products that have arrived, and let MPI progress the other messages."""
+        """Add the partial products that have arrived, and reuse the buffers of those that have left."""
         while self._arriving and self._arriving[0][0].done():
             _, source, piece, c0, c1, buffer = self._arriving.popleft()
             self._add(source, piece, c0, c1, buffer)
             self._post()
         while self._sending and self._sending[0][0].done():
             self._free_out.append(self._sending.popleft()[1])
-        for transfer, *_ in self._results[:1]:
-            transfer.done()
 
     def end(self) -> None:
         """Return when all messages have arrived and this rank's messages have left."""

@@ -112,11 +112,6 @@ class Panels:
                 mark = arrays.mark()
             yield mark
 
-    def progress(self, step: int) -> None:
-        """Let MPI progress the transfers of a step."""
-        for movement in (*self._steps[step], *self._offered):
-            movement.progress()
-
     def end(self) -> None:
         """Return when all messages of this rank have left."""
         self._multiplied = None

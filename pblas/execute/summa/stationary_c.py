@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""Columns of D between two polls of messages: narrower GEMMs would pack op(A) too often. On GPUs this is also the width
-of the first part of a panel, which is multiplied while the rest arrives, and of the last part of D to be rounded."""
+"""On GPUs, the width of the first part of a panel, which is multiplied while the rest arrives, and of the last part of D
+to be rounded."""
 _GROWTH = 4
 """Growth of the arrived columns from part to part: a GEMM of 8192 rows takes four times as long as the arrival of its
 columns (16 bits, H200)."""
@@ -40,7 +40,6 @@ class RunSummaC(RunSumma):
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
         self._backend, self._arrays = backend, backend.arrays
-        self._looks = plan.transport != "shared" and backend.arrays.at_once
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._homes = SourceMatrix(backend, a, dtype, orders.left), SourceMatrix(backend, b, dtype, orders.right)
         panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
@@ -159,7 +158,6 @@ class RunSummaC(RunSumma):
                 self._arrays.follow(before)
                 # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
                 self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
-                self._progress(min(s + 1, self._count - 1))
                 if s == self._last and total is not result:
                     self._round(total[:, columns], result[:, columns])
             beta = 1.0
@@ -172,12 +170,6 @@ class RunSummaC(RunSumma):
         self._a.begin(s)
         self._b.begin(s)
 
-    def _progress(self, s: int) -> None:
-        """Let MPI progress the panels of a step between two GEMMs."""
-        if self._looks:
-            self._a.progress(s)
-            self._b.progress(s)
-
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
         """Columns of D that step s multiplies one after the other.
 
@@ -187,8 +179,6 @@ class RunSummaC(RunSumma):
             result: D, to which sums are rounded after the last step if it is narrower, or the sums themselves (local).
         """
         n: int = total.shape[1]
-        if self._looks:
-            return [slice(j, j + _COLUMNS) for j in range(0, n, _COLUMNS)]
         borders = [0, n]
         if not self._arrays.at_once:
             if s == 0 and not self._b.is_own(0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,8 +136,8 @@ def test_workspace_is_within_the_plan(contexts: Contexts, layout: str) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_messages_gather_through_two_pieces(message: pblas.Context) -> None:
-    """However many chunks there are, two of them are held; without overlap all that arrives."""
+def test_messages_gather_through_the_pieces_of_a_shard(message: pblas.Context) -> None:
+    """However many ranks there are, the chunks of one shard are held; without overlap all that arrives."""
     m, n, k, chunks = 40 * message.nprocs, 40, 16, 5
     descs = [MatrixDescriptor.row_wise(*shape, message.nprocs) for shape in ((m, k), (k, n), (m, n))]
     for overlap in (True, False):
@@ -147,12 +148,12 @@ def test_messages_gather_through_two_pieces(message: pblas.Context) -> None:
             received = planned.plan.received_nbytes(message.rank)
             largest = max(planned.plan.shards.count(p) for p in range(message.nprocs) if p != message.rank)
             assert received > 0
-            assert planned.workspace_nbytes == (2 * 8 * largest * (n // chunks) if overlap else received)
+            assert planned.workspace_nbytes == (8 * largest * n if overlap else received)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_messages_reduce_through_four_pieces(message: pblas.Context) -> None:
-    """Two pieces go out and two come in, whatever D's size; beta = 0 needs nothing else."""
+def test_messages_reduce_through_the_pieces_of_a_shard_and_two_more(message: pblas.Context) -> None:
+    """The pieces of one shard go out and two come in, whatever D's size; beta = 0 needs nothing else."""
     for layout in ("RS to rows", "RS A replicated", "AR"):
         held = {}
         for chunks in (1, 2, 4):
@@ -161,7 +162,26 @@ def test_messages_reduce_through_four_pieces(message: pblas.Context) -> None:
             with pblas.plan_matmul(x.A.view, x.B.view, out=x.D.view, chunks=chunks) as planned:
                 planned.execute(x.A.view, x.B.view, out=x.D.view)
                 held[chunks] = planned.workspace_nbytes
-                assert held[chunks] == 4 * 8 * n * (8 // chunks)
+                assert held[chunks] == (max(2, chunks) + 2) * 8 * n * (8 // chunks)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_messages_arrive_while_a_rank_computes(message: pblas.Context) -> None:
+    """A message that is too large to be sent at once arrives although this rank calls no MPI, as within BLAS."""
+    backend = message.runtime.backend
+    x, y = np.full((1 << 20, 1), 1.0 + message.rank), np.zeros((1 << 20, 1))
+    received = backend.channel.receive(y, (message.rank - 1) % message.nprocs, 7)
+    sent = backend.channel.send(x, (message.rank + 1) % message.nprocs, 7)
+    with backend.progressing():
+        end = time.monotonic() + 20
+        while y[-1, 0] == 0 and time.monotonic() < end:
+            time.sleep(0.001)
+        arrived = y[-1, 0]
+    for transfer in (received, sent):
+        backend.wait(transfer.done, "messages of the test")
+    assert message.runtime.backend.gather(float(arrived)) == [
+        1.0 + (r - 1) % message.nprocs for r in range(message.nprocs)
+    ]
 
 
 @pytest.mark.mpi(min_size=2)
