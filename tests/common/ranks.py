@@ -21,6 +21,8 @@ Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
 """Private to the tests: pblas's traffic on its own communicators cannot disturb it."""
 
+SEVERAL_HOSTS = COMM.Split_type(MPI.COMM_TYPE_SHARED).size < COMM.size
+"""Whether the ranks run on several hosts, so that not all of them share memory (global)."""
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
 """For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
@@ -47,6 +49,8 @@ def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **s
         comm: of `Context` (global).
         settings: of `Context` (global).
     """
+    if transport == "push" and SEVERAL_HOSTS:  # ranks that push share the memory of a host
+        transport = "auto"
     if transport != "push":
         return pblas.Context(comm, transport=transport, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:

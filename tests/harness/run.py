@@ -4,6 +4,7 @@
     python tests/harness/run.py --quick                        what `make quick` runs: a minute's selection
     python tests/harness/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
     python tests/harness/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
+    python tests/harness/run.py --hosts 2x1,1+3 tests/mpi/test_x.py   on 2 hosts of a rank each, and of 1 and 3 ranks
     python tests/harness/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
     python tests/harness/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
     MPIEXEC=mpiexec python tests/harness/run.py -n 2,4         with an MPI that is not installed beside this Python
@@ -26,12 +27,17 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests.harness.hosts import Hosts, missing, parse_ranks  # noqa: E402
+
 MOST_RESTARTS = 20
 SLOW = (
     "harness",
@@ -45,6 +51,20 @@ QUICK = tuple(
     f"tests/mpi/{name}.py" for name in ("operations/test_epilogues", "operations/test_collectives", "tp/test_tp")
 )
 """Tests of several ranks that --quick runs, on 3."""
+HOSTS = tuple(
+    f"tests/mpi/{name}.py"
+    for name in (
+        *("operations/test_matmul", "operations/test_general", "operations/test_redistribution"),
+        *(
+            "operations/test_collectives",
+            "tp/test_tp",
+            "matrices/test_files",
+            "faults/test_errors",
+            "faults/test_lifetime",
+        ),
+    )
+)
+"""Tests that run on several hosts, unless others are named."""
 SLOWEST = 5  # tests of each leg whose times are printed
 PARTS = 6  # of the unit tests, so that two processors have about as much to do
 ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
@@ -72,15 +92,21 @@ PLUMBING = (
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One set of tests under one number of ranks; 0 ranks: without mpiexec. `part` tells those of one set apart."""
+    """One set of tests under one number of ranks; 0 ranks: without mpiexec. `part` tells those of one set apart.
+
+    With `hosts` the ranks run on several hosts, which are network namespaces; the text gives the ranks of each.
+    """
 
     ranks: int
     python: Path
     arguments: tuple[str, ...]
     part: str = ""
+    hosts: str = ""
 
     @property
     def name(self) -> str:
+        if self.hosts:
+            return f"hosts of {self.hosts} ranks"
         size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
@@ -88,11 +114,11 @@ class Leg:
     def mpiexec(self) -> str:
         return os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
 
-    def command(self, options: argparse.Namespace, folder: Path) -> list[str]:
+    def command(self, options: argparse.Namespace, folder: Path, hosts: Hosts | None) -> list[str]:
         python = str(self.python)
         start = [python, "-m", "pytest"]
         if self.ranks:
-            start = [self.mpiexec, "-n", str(self.ranks), python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
+            start = [python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
         timeout = options.timeout if self.ranks else 5 * options.timeout  # unit tests start jobs of their own
         own = [
             "-q",
@@ -106,7 +132,10 @@ class Leg:
         ]
         own.append(f"--durations={SLOWEST}")
         limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
-        return [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
+        rank = [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
+        if hosts is not None:
+            return hosts.command(self.mpiexec, parse_ranks(self.hosts), rank)
+        return [self.mpiexec, "-n", str(self.ranks), *rank] if self.ranks else rank
 
 
 @dataclass
@@ -175,9 +204,10 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
 def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
-    with (folder / "output").open("w") as output:
+    made = Hosts(len(parse_ranks(leg.hosts))) if leg.hosts else nullcontext()
+    with made as hosts, (folder / "output").open("w") as output:
         process = subprocess.Popen(
-            leg.command(options, folder),
+            leg.command(options, folder, hosts),
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -275,7 +305,14 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     if options.ranks is None:
         parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
         legs += [Leg(0, python, (*flags, *share), part) for part, share in zip(parts, shares, strict=True)]
-    if spread:
+    if options.hosts:
+        why = missing()
+        if why:
+            print(f"hosts: skipped, {why}", flush=True)
+        else:
+            tests = (*flags, *(spread if paths else HOSTS))
+            legs += [Leg(sum(parse_ranks(each)), python, tests, hosts=each) for each in options.hosts]
+    if spread and (options.ranks or not options.hosts or not paths):
         ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
         legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
         if options.also:
@@ -294,6 +331,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("-n", dest="ranks", type=numbers, help="numbers of ranks, 2,4; leaves out the one process")
+    parser.add_argument("--hosts", type=lambda text: text.split(","), help="ranks of each host, 2x1,1+3")
     parser.add_argument("--also", type=Path, metavar="PYTHON", help="its MPI runs the tests marked openmpi, 3 ranks")
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds that ranks wait for each other (%(default)s)"
