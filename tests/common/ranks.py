@@ -23,6 +23,10 @@ COMM = MPI.COMM_WORLD.Dup()
 
 SEVERAL_HOSTS = COMM.Split_type(MPI.COMM_TYPE_SHARED).size < COMM.size
 """Whether the ranks run on several hosts, so that not all of them share memory (global)."""
+one_host = pytest.mark.skipif(
+    SEVERAL_HOSTS, reason="about ranks that share memory, or a file system with a mount of its own"
+)
+"""For tests whose ranks must all run on one host."""
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
 """For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it

@@ -65,6 +65,8 @@ HOSTS = tuple(
     )
 )
 """Tests that run on several hosts, unless others are named."""
+ALL_HOSTS = ("2x1", "2x2", "1+3", "4x1")
+"""Ranks of each host in the legs of a whole run."""
 SLOWEST = 5  # tests of each leg whose times are printed
 PARTS = 6  # of the unit tests, so that two processors have about as much to do
 ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
@@ -302,17 +304,18 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
         shares = [files[part::PARTS] for part in range(PARTS)]
         shares[-1] += ["tests/harness/plugin.py", "pblas"]
     legs = []
-    if options.ranks is None:
+    if options.ranks is None and not options.hosts:
         parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
         legs += [Leg(0, python, (*flags, *share), part) for part, share in zip(parts, shares, strict=True)]
-    if options.hosts:
-        why = missing()
-        if why:
-            print(f"hosts: skipped, {why}", flush=True)
-        else:
-            tests = (*flags, *(spread if paths else HOSTS))
-            legs += [Leg(sum(parse_ranks(each)), python, tests, hosts=each) for each in options.hosts]
-    if spread and (options.ranks or not options.hosts or not paths):
+    everything = not (paths or options.quick or options.ranks)
+    hosts = options.hosts or (ALL_HOSTS if everything else ())
+    why = missing() if hosts else ""
+    if why:
+        print(f"hosts: skipped, {why}", flush=True)
+    elif hosts:
+        tests = (*flags, *(spread if paths else HOSTS))
+        legs += [Leg(sum(parse_ranks(each)), python, tests, hosts=each) for each in hosts]
+    if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
         legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
         if options.also:

@@ -30,6 +30,7 @@ from tests.common.ranks import (
     few,
     grids,
     no_memory,
+    one_host,
     outcome_of,
     outcome_with_late_rank,
     raises_on_all_ranks,
@@ -365,6 +366,7 @@ def test_a_rank_that_sleeps_breaks_the_context_for_all_and_hangs_none(transport:
         check_product(after)
 
 
+@one_host
 @waits
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(

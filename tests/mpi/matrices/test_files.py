@@ -34,6 +34,7 @@ from tests.common.ranks import (
     culprits,
     entries,
     layouts,
+    one_host,
     raises_on_all_ranks,
     some_wrong,
 )
@@ -312,6 +313,7 @@ def test_a_disk_that_is_full_is_refused_on_every_rank_before_anything_is_written
     check_product(ctx)
 
 
+@one_host
 def test_a_file_system_that_is_full_is_refused_on_every_rank(ctx: Context, folder: Path) -> None:
     small = folder / "small"
 

@@ -22,6 +22,7 @@ from tests.common.ranks import (
     Foreign,
     check_product,
     no_memory,
+    one_host,
     raises_on_all_ranks,
     same_on_all_ranks,
     some_wrong,
@@ -145,6 +146,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
         shared_x[...] = POISON
 
 
+@one_host
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank gets the others' arrays and adds them: no sum is sent or read."""

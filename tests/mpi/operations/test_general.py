@@ -28,6 +28,7 @@ from tests.common.ranks import (
     check_product,
     collected,
     few,
+    one_host,
     raises_on_all_ranks,
     same_on_all_ranks,
 )
@@ -296,6 +297,7 @@ class Lanes(HostArrays):
         return is_new
 
 
+@one_host
 @few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
@@ -315,6 +317,7 @@ def test_lanes_wait_only_for_their_dependencies(
             Run(ctx, case).multiply()
 
 
+@one_host
 @few
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
@@ -453,6 +456,7 @@ def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) 
             raises_on_all_ranks(pblas.PlanError, text, call)
 
 
+@one_host
 @pytest.mark.mpi(min_size=4)
 def test_too_little_shared_memory_is_messages() -> None:
     """A general plan is made anew when the context gives up its windows."""

@@ -19,7 +19,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few
+from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -444,6 +444,7 @@ def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
             assert plans[0].max_received_nbytes == plans[1].max_received_nbytes
 
 
+@one_host
 @pytest.mark.mpi
 @pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR", "Local rows"])
 @pytest.mark.parametrize("homes", ["wwww", "uuuu"])

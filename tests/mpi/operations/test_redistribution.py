@@ -15,7 +15,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.common.ranks import Contexts, check_product, collected, one_host, raises_on_all_ranks, some_wrong
 from tests.mpi.operations.test_matmul import Placed, part
 
 POISON = -99
@@ -312,6 +312,7 @@ class Marked(DistMatrix):
         super().__init__(x.desc, x.local, x.runtime, conj=True)
 
 
+@one_host
 @pytest.mark.mpi
 def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
     words = {"shared": "in place", "message": "messages", "mixed": "messages between nodes", "push": "in place"}
