@@ -21,8 +21,8 @@ class Line:
     points: tuple[tuple[float, float], ...]
 
 
-def lines_chart(panels: dict[str, Sequence[Line]], y_label: str, note: str) -> str:
-    """Panels side by side with common axes, both logarithmic: ranks across; `ideal` lines are grey and dashed."""
+def lines_chart(panels: dict[str, Sequence[Line]], y_label: str, note: str, *, x_label: str = "ranks") -> str:
+    """Panels side by side with common axes, both logarithmic; `ideal` lines are grey and dashed."""
     lines = [line for panel in panels.values() for line in panel]
     xs, ys = ([point[i] for line in lines for point in line.points] for i in (0, 1))
     x_axis, y_axis = (min(xs), max(xs)), _decades(min(ys), max(ys))
@@ -30,7 +30,7 @@ def lines_chart(panels: dict[str, Sequence[Line]], y_label: str, note: str) -> s
     parts = []
     for place, (title, panel) in enumerate(panels.items()):
         left = LEFT + place * (WIDTH + GAP)
-        parts += _frame(left, title, x_axis, y_axis, "ranks", y_label if place == 0 else "")
+        parts += _frame(left, title, x_axis, y_axis, x_label, y_label if place == 0 else "")
         for line in panel:
             path = " ".join(
                 f"{left + WIDTH * _at(x, x_axis):.1f},{TOP + HEIGHT * (1 - _at(y, y_axis)):.1f}" for x, y in line.points
@@ -38,7 +38,7 @@ def lines_chart(panels: dict[str, Sequence[Line]], y_label: str, note: str) -> s
             parts.append(f'<polyline points="{path}" fill="none" {_stroke(line.name, names)}/>')
             for point, (x, y) in zip(path.split(), line.points, strict=True):
                 cx, cy = point.split(",")
-                tip = escape(f"{title}, {line.name}: {x:,.0f} ranks, {y:.3g}")
+                tip = escape(f"{title}, {line.name}: {x:,g} {x_label}, {y:.3g}")
                 fill = _colour(line.name, names)
                 parts.append(f'<circle cx="{cx}" cy="{cy}" r="2.2" fill="{fill}"><title>{tip}</title></circle>')
     width = LEFT + len(panels) * (WIDTH + GAP)

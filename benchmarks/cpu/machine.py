@@ -21,11 +21,9 @@ def processor() -> str:
     )
 
 
-def write(path: Path | None, report: dict[str, Any]) -> None:
-    """On rank 0, write a report with the facts to a file, if one was asked for."""
-    if path is None or MPI.COMM_WORLD.rank:
-        return
-    facts = {
+def facts() -> dict[str, Any]:
+    """Date, device and versions."""
+    return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
         "device": processor(),
         "ranks": MPI.COMM_WORLD.size,
@@ -33,4 +31,9 @@ def write(path: Path | None, report: dict[str, Any]) -> None:
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
-    path.write_text(json.dumps(facts | report, indent=1) + "\n", encoding="utf-8")
+
+
+def write(path: Path | None, report: dict[str, Any]) -> None:
+    """On rank 0, write a report with the facts to a file, if one was asked for."""
+    if path is not None and MPI.COMM_WORLD.rank == 0:
+        path.write_text(json.dumps(facts() | report, indent=1) + "\n", encoding="utf-8")
