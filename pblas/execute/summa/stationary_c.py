@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TAG_A, TAG_B = 1021, 1022
 _COLUMNS = 512
-"""On GPUs, the width of the first part of a panel, which is multiplied while the rest arrives, and of the last part of D
+"""On GPUs, the width of the first part of a panel, multiplied while the rest arrives, and of the last part of D
 to be rounded."""
 _GROWTH = 4
 """Growth of the arrived columns from part to part: a GEMM of 8192 rows takes four times as long as the arrival of its
