@@ -5,6 +5,7 @@ Each command is a module with `add_parser` and `run`; `run` returns the exit sta
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,13 +21,16 @@ Under MPI start every command as
 
   mpiexec -n 4 python -m mpi4py -m pblas demo
 
-so that an error on one rank ends the whole job. `plan`, `layout`, `info` and `trace FILE.json` also work without MPI.
-Exit status: 0, or 1 after an error or a failed check, or 2 for wrong arguments.
+With -m mpi4py an error on one rank ends the whole job. `plan`, `layout`, `info` and `trace FILE.json` also work
+without MPI. Exit status: 0, or 1 after an error or a failed check, or 2 for wrong arguments.
 """
 
 
+_FUNCTION = re.compile(r"^(plan_matmul|random): ")
+
+
 def make_parser(rank: int) -> Parser:
-    """The parser of all commands, silent on other ranks than 0."""
+    """The parser of all commands; it prints on rank 0 only."""
     parser = Parser(
         "pblas", rank=rank, description="Distributed dense matrix products, from the shell.", epilog=_EPILOG
     )
@@ -55,15 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
         if rank == 0 or isinstance(error, PeerTimeout):  # rank 0 may be the one that did not arrive
-            print(f"pblas: error: {error}{_remedy(arguments, error)}", file=sys.stderr, flush=True)
+            print(f"pblas: error: {_text(arguments, error)}{_remedy(arguments, error)}", file=sys.stderr, flush=True)
         status = 1
     if status:
         wait_for_rank_0(rank)
     return status
 
 
+def _text(arguments: Any, error: Exception) -> str:
+    """The error's text under the name of the command, which replaces that of the Python function behind it."""
+    return _FUNCTION.sub(f"{arguments.command}: ", str(error))
+
+
 def _remedy(arguments: Any, error: Exception) -> str:
-    """Advice for the shell, where the error text is about Python."""
+    """The option that helps, where the error's text names a Python argument."""
     if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"
     return ""

@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_limits
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.accuracy import LIMIT, gauge, magnitude, wide
 from pblas.cli.layout_spec import Kind, Named
-from pblas.cli.output import add_command, bytes_text, make_progress, size
+from pblas.cli.output import add_command, bytes_text, dtype, make_progress, size
 from pblas.errors import DescriptorError, FileFormatError
+from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +99,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--k", type=size, default=2048, help="columns of A, rows of B (%(default)s)")
     parser.add_argument("--a", metavar="A.npy", help="a matrix of your own; its sizes replace m and k")
     parser.add_argument("--b", metavar="B.npy", help="a matrix of your own; its sizes replace k and n")
-    parser.add_argument("--dtype", help="of all matrices (float64, or that of A.npy)")
+    parser.add_argument("--dtype", type=dtype, help="of all matrices (float64, or that of A.npy)")
     parser.add_argument(
         "--repeat", type=size, default=3, help="times that each plan runs; the best counts (%(default)s)"
     )
@@ -237,7 +238,7 @@ def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]
 
 def _print_operands(console: Console, ctx: Context, operands: Operands) -> None:
     m, n, k, facts = operands.m, operands.n, operands.k, ctx.describe()
-    console.print(f"D = A B: A {m} x {k}, B {k} x {n}, {operands.dtype.name}; {facts['ranks']} ranks, ", end="")
+    console.print(f"D = A B: A {m} x {k}, B {k} x {n}, {operands.dtype.name}; {ranks_text(ctx.nprocs)}, ", end="")
     console.print(f"BLAS threads per rank: {facts['BLAS threads per rank']}, cores: {facts['cores for this rank']}")
     console.print(f"{' '.join(facts['MPI library'].split())}; {facts['transport']}\n", soft_wrap=True)
     for title, desc in (("row-wise", operands.a["row"].desc), ("column-wise", operands.a["column"].desc)):

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.layout_spec import OnGrid, on_grids
-from pblas.cli.output import add_command, bytes_text, make_progress, pairs, scalar, trans
+from pblas.cli.output import add_command, bytes_text, dtype, make_progress, pairs, scalar, trans
 from pblas.errors import FileFormatError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--c", metavar="C.npy", help="matrix that is added")
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="see above")
-    parser.add_argument("--dtype", help="convert the matrices to this dtype")
+    parser.add_argument("--dtype", type=dtype, help="convert the matrices to this dtype")
     parser.add_argument("--order", choices=("F", "C"), default="F", help="of local arrays and of D.npy (%(default)s)")
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
 

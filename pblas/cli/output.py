@@ -135,6 +135,20 @@ def scalar(text: str) -> complex:
     return number if number.imag else number.real
 
 
+def dtype(text: str) -> str:
+    """The name of a dtype that pblas multiplies.
+
+    >>> dtype("bfloat16")
+    'bfloat16'
+    """
+    from pblas.backends.dtypes import DTYPES  # NumPy is not needed to print help
+
+    names = [known.name for known in DTYPES]
+    if text not in names:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}, got {text!r}")
+    return text
+
+
 def trans(text: str) -> str:
     """N, T or C, in either case."""
     if text.upper() not in {"N", "T", "C"}:

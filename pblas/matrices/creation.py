@@ -174,7 +174,13 @@ class Creation:
             if raw and dtype is None:
                 nbytes = header.dtype.itemsize
                 raise errors.DTypeError(
-                    f"{verb}: {path} holds raw elements of {nbytes} bytes; say what they are, as dtype='bfloat16'"
+                    f"{verb}: {path} holds raw elements of {nbytes} bytes; pass their dtype, as dtype='bfloat16'"
+                )
+            if dtype is None and header.dtype.kind in "biufc" and header.dtype.newbyteorder("=") not in DTYPES:
+                fitting = "complex128" if header.dtype.kind == "c" else "float64"
+                raise errors.DTypeError(
+                    f"{verb}: {path} holds {header.dtype.name} elements, which pblas does not multiply; "
+                    f"pass dtype={fitting!r} to convert them"
                 )
             wanted = checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
             if raw and wanted.itemsize != header.dtype.itemsize:
@@ -227,18 +233,33 @@ class Creation:
         self.runtime.agree(verb, {})
 
     def _checked_matrix(self, verb: str, array: Any) -> Array:
-        """An array of two dimensions, in host or GPU memory."""
+        """An array of two dimensions, in host or GPU memory.
+
+        Raises:
+            ArgumentError: not an array, or not of two dimensions.
+        """
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
+        if array is None:
+            remedy = "an array of shape desc.local_shape(rank), which may be empty"
+            if verb == "from_global":
+                remedy = "the m x n array there, or the rank that has it as root="
+            raise errors.ArgumentError(f"{verb}: the array is None on rank {self.runtime.rank}; pass {remedy}")
+        if hasattr(array, "toarray"):  # SciPy's and CuPy's sparse matrices
+            raise errors.ArgumentError(
+                f"{verb}: expected a dense array, got a sparse {type(array).__name__}; pass its .toarray()"
+            )
         try:
             matrix = self.runtime.backend.as_array(array)
         except errors.ArgumentError as caught:
             raise errors.ArgumentError(f"{verb}: {caught}") from None
         except (TypeError, ValueError) as caught:
             raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
-        if array is None or matrix.ndim != 2:
-            got = "None" if array is None else f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
-            raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape")
+        if matrix.ndim != 2:
+            got = f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
+            if matrix.ndim == 0:
+                got = f"{type(array).__name__} {array!r:.40}"
+            raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape(m, n)")
         return matrix
 
     def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
@@ -257,7 +278,7 @@ class Creation:
                 f"on GPUs; pass copy=True, which uploads it, or a CuPy array, which is used in place"
             )
         if 0 not in shape:
-            _check_strides(part, desc, desc.local_lld(self.runtime.rank))
+            _check_strides(part, desc)
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
@@ -296,18 +317,26 @@ def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -
         )
 
 
-def _check_strides(part: Array, desc: MatrixDescriptor, lld: int) -> None:
-    """Raise LayoutError unless an array is stored as a descriptor says."""
-    fast, slow = (0, 1) if desc.order == "F" else (1, 0)
-    shape, itemsize = part.shape, part.itemsize
-    unit = shape[fast] <= 1 or part.strides[fast] == itemsize
-    step = part.strides[slow] // itemsize
-    fits = shape[slow] <= 1 or (
-        part.strides[slow] % itemsize == 0 and step >= shape[fast] and (desc.lld is None or step == lld)
+def _check_strides(part: Array, desc: MatrixDescriptor) -> None:
+    """Raise LayoutError unless an array has the storage order and the leading dimension of a descriptor."""
+    if _has_strides(part, desc.order, desc.lld):
+        return
+    other = "C" if desc.order == "F" else "F"
+    if _has_strides(part, other, desc.lld):
+        remedy = f"make the descriptor with order={other!r}, or pass copy=True"
+    elif _has_strides(part, desc.order, None):
+        remedy = "make the descriptor with lld=None, or pass copy=True"
+    else:
+        remedy = "pass copy=True"
+    raise errors.LayoutError(
+        f"from_local: strides {part.strides} of the local array do not fit order={desc.order!r}, lld={desc.lld}; "
+        f"{remedy}"
     )
-    if not (unit and fits):
-        other = "C" if desc.order == "F" else "F"
-        raise errors.LayoutError(
-            f"from_local: strides {part.strides} of the local array do not fit order={desc.order!r}, lld={desc.lld}; "
-            f"make the descriptor with order={other!r}, or pass copy=True"
-        )
+
+
+def _has_strides(part: Array, order: str, lld: int | None) -> bool:
+    """Whether an array is stored in an order with a leading dimension; lld None accepts any that is large enough."""
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    unit = part.shape[fast] <= 1 or part.strides[fast] == part.itemsize
+    step, rest = divmod(part.strides[slow], part.itemsize)
+    return unit and (part.shape[slow] <= 1 or (rest == 0 and step >= part.shape[fast] and lld in (None, step)))

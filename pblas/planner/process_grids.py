@@ -139,8 +139,8 @@ def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tu
     """
     sentences = []
     for name, x in (("op(A)", a), ("op(B)", b)):
-        if x.grid != d.grid:
-            sentences.append(f"{name} is on {_grid(x)}, D on {_grid(d)}")
+        if not x.grid.alike(d.grid):
+            sentences.append(_grids_differ(name, x.grid, d.grid))
     for line, name, operand, result in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
         if operand.nprocs == result.nprocs and not operand.equivalent(result):
             sentences.append(f"{line}: {name} has {_blocks(operand)}, D has {_blocks(result)}")
@@ -157,8 +157,18 @@ def _same_blocks(first: Split, second: Split) -> bool:
     return borders[0] == borders[1]
 
 
-def _grid(desc: MatrixDescriptor) -> str:
-    return f"a {desc.grid.nprow} x {desc.grid.npcol} grid (order {desc.grid.order!r})"
+def _grids_differ(name: str, grid: Grid, of_d: Grid) -> str:
+    """The sentence for an operand on another grid than D.
+
+    If only the orders differ, the user may never have named one: the descriptor of a transpose has the other order.
+    """
+    if (grid.nprow, grid.npcol) != (of_d.nprow, of_d.npcol):
+        return f"{name} is on a {grid.nprow} x {grid.npcol} grid, D on a {of_d.nprow} x {of_d.npcol} grid"
+    first, second = ({"C": "down the columns", "R": "along the rows"}[g.order] for g in (grid, of_d))
+    return (
+        f"{name} and D are on {grid.nprow} x {grid.npcol} grids, with ranks numbered {first} for {name}, {second} for "
+        f"D (transposing a matrix swaps this order)"
+    )
 
 
 def _blocks(split: Split) -> str:

@@ -22,6 +22,15 @@ ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64"
 Transport = Literal["shared", "message", "mixed", "push"]
 
 
+def ranks_text(nprocs: int) -> str:
+    """A number of ranks in words.
+
+    >>> ranks_text(1), ranks_text(8)
+    ('1 rank', '8 ranks')
+    """
+    return "1 rank" if nprocs == 1 else f"{nprocs} ranks"
+
+
 class Plan(ABC):
     """The data movement and computation of a collective operation, as a value. `print(plan)` explains it."""
 
@@ -125,7 +134,7 @@ class Plan(ABC):
     @property
     def label(self) -> str:
         """The plan in a line, for titles."""
-        return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks"
+        return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
 
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
@@ -167,7 +176,7 @@ class Plan(ABC):
             ("received", f"{received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}"),
             ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
         ]
-        title = f"{self.name}: {self.title()}, {self.dtype}, on {self.nprocs} ranks"
+        title = f"{self.name}: {self.title()}, {self.dtype}, on {ranks_text(self.nprocs)}"
         return "\n".join([title, *(f"  {key:<10} {text}" for key, text in lines)])
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, get_args
 
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plans.base import ITEMSIZE, Plan, Transport
+from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
 
 _IN_PLACE = "read or written in place in the node's shared memory"
 
@@ -98,7 +98,8 @@ class Distribution:
             return {"rows": "row-wise", "columns": "column-wise", "all": "replicated"}[self.axis]
         (nprow, npcol, copies), place = self.placement.extents, self.placement
         blocks = f"blocks of {min(place.rows.nb, place.rows.n)} x {min(place.columns.nb, place.columns.n)}"
-        return f"{blocks} over {nprow} x {npcol} ranks" + (f", {copies} copies" if copies > 1 else "")
+        grid = f"a {nprow} x {npcol} grid" if nprow * npcol > 1 else "1 rank"
+        return f"{blocks} over {grid}" + (f", {copies} copies" if copies > 1 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +300,7 @@ class ProductPlan(Plan):
     def label(self) -> str:
         """The plan in a line, for titles."""
         how = "" if self.overlap else ", overlap=False"
-        return f"{self.name}, {self.sizes}, {self.dtype}, {self.nprocs} ranks{how}"
+        return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}{how}"
 
     @property
     def lower_bound(self) -> float:

@@ -304,6 +304,8 @@ class Summa(ProductPlan):
         yield from ProductPlan.operand_lines(self)
         yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"
         yield from (("misfit", text) for text in self.misfits)
+        if self.misfits:
+            yield "", "such layouts are allowed; the bytes that they cost are part of 'received'"
 
     def _how(self) -> str:
         """The width of the panels."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.recorder import MOST_EVENTS, Event
 from pblas.matrices import npy as files
+from pblas.plans.base import ranks_text
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
 
@@ -148,7 +149,7 @@ class Tracing:
             return
         free = files.unused(path)
         self._trace.write(free)
-        print(f"pblas: a trace of {self._runtime.nprocs} ranks is in {free}", file=sys.stderr, flush=True)
+        print(f"pblas: a trace of {ranks_text(self._runtime.nprocs)} is in {free}", file=sys.stderr, flush=True)
 
 
 def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:

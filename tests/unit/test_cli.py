@@ -12,6 +12,8 @@ from pblas.backends.gpu_info import QUEUES_VARIABLE, Device, Diagnostics, Platfo
 from pblas.cli import gpus, main
 from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
+from pblas.layouts import MatrixDescriptor
+from pblas.operations.matmul import plan_matmul
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("demo", "matmul", "plan", "trace", "layout", "info")
@@ -62,6 +64,8 @@ def test_every_command_has_help_that_fits_a_wide_terminal(command: str, capsys: 
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--out", "2x1:3"], "got '2x1:3'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--grid", "2"], "got '2'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--transa", "H"], "expected N, T or C, got 'H'"),
+        (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--dtype", "int32"], "float64"),
+        (["demo", "--dtype", "bool"], "expected one of float32, float64"),
         (["layout", "20", "12", "--grid", "2by3"], "two integers of at least 1, as 2x3, got '2by3'"),
         (["layout", "20", "12", "--block", "0x3"], "got '0x3'"),
         (["matmul", "a.npy", "b.npy"], "-o/--output"),
@@ -97,7 +101,7 @@ def test_rank_is_what_the_launcher_says(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_plan_prints_the_plan(capsys: Capture) -> None:
-    sizes = ["--m", "8192", "--n", "4096", "--k", "2048", "--ranks", "8", "--dtype", "bfloat16"]
+    sizes = ["--m", "8192", "--n", "4096", "--k", "2048", "--ranks", "8", "--dtype", "bfloat16", "--a", "row"]
     assert main(["plan", *sizes]) == 0
     text = capsys.readouterr().out
     assert text.startswith("AllGatherGemm: D = op(A) op(B), 8192 x 4096 x 2048 (m x n x k), bfloat16, on 8 ranks")
@@ -128,6 +132,33 @@ def test_plan_takes_layouts_of_the_stored_matrices(options: str, name: str, caps
     assert capsys.readouterr().out.startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 512, 65536), (65536, 512, 512), (4096, 4096, 4096), (7, 9, 0)])
+def test_plan_with_sizes_only_leaves_the_layouts_to_the_planner(m: int, n: int, k: int, capsys: Capture) -> None:
+    assert main(["plan", "--m", str(m), "--n", str(n), "--k", str(k), "--ranks", "8"]) == 0
+    assert capsys.readouterr().out == f"{plan_matmul(m, n, k, nprocs=8).explain()}\n"
+
+
+def test_plan_with_one_layout_takes_the_others_as_row_wise(capsys: Capture) -> None:
+    rows, columns = MatrixDescriptor.row_wise(64, 64, 4), MatrixDescriptor.column_wise(64, 64, 4)
+    sizes = ["--m", "64", "--n", "64", "--k", "64", "--ranks", "4"]
+    for options, descs, out in (
+        (["--a", "column"], (columns, rows), None),
+        (["--b", "column"], (rows, columns), None),
+        (["--out", "column"], (rows, rows), columns),
+    ):
+        assert main(["plan", *sizes, *options]) == 0
+        assert capsys.readouterr().out == f"{plan_matmul(*descs, out=out, dtype='float64').explain()}\n"
+
+
+def test_one_rank_is_not_called_1_ranks(capsys: Capture) -> None:
+    for options in ([], ["--a", "row"], ["--grid", "1x1"]):
+        assert main(["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "1", *options]) == 0
+    assert main(["layout", "4", "4", "--grid", "1x1"]) == 0
+    text = capsys.readouterr().out
+    assert "1 ranks" not in text
+    assert text.count("on 1 rank") >= 3
+
+
 def test_plan_for_a_million_ranks(capsys: Capture) -> None:
     assert main(["plan", "--m", "1000000", "--n", "4096", "--k", "4096", "--ranks", "1000000"]) == 0
     assert "1000000 ranks" in capsys.readouterr().out
@@ -136,12 +167,12 @@ def test_plan_for_a_million_ranks(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--a column --b row --out row:7 --dtype bool", "dtype must be one of"),
-        ("--a row --b row --dtype int32", "dtype must be one of"),
-        ("--grid 2x3", "nprocs must be an integer >= 6"),
-        ("--block 2x3", "--block is of a --grid"),
-        ("--grid 2x2 --a column", "--grid is of A and B; pass it, or --a and --b"),
-        ("--grid 2x2 --b row", "--grid is of A and B"),
+        ("--grid 2x3", "plan: A is on a 2 x 3 grid, there are 4 ranks in all; use at least 6 ranks"),
+        ("--b 5x1", "plan: B is on a 5 x 1 grid"),
+        ("--out 2x3", "plan: D is on a 2 x 3 grid"),
+        ("--block 2x3", "--block needs --grid"),
+        ("--grid 2x2 --a column", "--grid already gives A and B their layouts; drop it, or drop --a and --b"),
+        ("--grid 2x2 --b row", "--grid already gives A and B their layouts"),
     ],
 )
 def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys: Capture) -> None:
@@ -151,6 +182,16 @@ def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys:
     assert err.startswith("pblas: error: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+def test_an_error_names_the_command_and_no_function(tmp_path: Path, capsys: Capture) -> None:
+    a, b, d = (str(tmp_path / name) for name in ("a.npy", "b.npy", "d.npy"))
+    np.save(a, np.ones((2, 3)))
+    np.save(b, np.ones((2, 3)))
+    assert main(["matmul", a, b, "-o", d]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("pblas: error: matmul: A and B disagree on K")
+    assert "plan_matmul" not in error
 
 
 def test_layout_draws(capsys: Capture) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 from mpi4py import MPI
+from scipy.sparse import csr_matrix
 
 import pblas
 from pblas import (
@@ -153,7 +154,13 @@ MAKING: dict[str, Case] = {
     "on a GPU": (ArgumentError, "the array is on a GPU", lambda x: x.ctx.from_global(ON_GPU, rows(), None)),
     "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_global(np.ones(N), rows(), None)),
     "three dimensions": (ArgumentError, "3 dimensions", lambda x: x.ctx.from_global(np.ones((2, 2, 2)), rows(), None)),
-    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_global(None, rows(), None)),
+    "no array": (ArgumentError, "pass the m x n array there", lambda x: x.ctx.from_global(None, rows(), None)),
+    "a number": (ArgumentError, "got float 3.0", lambda x: x.ctx.from_global(3.0, rows(), None)),  # type: ignore[arg-type]
+    "a sparse matrix": (
+        ArgumentError,
+        "pass its .toarray()",
+        lambda x: x.ctx.from_global(csr_matrix((N, N)), rows(), None),  # type: ignore[arg-type]
+    ),
     "a ragged list": (ArgumentError, "not an array", lambda x: x.ctx.from_global([[1.0], [1.0, 2.0]], rows(), None)),  # type: ignore[arg-type]
     "root is bool": (ArgumentError, "root must be None or", lambda x: x.ctx.from_global(x.array, rows(), False)),
     "a name that is no text": (FileFormatError, "No such file", lambda x: x.ctx.load("none\udcff.npy", rows())),
@@ -257,20 +264,28 @@ LOCAL: dict[str, Case] = {
     ),
     "every other row": (
         LayoutError,
-        "copy=True",
+        "lld=None; pass copy=True",
         lambda x: x.ctx.from_local(np.zeros((2 * len(x.part), N), order="F")[::2], _two_rows()),
     ),
     "backwards": (
         LayoutError,
-        "copy=True",
+        "lld=None; pass copy=True",
         lambda x: x.ctx.from_local(np.zeros(_two_rows().local_shape(x.ctx.rank), order="F")[:, ::-1], _two_rows()),
     ),
-    "lld of the array": (LayoutError, "lld=99", lambda x: x.ctx.from_local(x.part, _two_rows(lld=99))),
+    "lld of the array": (
+        LayoutError,
+        "lld=99; make the descriptor with lld=None",
+        lambda x: x.ctx.from_local(x.part, _two_rows(lld=99)),
+    ),
     "lld too small": (LayoutError, "it must be at least", lambda x: x.ctx.from_local(x.part, _two_rows(lld=1))),
     "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part.astype(int), _two_rows())),
     "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_local(x.part > 0, _two_rows())),
     "one dimension": (ArgumentError, "1 dimension;", lambda x: x.ctx.from_local(np.zeros(N), _two_rows())),
-    "no array": (ArgumentError, "got None", lambda x: x.ctx.from_local(None, _two_rows())),  # type: ignore[arg-type]
+    "no array": (
+        ArgumentError,
+        "pass an array of shape desc.local_shape(rank)",
+        lambda x: x.ctx.from_local(None, _two_rows()),  # type: ignore[arg-type]
+    ),
     "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_local(x.part.astype("float32"), _two_rows())),
     "not aligned": (LayoutError, "aligned", lambda x: x.ctx.from_local(_unaligned(x.part.shape), _two_rows())),
 }

@@ -120,7 +120,7 @@ def test_files_of_any_numbers_in_any_byte_order_load_as_their_values(
         assert np.array_equal(collected(wider), array)
     if not multiplied:
         raises_on_all_ranks(
-            DTypeError, ".astype(", partial(ctx.load, path, MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
+            DTypeError, "pass dtype='float64' to", partial(ctx.load, path, MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
         )
 
 
@@ -165,7 +165,7 @@ FOREIGN: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
     "three dimensions": (FileFormatError, "expected a matrix", save(np.ones((2, 4, 7)))),
     "objects": (FileFormatError, "expected a matrix of numbers", save(np.full((8, 7), None), allow_pickle=True)),
     "another shape": (DescriptorError, "holds a 7 x 8 matrix", save(np.ones((7, 8)))),
-    "integers": (DTypeError, ".astype(", save(np.ones((8, 7), int))),
+    "integers": (DTypeError, "pass dtype='float64' to convert them", save(np.ones((8, 7), int))),
     "raw bytes": (DTypeError, "dtype='bfloat16'", save(np.zeros((8, 7), "V2"))),
     "records": (DTypeError, "dtype must be one of", save(np.zeros((8, 7), Structured))),
     "dates": (DTypeError, "dtype must be one of", save(np.zeros((8, 7), "M8[s]"))),

@@ -323,6 +323,15 @@ def test_the_matrix_operator_is_pmatmul_and_refuses_other_types(ctx: Context) ->
             a @ operand  # type: ignore[operator]
 
 
+def test_elementwise_operators_are_refused_with_the_calls_that_help(ctx: Context) -> None:
+    desc = MatrixDescriptor.row_wise(6, 6, ctx.nprocs)
+    x, y = entries(6, 6, np.float64), entries(6, 6, np.float64).T
+    a, b = (ctx.from_global(array, desc, None) for array in (x, y))
+    for refused in (lambda: a + b, lambda: a - b, lambda: 2 * a, lambda: a / 3, lambda: a**2):
+        raises_on_all_ranks(ArgumentError, "pblas.redistribute(A, out=B, beta=1.0) adds A to B", refused)
+    assert np.array_equal(pblas.redistribute(a, out=b, beta=1.0).to_global(None), x + y)  # type: ignore[arg-type]
+
+
 def test_the_repr_of_a_matrix_is_the_same_on_every_rank(ctx: Context) -> None:
     desc = replace(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), lld=6 + ctx.rank)
     text = same_on_all_ranks(repr(ctx.zeros(desc, "complex64").H))

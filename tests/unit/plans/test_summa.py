@@ -339,6 +339,19 @@ def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
         assert expected in str(caught.value)
 
 
+def test_a_misfit_says_that_transposing_swaps_the_order_of_a_grid() -> None:
+    desc = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
+    text = choose("float64", desc, desc.T, desc, nprocs=4, topology=Topology()).explain()
+    numbered = "with ranks numbered along the rows for op(B), down the columns for D"
+    assert f"op(B) and D are on 2 x 2 grids, {numbered} (transposing a matrix swaps this order)" in text
+    assert "such layouts are allowed; the bytes that they cost are part of 'received'" in text
+
+
+def test_the_order_of_a_single_row_of_ranks_is_no_misfit() -> None:
+    first, second = (MatrixDescriptor(12, 12, 12, 3, Grid(1, 4, order)) for order in ("C", "R"))
+    assert misfits(first, first, second) == misfits(first, first, first)
+
+
 def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
     plan = choose("float64", desc, desc, desc, nprocs=4, topology=Topology(4, shared=True))

@@ -361,8 +361,7 @@ def test_the_command_line_simulates_the_plan_that_it_shows(capsys: pytest.Captur
     sizes = ["plan", "--m", "4096", "--n", "4096", "--k", "4096", "--ranks", "16"]
     assert main([*sizes, "--simulate", "fat-tree"]) == 0
     text = capsys.readouterr().out
-    desc = MatrixDescriptor.row_wise(4096, 4096, 16)
-    planned = plan_matmul(desc, desc, dtype="float64", nprocs=16, hardware="fat-tree")
+    planned = plan_matmul(4096, 4096, 4096, nprocs=16, hardware="fat-tree")
     assert text == f"{planned.explain()}\n{planned.plan.simulate('fat-tree')}\n"
     with pytest.raises(SystemExit):
         main([*sizes, "--simulate", "moon"])
