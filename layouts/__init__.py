@@ -1,4 +1,4 @@
-"""Who owns what: integers only, no array and no communication library."""
+"""Data distribution: the rank that owns each element. Integers only, without array or communication libraries."""
 
 if __name__ != "pblas.layouts":
     raise ImportError("import pblas.layouts: 'layouts' is a folder of the pblas package, not a package of its own")

@@ -1,4 +1,4 @@
-"""The checks of arguments that every class and function of this package shares."""
+"""Argument checks that all classes and functions of this package share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def checked_int(where: str, name: str, value: Any, low: int, high: int | None = 
     """`value` as an int, after checking that it is an integer in low..high.
 
     Args:
-        where: what is being made or called, for the message.
+        where: the class or function that is called, for the message.
         name: the argument, for the message.
-        value: anything; NumPy integers count as integers, bool does not.
+        value: the argument's value, of any type; NumPy integers count as integers, bool does not.
         low: smallest value allowed.
         high: largest value allowed (inclusive); None: no limit.
-        why: what sets the limit, for the message.
+        why: the reason for the limit, for the message.
 
     Returns:
         The value as a plain int.
@@ -49,17 +49,16 @@ def checked_int(where: str, name: str, value: Any, low: int, high: int | None = 
 def checked_index(where: str, name: str, value: Any, stop: int | None = None) -> None:
     """Check an index: an int in 0..stop-1, or an array of signed integers.
 
-    The elements of an array are not looked at: that would need the array's library, and a wait where it lives on a
-    GPU.
+    The elements of an array are not checked: that would need the array's library, and a wait for a GPU that holds them.
 
     Args:
-        where: what is being called, for the message.
+        where: the function that is called, for the message.
         name: the argument, for the message.
         value: int or integer array.
         stop: one more than the largest int allowed; None: no limit.
 
     Raises:
-        LayoutError: an int out of range, or something that is neither an int nor an array of signed integers.
+        LayoutError: an int is out of range, or the value is neither an int nor an array of signed integers.
 
     >>> checked_index("owner", "i", 3, 4)
     >>> checked_index("owner", "i", 1.0)
@@ -83,7 +82,7 @@ def checked_index(where: str, name: str, value: Any, stop: int | None = None) ->
 
 
 def _range(low: int, high: int | None, why: str) -> str:
-    """The words for low..high."""
+    """The range low..high in words."""
     if high is None:
         return f"an integer >= {low}"
     return f"an integer in {low}..{high}" + (f" ({why})" if why else "")

@@ -1,4 +1,4 @@
-"""How an m x n matrix is spread over a process grid: ScaLAPACK's array descriptor as a value."""
+"""The distribution of an m x n matrix over a process grid: ScaLAPACK's array descriptor as a value."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
 class MatrixDescriptor:
     """A 1D or 2D block-cyclic distribution of an m x n matrix.
 
-    The matrix is cut into blocks of mb x nb (the first row of blocks imb high, the first column inb wide); block
-    (I, J) belongs to the process at ((rsrc + I) % nprow, (csrc + J) % npcol). Sizes need not divide, blocks may exceed
-    the matrix, m or n may be 0. Ranks outside the grid own nothing.
+    The matrix is cut into blocks of mb x nb. The first row of blocks has imb rows, the first column of blocks has inb
+    columns. Block (I, J) belongs to the process at ((rsrc + I) % nprow, (csrc + J) % npcol). Sizes need not divide,
+    blocks may be larger than the matrix, m or n may be 0. Ranks outside the grid own nothing.
 
     Args:
         m: rows (global), m >= 0.
         n: columns (global), n >= 0.
         mb: rows per block (global), mb >= 1.
         nb: columns per block (global), nb >= 1.
-        grid: arrangement of the ranks (global).
+        grid: process grid (global).
         rsrc: process row that owns row 0 (global), 0..nprow-1; -1: every process row owns all rows.
         csrc: process column that owns column 0 (global), 0..npcol-1; -1: every process column owns all columns.
         order: "F": local arrays are column-major, "C": row-major.
-        lld: leading dimension of the local array, elements (local); None: as small as can be. It may differ between
-            ranks and takes no part in comparison.
-        imb: rows in the first row of blocks (global), imb >= 1; None, and nothing else, says that it equals mb.
-        inb: columns in the first column of blocks (global), inb >= 1; None, and nothing else, says that it equals nb.
+        lld: leading dimension of the local array, elements (local); None: the least that is allowed. It may differ
+            between ranks, and == ignores it.
+        imb: rows in the first row of blocks (global), imb >= 1; None: mb. The value mb is stored as None.
+        inb: columns in the first column of blocks (global), inb >= 1; None: nb. The value nb is stored as None.
 
     Attributes:
         rows: the Split of the rows over the process rows.
         columns: the Split of the columns over the process columns.
 
     Raises:
-        LayoutError: an argument that is not of its kind or out of its range.
+        LayoutError: an argument has the wrong type or is out of range.
 
     Source: ScaLAPACK, descinit; PBLAS, descriptor DTYPE 2 (imb, inb, and -1 for replicated).
 
@@ -69,10 +69,12 @@ class MatrixDescriptor:
     columns: Split = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check the arguments; write integers as int, imb == mb and inb == nb as None; make the two splits."""
+        """Check the arguments, normalise them (integers to int, imb == mb and inb == nb to None), make both splits."""
         put, where, grid = object.__setattr__, "MatrixDescriptor", self.grid
         if not isinstance(grid, Grid):
-            raise LayoutError(f"{where}: grid is {grid!r}, a {type(grid).__name__}; expected a Grid, as Grid(2, 3).")
+            raise LayoutError(
+                f"{where}: grid is {grid!r}, a {type(grid).__name__}; expected a Grid, for example Grid(2, 3)."
+            )
         for name, low in (("m", 0), ("n", 0), ("mb", 1), ("nb", 1)):
             put(self, name, checked_int(where, name, getattr(self, name), low))
         put(self, "rsrc", checked_int(where, "rsrc", self.rsrc, -1, grid.nprow - 1, why="nprow - 1; -1 is replicated"))
@@ -91,7 +93,7 @@ class MatrixDescriptor:
     def row_wise(
         cls, m: int, n: int, nprocs: int, *, mb: int | None = None, rsrc: int = 0, order: Literal["F", "C"] = "F"
     ) -> MatrixDescriptor:
-        """Rows dealt out over nprocs ranks, each row whole.
+        """A row-wise distribution: rows are dealt out over nprocs ranks, each row is whole.
 
         Args:
             m: rows (global).
@@ -99,7 +101,7 @@ class MatrixDescriptor:
             nprocs: ranks (global).
             mb: rows per block (global); None: one block per rank, ceil(m / nprocs) and at least 1.
             rsrc: rank that owns row 0 (global); -1: every rank owns all rows.
-            order: order of the local arrays.
+            order: storage order of the local arrays, "F" or "C" (global).
 
         >>> desc = MatrixDescriptor.row_wise(10, 4, 4)
         >>> [desc.local_shape(rank) for rank in range(4)]
@@ -114,7 +116,7 @@ class MatrixDescriptor:
     def column_wise(
         cls, m: int, n: int, nprocs: int, *, nb: int | None = None, csrc: int = 0, order: Literal["F", "C"] = "F"
     ) -> MatrixDescriptor:
-        """Columns dealt out over nprocs ranks, each column whole.
+        """A column-wise distribution: columns are dealt out over nprocs ranks, each column is whole.
 
         Args:
             m: rows (global).
@@ -122,7 +124,7 @@ class MatrixDescriptor:
             nprocs: ranks (global).
             nb: columns per block (global); None: one block per rank, ceil(n / nprocs) and at least 1.
             csrc: rank that owns column 0 (global); -1: every rank owns all columns.
-            order: order of the local arrays.
+            order: storage order of the local arrays, "F" or "C" (global).
 
         >>> desc = MatrixDescriptor.column_wise(4, 10, 4, nb=1)
         >>> [desc.local_shape(rank) for rank in range(4)]
@@ -146,7 +148,9 @@ class MatrixDescriptor:
         csrc: int = 0,
         order: Literal["F", "C"] = "F",
     ) -> MatrixDescriptor:
-        """Blocks of mb x nb dealt out over a grid in both directions; the arguments of the class, by its usual name.
+        """A block-cyclic distribution: blocks of mb x nb are dealt out over a grid in both directions.
+
+        The arguments are those of the class.
 
         >>> MatrixDescriptor.block_cyclic(7, 9, 2, 2, Grid(2, 3)).local_shape(5)
         (3, 2)
@@ -175,7 +179,7 @@ class MatrixDescriptor:
         return self.grid.size
 
     def local_shape(self, rank: int) -> tuple[int, int]:
-        """(rows, columns) that a rank holds; (0, 0) for a rank outside the grid.
+        """(rows, columns) of a rank's local array; (0, 0) for a rank outside the grid.
 
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).local_shape(3)
         (2, 3)
@@ -185,7 +189,7 @@ class MatrixDescriptor:
 
     @property
     def max_local_nelements(self) -> int:
-        """Elements that the rank with the largest share holds, padding not counted.
+        """Elements of the largest local array, padding not counted.
 
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).max_local_nelements
         15
@@ -193,7 +197,7 @@ class MatrixDescriptor:
         return self.rows.max_count * self.columns.max_count
 
     def local_lld(self, rank: int) -> int:
-        """Leading dimension of a rank's array, elements: lld if given, else the least that is allowed.
+        """Leading dimension of a rank's local array, elements: lld, or the least that is allowed if lld is None.
 
         >>> [MatrixDescriptor(5, 8, 2, 3, Grid(2, 2), lld=lld).local_lld(0) for lld in (None, 9)]
         [3, 9]
@@ -201,7 +205,7 @@ class MatrixDescriptor:
         return self.min_lld(rank) if self.lld is None else self.lld
 
     def min_lld(self, rank: int) -> int:
-        """Least leading dimension for a rank: its rows in order "F", its columns in order "C"; at least 1.
+        """Least leading dimension for a rank: its local rows in order "F", its local columns in order "C"; at least 1.
 
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2), order="C").min_lld(0)
         5
@@ -210,10 +214,10 @@ class MatrixDescriptor:
         return max(1, m_loc if self.order == "F" else n_loc)
 
     def check_lld(self, rank: int, name: str = "the matrix") -> None:
-        """Check that lld is large enough for what a rank holds.
+        """Check that lld is large enough for a rank's local array.
 
         Args:
-            rank: rank in the grid (local); one outside holds nothing, any lld will do.
+            rank: rank (local); for a rank outside the grid, which holds nothing, any lld is large enough.
             name: the matrix, for the message.
 
         Raises:
@@ -243,8 +247,11 @@ lld=None takes the least.
         """Rank that owns element (i, j); in a replicated dimension the owner at coordinate 0.
 
         Args:
-            i: row (global), 0 <= i < m; int or integer array, whose elements are not checked.
-            j: column (global), 0 <= j < n; alike, broadcast against i.
+            i: row (global), 0 <= i < m; int, or an integer array, whose elements are not checked.
+            j: column (global), 0 <= j < n; int, or an integer array that broadcasts with i.
+
+        Returns:
+            The rank, or an array of ranks.
 
         Raises:
             LayoutError: an index out of range.
@@ -261,11 +268,11 @@ lld=None takes the least.
     @overload
     def local_index(self, i: int | IntegerArray, j: int | IntegerArray) -> tuple[Any, Any]: ...
     def local_index(self, i: Any, j: Any) -> tuple[Any, Any]:
-        """(i_loc, j_loc) of element (i, j) on the rank that owns it.
+        """(i_loc, j_loc), the local index of element (i, j) on the rank that owns it.
 
         Args:
-            i: row (global), 0 <= i < m; int or integer array, whose elements are not checked.
-            j: column (global), 0 <= j < n; alike.
+            i: row (global), 0 <= i < m; int, or an integer array, whose elements are not checked.
+            j: column (global), 0 <= j < n; int, or an integer array, whose elements are not checked.
 
         Raises:
             LayoutError: an index out of range.
@@ -281,12 +288,12 @@ lld=None takes the least.
     @overload
     def global_index(self, rank: int, i_loc: int | IntegerArray, j_loc: int | IntegerArray) -> tuple[Any, Any]: ...
     def global_index(self, rank: int, i_loc: Any, j_loc: Any) -> tuple[Any, Any]:
-        """(i, j) of the element that a rank keeps at (i_loc, j_loc).
+        """(i, j), the global index of the element that a rank stores at (i_loc, j_loc).
 
         Args:
             rank: rank in the grid (local).
-            i_loc: row (local); int or integer array, whose elements are not checked.
-            j_loc: column (local); alike.
+            i_loc: row (local); int, or an integer array, whose elements are not checked.
+            j_loc: column (local); int, or an integer array, whose elements are not checked.
 
         Raises:
             LayoutError: an index outside the rank's local shape, or a rank outside the grid.
@@ -303,7 +310,9 @@ lld=None takes the least.
         return self.rows.global_from_local(i_loc, myrow), self.columns.global_from_local(j_loc, mycol)
 
     def global_ranges(self, rank: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """The global (row ranges, column ranges) whose product a rank holds; half-open, ascending, merged.
+        """(row ranges, column ranges) of a rank's elements: half-open global ranges, ascending, adjacent ones merged.
+
+        The rank holds the elements in any of the row ranges and any of the column ranges.
 
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).global_ranges(0)
         ([(0, 2), (4, 5)], [(0, 3), (6, 8)])
@@ -312,7 +321,7 @@ lld=None takes the least.
         return self.rows.ranges(myrow), self.columns.ranges(mycol)
 
     def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
-        """(rows, columns) that a rank holds before (i0, j0): where its part of a submatrix starts in its array.
+        """Local index at which a rank's shard of a submatrix starts: its rows before i0 and its columns before j0.
 
         Args:
             i0: first row of the submatrix (global), 0 <= i0 <= m.
@@ -328,8 +337,8 @@ lld=None takes the least.
     def submatrix(self, i0: int, i1: int, j0: int, j1: int) -> MatrixDescriptor:
         """The descriptor of rows i0..i1-1 and columns j0..j1-1, in place: each element keeps its owner.
 
-        lld is kept as it is. Where it is None the view's array is a part of the whole one, so its leading dimension
-        is the whole's `local_lld(rank)`: whoever holds the array knows it, the view's descriptor does not.
+        lld is kept as it is. If it is None, the submatrix still has the leading dimension of the whole local array,
+        `local_lld(rank)` of this descriptor; the new descriptor does not record it.
 
         Args:
             i0: first row (global), 0 <= i0 <= i1.
@@ -355,7 +364,7 @@ lld=None takes the least.
 
     @property
     def T(self) -> MatrixDescriptor:
-        """The descriptor of the transpose over the same local arrays, read in the other order: nothing moves.
+        """The descriptor of the transpose: the same local arrays, read in the other storage order. Nothing moves.
 
         >>> MatrixDescriptor.row_wise(10, 4, 2).T == MatrixDescriptor.column_wise(4, 10, 2, order="C")
         True
@@ -386,16 +395,16 @@ lld=None takes the least.
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each rank of the grid holds all of the matrix: -1 in every dimension with more than one process.
+        """Whether each rank of the grid holds the whole matrix: -1 in every dimension with more than one process.
 
         A 1 x 1 grid counts as row-wise, column-wise and replicated.
         """
         return (self.grid.nprow == 1 or self.rsrc == -1) and (self.grid.npcol == 1 or self.csrc == -1)
 
     def same_distribution(self, other: MatrixDescriptor) -> bool:
-        """Whether every rank holds the same elements under both, whatever the blocks, grids, orders and lld say.
+        """Whether both descriptors give every rank the same elements, even if blocks, grids, orders or lld differ.
 
-        Exact, and found without enumerating ranks or elements.
+        The answer is exact, and does not enumerate ranks or elements.
 
         >>> a = MatrixDescriptor(8, 8, 4, 8, Grid(2, 1))
         >>> a.same_distribution(MatrixDescriptor(8, 8, 4, 9, Grid(4, 1), order="C"))
@@ -409,7 +418,7 @@ lld=None takes the least.
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
 
         Args:
-            max_width: characters per line, >= 30; blocks that do not fit are left out, with a note.
+            max_width: characters per line, >= 30. Blocks that do not fit are left out, and a note says so.
 
         >>> print(MatrixDescriptor(3, 8, 2, 3, Grid(2, 2)).picture())
         3 x 8 matrix, blocks of 2 x 3 over a 2 x 2 grid
@@ -441,7 +450,7 @@ lld=None takes the least.
         return svg_picture(self._drawing())
 
     def _repr_html_(self) -> str:
-        """The picture as HTML that needs nothing else, for notebooks and documentation."""
+        """The picture as self-contained HTML, for notebooks and documentation."""
         from pblas.layouts.drawing.svg import html_picture
 
         return html_picture(self._drawing())
@@ -453,6 +462,6 @@ lld=None takes the least.
         return Drawing(self.grid, self.rows, self.columns, self.order, self.lld)
 
     def _check_element(self, where: str, i: Any, j: Any) -> None:
-        """Check the global index of an element."""
+        """Raise LayoutError unless (i, j) is the global index of an element."""
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "i", i, self.m)
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)

@@ -1,4 +1,4 @@
-"""Whether two distributions put the same elements on every rank, found without enumerating ranks or elements."""
+"""Equality of distributions: whether two give every rank the same elements, without enumerating either."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ if TYPE_CHECKING:
 def same_distribution(
     grid: Grid, rows: Split, columns: Split, other_grid: Grid, other_rows: Split, other_columns: Split
 ) -> bool:
-    """Whether every rank holds the same elements under both, whatever the blocks and grids say.
+    """Whether two distributions give every rank the same elements, even if their blocks and grids differ.
 
-    The owner of block (I, J) is rank f(I) + g(J), f and g being the strides of the grid times the coordinates. Two such
-    sums are equal exactly if they agree on block (0, 0) and f and g have the same steps.
+    The owner of block (I, J) is rank f(I) + g(J): each of f and g is a stride of the grid times a process coordinate.
+    Two such sums are equal exactly if they agree on block (0, 0) and f and g have the same steps.
 
     Args:
-        grid: the ranks of a distribution.
-        rows: its rows over the process rows.
-        columns: its columns over the process columns.
-        other_grid: the ranks of another distribution, of any shape.
-        other_rows: its rows.
-        other_columns: its columns.
-
-    Returns:
-        True exactly if every rank holds the same elements.
+        grid: process grid of the first distribution (global).
+        rows: split of its rows over the process rows (global).
+        columns: split of its columns over the process columns (global).
+        other_grid: process grid of the second distribution, of any shape (global).
+        other_rows: split of its rows (global).
+        other_columns: split of its columns (global).
 
     >>> from pblas.layouts import Grid, Split
     >>> row_wise = Grid(3, 1), Split(1, 1, 3), Split(4, 4, 1)
@@ -56,7 +53,7 @@ def _first_owner(grid: Grid, rows: Split, columns: Split) -> int:
 
 
 def _whole_copies(grid: Grid, rows: Split, columns: Split) -> tuple[int, int, int] | None:
-    """(first, step, count) of the ranks that hold all of a matrix that is not empty; None where it is split."""
+    """(first, step, count) of the ranks that each hold a whole matrix, which is not empty; None if it is split."""
     row_copies, column_copies = _is_shared(rows), _is_shared(columns)
     if (row_copies and not rows.is_replicated) or (column_copies and not columns.is_replicated):
         return None
@@ -74,11 +71,11 @@ def _is_shared(split: Split) -> bool:
 
 
 def _steps(split: Split, stride: int) -> tuple[int, ...]:
-    """A key of the ranks of one dimension's blocks relative to the first block: equal keys, equal ranks.
+    """A key of the ranks that own the blocks of one dimension, relative to the first block: equal keys, equal ranks.
 
     Args:
-        split: the dimension, not empty.
-        stride: ranks from one process coordinate to the next.
+        split: the dimension, not empty (global).
+        stride: distance in ranks from one process coordinate to the next (global).
     """
     if not _is_shared(split):
         return ()

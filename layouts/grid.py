@@ -1,4 +1,4 @@
-"""An arrangement of ranks as the rows and columns of a process grid."""
+"""Process grids: ranks arranged in process rows and process columns."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pblas.layouts.index import IntegerArray
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """An nprow x npcol arrangement of the ranks 0..nprow*npcol-1, numbered as BLACS does.
+    """An nprow x npcol arrangement of the ranks 0..nprow*npcol-1, numbered as in BLACS.
 
-    It knows coordinates and nothing of matrices or MPI. Ranks from nprow*npcol on are outside the grid.
+    A grid maps ranks to coordinates; it needs neither a matrix nor MPI. Ranks from nprow*npcol on are outside the grid.
 
     Args:
         nprow: process rows (global), nprow >= 1.
@@ -22,7 +22,7 @@ class Grid:
         order: "C" numbers the ranks down the columns, "R" along the rows.
 
     Raises:
-        LayoutError: an argument that is not of its kind or out of its range.
+        LayoutError: an argument has the wrong type or is out of range.
 
     Source: BLACS, blacs_gridinit.
 
@@ -37,7 +37,7 @@ class Grid:
     order: Literal["C", "R"] = "C"
 
     def __post_init__(self) -> None:
-        """Check the arguments; write integers as int."""
+        """Check the arguments, and convert integers to int."""
         object.__setattr__(self, "nprow", checked_int("Grid", "nprow", self.nprow, 1))
         object.__setattr__(self, "npcol", checked_int("Grid", "npcol", self.npcol, 1))
         if self.order not in ("C", "R"):
@@ -68,7 +68,7 @@ class Grid:
 
     @property
     def strides(self) -> tuple[int, int]:
-        """How far apart the ranks of neighbours are: (down a column, along a row).
+        """Distance in ranks between neighbours: (down a process column, along a process row).
 
         >>> Grid(2, 3).strides, Grid(2, 3, "R").strides
         ((1, 2), (3, 1))
@@ -83,8 +83,8 @@ class Grid:
         """Rank of the process at (myrow, mycol).
 
         Args:
-            myrow: process row, 0 <= myrow < nprow; int or integer array, whose elements are not checked.
-            mycol: process column, 0 <= mycol < npcol; alike.
+            myrow: process row, 0 <= myrow < nprow; int, or an integer array, whose elements are not checked.
+            mycol: process column, 0 <= mycol < npcol; int, or an integer array, whose elements are not checked.
 
         Returns:
             The rank, 0 <= rank < size.
@@ -101,7 +101,7 @@ class Grid:
         return down * myrow + along * mycol
 
     def coordinates(self, rank: int) -> tuple[int, int]:
-        """(myrow, mycol) of a rank; (-1, -1) for a rank outside the grid, as blacs_gridinfo gives.
+        """(myrow, mycol) of a rank; (-1, -1) for a rank outside the grid, as in blacs_gridinfo.
 
         Args:
             rank: rank in the communicator (local), rank >= 0.
@@ -121,9 +121,9 @@ class Grid:
 
     @property
     def T(self) -> Grid:
-        """The transposed grid: the rank at (r, c) here stands at (c, r) there.
+        """The transposed grid: the rank at (r, c) of this grid is at (c, r) of the transposed one.
 
-        The order changes, except for a single row or column, where it is of no importance.
+        The order changes, except for a single row or column, where it makes no difference.
 
         >>> Grid(2, 3).T, Grid(1, 3).T == Grid.column(3)
         (Grid(nprow=3, npcol=2, order='R'), True)
@@ -133,7 +133,7 @@ class Grid:
         return Grid(self.npcol, self.nprow, "R" if self.order == "C" else "C")
 
     def equivalent(self, other: Grid) -> bool:
-        """Whether both put every rank at the same place; the order of a single row or column is of no importance.
+        """Whether both grids give every rank the same coordinates; the order of a single row or column is ignored.
 
         >>> Grid(1, 4, "C").equivalent(Grid(1, 4, "R")), Grid(2, 2, "C").equivalent(Grid(2, 2, "R"))
         (True, False)

@@ -1,10 +1,10 @@
 """The index maps of one block-cyclic dimension, by their ScaLAPACK names, 0-based.
 
-Element g of an n-long dimension lies in block 0 if g < INB, else in block 1 + (g - INB) // NB; block b belongs to
-process coordinate (ISRCPROC + b) % NPROCS. INB, the size of the first block, is NB unless given.
+Element g of an n-long dimension is in block 0 if g < INB, else in block 1 + (g - INB) // NB. Block b belongs to
+process coordinate (ISRCPROC + b) % NPROCS. INB is the size of the first block; by default it is NB.
 
-The formulas use only + - * // % and comparisons, so that an index may be an int or an array of signed integers of any
-library. Array arithmetic is done in the array's own type, which must be wide enough to hold the results.
+The formulas use only + - * // % and comparisons, so an index may be an int or an array of signed integers of any
+library. Arithmetic on an array keeps its dtype, which must be wide enough for the results.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pblas.layouts.checks import checked_index, checked_int
 
 
 class IntegerArray(Protocol):
-    """What an index array must offer: integer arithmetic and a dtype (NumPy, CuPy, ...)."""
+    """An array of integers with elementwise arithmetic and a dtype, of NumPy, CuPy or another library."""
 
     @property
     def dtype(self) -> Any:
-        """Type of the elements."""
+        """Element type."""
 
     def __floordiv__(self, other: Any, /) -> Any:
         """Elementwise integer division."""
@@ -38,8 +38,8 @@ def numroc(n: ArrayT, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int 
 def numroc(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> Any:
     """Number of rows (or columns) of an n-long dimension that process `iproc` owns.
 
-    Because the count for the first g elements is the number of owned elements before g, this is also the map from a
-    global position to the local position at or after it.
+    numroc(g, ...) is also the local index of the first owned element at or after global index g: the number of owned
+    elements before g.
 
     Args:
         n: length of the dimension, elements (global), n >= 0; int or integer array.
@@ -71,13 +71,13 @@ def numroc(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | N
 
 
 def owned(n: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int) -> Any:
-    """`numroc` of arguments that have been checked: planning asks for it thousands of times."""
+    """`numroc` without the checks, which cost more than the formula: planning calls it thousands of times."""
     if isrcproc == -1:
         return n
     beyond = (n > inb) * (n - inb)
     nblocks = beyond // nb
     count = nblocks // nprocs * nb
-    # Block 1 lies one process after the source, so the regular blocks are counted from there.
+    # The process after the source owns block 1, so the blocks of size nb are counted from that process.
     dist = (nprocs + iproc - isrcproc - 1) % nprocs
     extra = nblocks % nprocs
     count = count + (dist < extra) * nb + (dist == extra) * (beyond % nb)
@@ -101,7 +101,7 @@ def indxg2p(indxglob: Any, nb: int, isrcproc: int, nprocs: int, inb: int | None 
         inb: size of the first block, elements (global), inb >= 1; None: nb.
 
     Returns:
-        The coordinate, 0 <= p < nprocs; the lowest, 0, where all own it.
+        The coordinate, 0 <= p < nprocs; 0 if every process owns the element.
 
     Raises:
         LayoutError: an argument out of its range.
@@ -125,8 +125,8 @@ def indxg2l(indxglob: ArrayT, nb: int, nprocs: int, inb: int | None = None) -> A
 def indxg2l(indxglob: Any, nb: int, nprocs: int, inb: int | None = None) -> Any:
     """Local index of element `indxglob` on the process that owns it.
 
-    It depends on neither the source process nor the owner. For a replicated dimension the local index is the global
-    one: pass nprocs=1.
+    It depends neither on the source process nor on the owner. In a replicated dimension it equals the global index:
+    pass nprocs=1.
 
     Args:
         indxglob: index of the element (global), >= 0; int or integer array.
@@ -159,7 +159,7 @@ def indxl2g(indxloc: int, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: 
 @overload
 def indxl2g(indxloc: ArrayT, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> ArrayT: ...
 def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int | None = None) -> Any:
-    """Global index of the element that process `iproc` keeps at `indxloc`.
+    """Global index of the element that process `iproc` stores at local index `indxloc`.
 
     Args:
         indxloc: index of the element (local), >= 0; int or integer array.
@@ -170,7 +170,7 @@ def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: 
         inb: size of the first block, elements (global), inb >= 1; None: nb.
 
     Returns:
-        The global index. The length of the dimension is not known here, so it may lie beyond the end.
+        The global index. It may be beyond the end of the dimension, whose length is no argument.
 
     Raises:
         LayoutError: an argument out of its range.
@@ -194,7 +194,7 @@ def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: 
 
 
 def _checked(where: str, nb: int, nprocs: int, isrcproc: int, inb: int | None) -> tuple[int, int, int, int]:
-    """nb, nprocs, isrcproc and inb after their checks, inb filled in."""
+    """nb, nprocs, isrcproc and inb, checked; inb None becomes nb."""
     nb = checked_int(where, "nb", nb, 1)
     nprocs = checked_int(where, "nprocs", nprocs, 1)
     isrcproc = checked_int(where, "isrcproc", isrcproc, -1, nprocs - 1, why="nprocs - 1")

@@ -1,7 +1,8 @@
 """The messages of a redistribution: the elements that each pair of ranks exchanges, by arithmetic.
 
-Every rank of the target receives each of its elements once: from itself if it holds it, else from one of those that
-hold a copy, chosen by a rule that both sides know. Nothing here loops over elements, or over ranks that share nothing.
+A rank of the target receives each of its elements once: from itself if it already holds the element, else from one of
+the ranks that hold a copy. Sender and receiver choose that rank by the same rule. No loop here runs over elements, or
+over ranks that share no element.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from pblas.layouts.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One message: the product of runs of rows and runs of columns, in ascending order.
+    """One message: the elements in some runs of rows and some runs of columns.
 
     Args:
-        peer: the rank at the other end; the rank itself for what stays.
-        rows: (start in the sender's array, start in the receiver's array, length).
-        columns: alike.
+        peer: the rank at the other end; the rank itself for elements that it keeps (local).
+        rows: runs of rows, ascending: (start in the sender's array, start in the receiver's array, length) (local).
+        columns: runs of columns, in the same form (local).
     """
 
     peer: int
@@ -30,7 +31,7 @@ class Move:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the message, packed.
+        """Rows and columns of the packed message.
 
         >>> Move(1, ((0, 4, 2), (3, 6, 1)), ((0, 0, 5),)).shape
         (3, 5)
@@ -39,11 +40,11 @@ class Move:
 
 
 def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
-    """The messages of `rank` to other ranks, from the next rank on.
+    """The messages that `rank` sends to other ranks, to rank + 1 first.
 
     Args:
-        source: where the matrix is (global).
-        target: where it goes, of the same shape (global).
+        source: distribution before the redistribution (global).
+        target: distribution after it, of the same shape (global).
         rank: the sender (local).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
@@ -71,11 +72,11 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 
 
 def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
-    """The messages to `rank`: first the one from itself, then from the previous rank back.
+    """The messages that `rank` receives: first the one from itself, then from rank - 1, rank - 2, ...
 
     Args:
-        source: where the matrix is (global).
-        target: where it goes, of the same shape (global).
+        source: distribution before the redistribution (global).
+        target: distribution after it, of the same shape (global).
         rank: the receiver (local).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
@@ -99,11 +100,11 @@ def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 
 
 def received_count(source: Placement, target: Placement, rank: int) -> int:
-    """Number of elements that `rank` receives from others: those that it needs and does not have.
+    """Number of elements that `rank` receives from other ranks: it needs them and does not have them.
 
     Args:
-        source: where the matrix is (global).
-        target: where it goes, of the same shape (global).
+        source: distribution before the redistribution (global).
+        target: distribution after it, of the same shape (global).
         rank: the receiver (local).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
@@ -122,12 +123,13 @@ def received_count(source: Placement, target: Placement, rank: int) -> int:
 
 
 def _holds(place: Placement, rank: int, r: int, c: int) -> bool:
-    """Whether a rank has the blocks of (r, c)."""
+    """Whether a rank has the blocks at coordinates (r, c)."""
     position = place.coordinates(rank)
     return position is not None and position[:2] == (r, c)
 
 
 def _frozen(runs_of: dict[int, list[Run]], *, flip: bool = False) -> dict[int, tuple[Run, ...]]:
+    """The runs as tuples; `flip` exchanges their two starts."""
     if flip:
         return {q: tuple((second, first, length) for first, second, length in runs) for q, runs in runs_of.items()}
     return {q: tuple(runs) for q, runs in runs_of.items()}

@@ -1,4 +1,4 @@
-"""Which elements of one dimension two process coordinates of two splits share."""
+"""The elements of one dimension that process coordinates of two splits share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from math import lcm
 from pblas.layouts.split import Split
 
 Run = tuple[int, int, int]
-"""(start in the first's local order, start in the second's, length): elements that are consecutive in both."""
+"""Elements with consecutive local indices under two splits: (first local index in one, in the other, length)."""
 
 
 def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
-    """The elements of coordinate p, grouped by the coordinates of another split that own them too.
+    """The elements of coordinate p, grouped by the coordinate of another split that owns them.
 
-    Only p's own blocks and the blocks of `other` inside them are walked, so coordinates that share nothing cost
-    nothing.
+    The loop visits only the blocks of p and the blocks of `other` inside them: coordinates that share no element with
+    p cost no time.
 
     Args:
         own: a split, not replicated (global).
@@ -22,15 +22,15 @@ def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
         other: a split of the same dimension, not replicated (global).
 
     Returns:
-        For each coordinate q of `other` that shares elements with p, the runs (start in p's local order, start in q's,
+        For each coordinate q of `other` that shares elements with p: the runs (local index at p, local index at q,
         length), ascending.
 
     >>> overlaps(Split(9, 2, 2), 0, Split(9, 3, 2))
     {0: [(0, 0, 2), (4, 5, 1)], 1: [(2, 1, 2)]}
     """
     assert own.n == other.n, "two splits of one dimension"
-    assert not own.is_replicated, "copies are no matter of a split"
-    assert not other.is_replicated, "copies are no matter of a split"
+    assert not own.is_replicated, "a Placement counts copies, its splits are not replicated"
+    assert not other.is_replicated, "a Placement counts copies, its splits are not replicated"
     runs: dict[int, list[Run]] = {}
     n, nprocs, nb, first = own.n, other.nprocs, other.nb, _first(other)
     own_nb, own_first, local = own.nb, _first(own), 0
@@ -41,7 +41,7 @@ def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
             b = 0 if g < first else 1 + (g - first) // nb
             start, end = (0, first) if b == 0 else (first + (b - 1) * nb, first + b * nb)
             length = min(end, stop) - g
-            # As indxg2l: whole blocks before b on its owner, the first of which has a size of its own.
+            # indxg2l: the blocks of the same owner before b; block 0 may have another size than the others.
             position = b // nprocs * nb + (first - nb if b and b % nprocs == 0 else 0) + g - start
             runs.setdefault((other.src + b) % nprocs, []).append((local, position, length))
             g, local = g + length, local + length
@@ -49,14 +49,14 @@ def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
 
 
 def _first(split: Split) -> int:
-    """Size of the first block; that of the only one if one coordinate owns all."""
+    """Size of the first block; if one coordinate owns all elements, they count as one block."""
     return split.n if split.nprocs == 1 else split.nb if split.inb is None else split.inb
 
 
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
-    """How many elements coordinate p of one split and coordinate q of another both own.
+    """Number of elements that coordinate p of one split and coordinate q of another both own.
 
-    After their first blocks both splits repeat, so that one period is counted for all.
+    After their first blocks both splits are periodic, so one period is counted and multiplied.
 
     >>> overlap_count(Split(9, 2, 2), 0, Split(9, 3, 2), 1)
     2

@@ -1,4 +1,4 @@
-"""Which rank holds which block of a matrix, copies included: the source or target of a redistribution."""
+"""Placements: the ranks that hold each block of a matrix, with copies; the source or target of a redistribution."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pblas.layouts.split import Split
 class Placement:
     """An m x n matrix cut in blocks over ranks at coordinates (r, c, z): row of blocks, column of blocks, copy.
 
-    Rank start + down r + across c + copy z holds the product of the rows that r owns and the columns that c owns, and
-    so for every copy z; ranks without coordinates hold nothing. A 3D arrangement of p1 x p2 x p3 ranks is expressed by
-    three placements over the same ranks: op(A) with rows over p1, columns over p3 and p2 copies, and so on.
+    Rank start + down r + across c + copy z holds the rows that r owns of the columns that c owns, once for every copy
+    z. Ranks without coordinates hold nothing. Three placements over the same ranks express a 3D arrangement of
+    p1 x p2 x p3 ranks: op(A) with rows over p1, columns over p3 and p2 copies, and so on.
 
     Args:
         rows: split of the rows, not replicated (global).
         columns: split of the columns, not replicated (global).
-        strides: (down, across, copy), ranks from one coordinate to the next; that of a coordinate which can only be 0
-            is of no importance (global).
-        copies: how many ranks hold each block (global), copies >= 1.
+        strides: (down, across, copy), distance in ranks from one coordinate to the next; the stride of a coordinate
+            that can only be 0 has no effect (global).
+        copies: number of ranks that hold each block (global), copies >= 1.
         start: rank at (0, 0, 0) (global), start >= 0.
         ranks: new numbers of ranks 0, 1, ...; None: the ranks are not renumbered (global).
 
@@ -49,22 +49,22 @@ class Placement:
         checked_int("Placement", "copies", self.copies, 1)
         checked_int("Placement", "start", self.start, 0)
         if self.rows.is_replicated or self.columns.is_replicated:
-            raise LayoutError("Placement: a split has src -1; say copies, with a split over one process")
+            raise LayoutError("Placement: a split has src -1; pass copies=, with a split over one process")
         reach = 1
         for stride, extent in sorted((s, e) for s, e in zip(self.strides, self.extents, strict=True) if e > 1):
             if stride < 1 or stride % reach:
                 raise LayoutError(f"Placement: strides {self.strides} over {self.extents} ranks collide; nest them")
             reach = stride * extent
         if self.ranks is not None and not len(set(self.ranks)) == len(self.ranks) >= self._span:
-            raise LayoutError(f"Placement: ranks {self.ranks} must be {self._span} different ones, or more")
+            raise LayoutError(f"Placement: ranks is {self.ranks}; expected at least {self._span} different ranks")
 
     @classmethod
     def of(cls, desc: MatrixDescriptor, ranks: tuple[int, ...] | None = None) -> Placement:
-        """Where a descriptor puts the blocks; replicated dimensions become copies.
+        """The placement of a descriptor; replicated dimensions become copies.
 
         Args:
             desc: distribution (global).
-            ranks: new numbers of the ranks of its grid; None: they are not renumbered (global).
+            ranks: new numbers of the ranks of its grid; None: the ranks are not renumbered (global).
 
         >>> Placement.of(MatrixDescriptor.replicated(2, 3, 4)).copies
         4
@@ -85,7 +85,7 @@ class Placement:
 
     @property
     def extents(self) -> tuple[int, int, int]:
-        """How many values each of the coordinates (r, c, z) takes."""
+        """Numbers of coordinates along (r, c, z)."""
         return self.rows.nprocs, self.columns.nprocs, self.copies
 
     @property
@@ -95,7 +95,7 @@ class Placement:
 
     @property
     def _span(self) -> int:
-        """The same before `ranks` renumbers them."""
+        """One more than the highest rank that has coordinates, before `ranks` renumbers the ranks."""
         return self.start + 1 + sum(s * (e - 1) for s, e in zip(self.strides, self.extents, strict=True))
 
     @property
@@ -117,7 +117,7 @@ class Placement:
         return number if self.ranks is None else self.ranks[number]
 
     def coordinates(self, rank: int) -> tuple[int, int, int] | None:
-        """(r, c, z) of a rank; None for one that holds nothing, not even an empty part.
+        """(r, c, z) of a rank; None for a rank without coordinates.
 
         Args:
             rank: rank in the communicator (local), rank >= 0.
@@ -137,12 +137,12 @@ class Placement:
         return (r, c, z) if self.rank(r, c, z) == rank else None
 
     def local_shape(self, rank: int) -> tuple[int, int]:
-        """Rows and columns that a rank holds; (0, 0) for one without coordinates."""
+        """Rows and columns that a rank holds; (0, 0) for a rank without coordinates."""
         position = self.coordinates(rank)
         return (0, 0) if position is None else (self.rows.count(position[0]), self.columns.count(position[1]))
 
     def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
-        """Rows and columns that a rank holds before (i0, j0): where its part of a submatrix starts in its array.
+        """Local index at which a rank's shard of a submatrix starts: its rows before i0 and its columns before j0.
 
         Args:
             i0: first row of the submatrix (global), 0 <= i0 <= m.
@@ -150,14 +150,12 @@ class Placement:
             rank: rank (local).
         """
         position = self.coordinates(rank)
-        return (
-            (0, 0)
-            if position is None
-            else (self.rows.local_start(i0, position[0]), self.columns.local_start(j0, position[1]))
-        )
+        if position is None:
+            return 0, 0
+        return self.rows.local_start(i0, position[0]), self.columns.local_start(j0, position[1])
 
     def part(self, i0: int, i1: int, j0: int, j1: int) -> Placement:
-        """Rows i0..i1-1 and columns j0..j1-1, renumbered from 0: each element stays where it is.
+        """The placement of rows i0..i1-1 and columns j0..j1-1, renumbered from 0: each element keeps its rank.
 
         >>> place = Placement.of(MatrixDescriptor.row_wise(6, 4, 2))
         >>> place.part(2, 5, 0, 4).local_shape(1), place.local_offset(2, 0, 1)
@@ -168,7 +166,7 @@ class Placement:
         )
 
     def layer(self, z: int) -> Placement:
-        """The ranks of copy z alone, 0 <= z < copies; for partial sums, of which every copy has its own.
+        """The placement of copy z alone, 0 <= z < copies; for partial sums, which differ between copies.
 
         >>> place = Placement.of(MatrixDescriptor.replicated(2, 3, 4)).layer(2)
         >>> [place.local_shape(rank) for rank in range(4)]

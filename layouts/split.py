@@ -15,18 +15,18 @@ from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, owned
 class Split:
     """A 1-D block-cyclic distribution of one dimension.
 
-    The dimension is cut into a first block of `inb` elements and further blocks of `nb`; block b belongs to process
-    coordinate (src + b) % nprocs. With src = -1 the dimension is replicated: every process owns all of it.
+    The dimension is cut into a first block of `inb` elements and further blocks of `nb` elements. Block b belongs to
+    process coordinate (src + b) % nprocs. With src = -1 the dimension is replicated: every process owns all of it.
 
     Args:
         n: length of the dimension, elements (global), n >= 0.
         nb: block size, elements (global), nb >= 1; it may exceed n.
         nprocs: processes along this dimension (global), nprocs >= 1.
         src: coordinate that owns element 0 (global), 0..nprocs-1, or -1 for replicated.
-        inb: size of the first block, elements (global), inb >= 1; None, and nothing else, says that it equals nb.
+        inb: size of the first block, elements (global), inb >= 1; None: nb. The value nb is stored as None.
 
     Raises:
-        LayoutError: an argument that is not an integer or out of its range.
+        LayoutError: an argument is not an integer or out of range.
 
     >>> rows = Split(9, 2, 2)
     >>> [rows.count(p) for p in range(2)]
@@ -44,7 +44,7 @@ class Split:
     inb: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments; write integers as int and inb == nb as None."""
+        """Check the arguments, and normalise them: integers to int, inb == nb to None."""
         put = object.__setattr__
         put(self, "n", checked_int("Split", "n", self.n, 0))
         put(self, "nb", checked_int("Split", "nb", self.nb, 1))
@@ -56,17 +56,17 @@ class Split:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every process owns every element because src is -1."""
+        """Whether every process owns every element: src is -1."""
         return self.src == -1
 
     @property
     def is_whole(self) -> bool:
-        """Whether one process owns everything because there is one process only."""
+        """Whether one process owns every element: nprocs is 1."""
         return self.nprocs == 1
 
     @property
     def nblocks(self) -> int:
-        """Number of blocks that the dimension is cut into, the last one possibly short (global).
+        """Number of blocks; the last one may be short (global).
 
         >>> Split(9, 2, 2).nblocks, Split(9, 2, 2, inb=4).nblocks, Split(0, 2, 2).nblocks
         (5, 4, 0)
@@ -79,7 +79,7 @@ class Split:
         return self.nb if self.inb is None else self.inb
 
     def block(self, b: int) -> tuple[int, int]:
-        """Global range [g0, g1) of block b, 0 <= b < nblocks.
+        """Global range (g0, g1), half-open, of block b, 0 <= b < nblocks.
 
         >>> [Split(9, 4, 2, inb=3).block(b) for b in range(3)]
         [(0, 3), (3, 7), (7, 9)]
@@ -106,7 +106,7 @@ class Split:
         """
         if self.src == -1:
             return self.n
-        # Counts fall from the second block's owner on; only the first block's owner can exceed it.
+        # From the owner of block 1 on, counts only decrease; only the owner of block 0 can have more.
         return max(self.count(self.src), self.count((self.src + 1) % self.nprocs))
 
     @overload
@@ -114,7 +114,7 @@ class Split:
     @overload
     def owner(self, g: ArrayT) -> ArrayT: ...
     def owner(self, g: Any) -> Any:
-        """Coordinate of the process that owns element g; the lowest, 0, where all own it.
+        """Coordinate of the process that owns element g; 0 if every process owns it.
 
         Args:
             g: index (global), 0 <= g < n; int or integer array, whose elements are not checked.
@@ -146,7 +146,7 @@ class Split:
     @overload
     def global_from_local(self, l: ArrayT, p: int) -> ArrayT: ...
     def global_from_local(self, l: Any, p: int) -> Any:
-        """Global index of the element that process p keeps at l.
+        """Global index of the element that process p stores at local index l.
 
         Args:
             l: index (local), 0 <= l < count(p); int or integer array, whose elements are not checked.
@@ -163,11 +163,11 @@ class Split:
     @overload
     def local_start(self, g: ArrayT, p: int) -> ArrayT: ...
     def local_start(self, g: Any, p: int) -> Any:
-        """Number of elements before g that process p owns: where a submatrix that starts at g starts locally.
+        """Number of elements before g that process p owns: the local index at which a submatrix from g on starts.
 
         Args:
             g: position (global), 0 <= g <= n; int or integer array, whose elements are not checked.
-            p: process coordinate (local); one outside 0..nprocs-1 owns nothing.
+            p: process coordinate (local); a coordinate outside 0..nprocs-1 owns nothing.
 
         >>> [Split(9, 2, 2).local_start(g, 1) for g in range(10)]
         [0, 0, 0, 1, 2, 2, 2, 3, 4, 4]
@@ -179,14 +179,14 @@ class Split:
         return owned(g, self.nb, p, self.src, self.nprocs, self._first)
 
     def runs(self, p: int, g0: int = 0, g1: int | None = None) -> Iterator[tuple[int, int]]:
-        """Global ranges inside [g0, g1) that process p owns, ascending, none empty, no two adjacent; lazily.
+        """Global ranges inside g0..g1-1 that process p owns, ascending, lazily; none is empty, no two are adjacent.
 
-        Starting anywhere costs the same: nothing before g0 is enumerated.
+        The elements before g0 cost no time.
 
         Args:
-            p: process coordinate (local); one outside 0..nprocs-1 owns nothing.
-            g0: first element looked at (global), 0 <= g0 <= n.
-            g1: one past the last (global), 0 <= g1 <= n; None: n.
+            p: process coordinate (local); a coordinate outside 0..nprocs-1 owns nothing.
+            g0: first element (global), 0 <= g0 <= n.
+            g1: one past the last element (global), 0 <= g1 <= n; None: n.
 
         >>> list(Split(9, 2, 2).runs(0, 1, 8))
         [(1, 2), (4, 6)]
@@ -207,7 +207,7 @@ class Split:
             start_loc += length
 
     def ranges(self, p: int, g0: int = 0, g1: int | None = None) -> list[tuple[int, int]]:
-        """`runs` as a list: the global ranges inside [g0, g1) that process p owns.
+        """The list of `runs(p, g0, g1)`: the global ranges inside g0..g1-1 that process p owns.
 
         >>> Split(9, 2, 2).ranges(0), Split(9, 2, 1).ranges(0), Split(9, 2, 2, src=-1).ranges(1)
         ([(0, 2), (4, 6), (8, 9)], [(0, 9)], [(0, 9)])
@@ -216,9 +216,9 @@ class Split:
 
     @property
     def canonical(self) -> Split:
-        """The one Split that stands for all that give every process coordinate the same elements.
+        """The canonical form: equal for all splits that give every process coordinate the same elements.
 
-        Sizes that the dimension never reaches are clipped, and nprocs is the least that leaves every owner in place.
+        Block sizes are clipped to the dimension, and nprocs is the least with the same owners.
 
         >>> Split(8, 4, 4).canonical
         Split(n=8, nb=4, nprocs=2, src=0, inb=None)
@@ -232,7 +232,7 @@ class Split:
             return Split(n, n, 1)
         if self.src == -1:
             return Split(n, n, self.nprocs, -1)
-        # Neighbouring blocks have different owners from here on, so their sizes can be read off the owners.
+        # Below, neighbouring blocks have different owners, so splits with the same owners have the same blocks.
         nprocs = min(self.nprocs, self.src + nblocks)
         if nblocks == 1:
             return Split(n, n, nprocs, self.src)
@@ -241,7 +241,7 @@ class Split:
         return Split(n, self.nb, nprocs, self.src, self._first)
 
     def equivalent(self, other: Split) -> bool:
-        """Whether both give every process coordinate the same elements.
+        """Whether both splits give every process coordinate the same elements.
 
         >>> Split(8, 4, 2).equivalent(Split(8, 4, 4)), Split(8, 4, 2).equivalent(Split(8, 3, 2))
         (True, False)
@@ -249,11 +249,11 @@ class Split:
         return self == other or self.canonical == other.canonical
 
     def part(self, g0: int, g1: int) -> Split:
-        """The Split of elements g0..g1-1, renumbered from 0: each keeps its owner.
+        """The Split of elements g0..g1-1, renumbered from 0: each element keeps its owner.
 
         Args:
             g0: first element (global), 0 <= g0 <= g1.
-            g1: one past the last (global), g1 <= n.
+            g1: one past the last element (global), g1 <= n.
 
         Raises:
             LayoutError: not 0 <= g0 <= g1 <= n.

@@ -1,4 +1,7 @@
-"""Runs at equal distances, taken together (as MPI_Type_vector): a cyclic layout has many runs, few strided runs."""
+"""Strided runs: equal runs at equal distances, as in MPI_Type_vector. A cyclic layout has many runs, few strided runs.
+
+A position is a triple: the index in the sender's array, in the packed message and in the receiver's array.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ PACKED: Final = 1
 TARGET: Final = 2
 
 Places = tuple[int, int, int]
-"""Positions in the sender's array, in the message, in the receiver's array."""
+"""Indices in the sender's array, in the packed message and in the receiver's array, or distances between them."""
 
 _TOUCHING: Final = (1, 1, 1)
 _Spaced = tuple[Places, int, Places]
-"""(starts, length, strides) of a run."""
+"""A run: (first position, length, distance from one element to the next)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StridedRun:
-    """`count` runs of `length` elements, each one step after the last.
+    """`count` runs of `length` elements at equal distances.
 
     Args:
-        starts: of the first run (local).
-        steps: from one run to the next (local).
-        length: elements of a run.
-        count: runs.
-        strides: from one element of a run to the next (local).
+        starts: position of the first element of the first run (local).
+        steps: distance from one run to the next (local).
+        length: elements of each run (local).
+        count: number of runs (local).
+        strides: distance from one element of a run to the next (local).
     """
 
     starts: Places
@@ -41,37 +44,39 @@ class StridedRun:
 
     @property
     def is_touching(self) -> bool:
-        """Whether the elements of a run are consecutive at both ends."""
+        """Whether the elements of a run are consecutive at the sender and at the receiver."""
         return self.strides == _TOUCHING
 
     def runs(self) -> Iterator[StridedRun]:
-        """The same elements as strided runs of one run each."""
+        """The same elements as strided runs that each have one run."""
         for i in range(self.count):
             yield StridedRun(self._at(i, 0), (0, 0, 0), self.length, 1, self.strides)
 
     def lines(self, limit: int) -> Iterator[tuple[Places, Places, int]]:
-        """The same elements as (starts, steps, count) of elements at equal distances, at most `limit` together.
+        """The same elements as lines (first position, distance, count), each with at most `limit` elements.
 
         >>> list(StridedRun((0, 0, 0), (9, 2, 7), 2, 5).lines(4))[:2]
         [((0, 0, 0), (9, 2, 7), 4), ((36, 8, 28), (9, 2, 7), 1)]
         """
-        along = self.length >= self.count
-        others, count = (self.count, self.length) if along else (self.length, self.count)
-        for other in range(others):
+        along_runs = self.length >= self.count  # lines run along the longer of the two directions
+        nlines, count = (self.count, self.length) if along_runs else (self.length, self.count)
+        for line in range(nlines):
             for done in range(0, count, limit):
-                starts = self._at(other, done) if along else self._at(done, other)
-                yield starts, self.strides if along else self.steps, min(limit, count - done)
+                starts = self._at(line, done) if along_runs else self._at(done, line)
+                yield starts, self.strides if along_runs else self.steps, min(limit, count - done)
 
     def _at(self, i: int, l: int) -> Places:
-        """Element l of run i."""
+        """The position of element l of run i."""
         return _moved(_moved(self.starts, self.steps, i), self.strides, l)
 
 
 def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
-    """The runs of one dimension of a message: those that touch are one, equal ones at equal distances taken together.
+    """The strided runs of one dimension of a message.
+
+    Adjacent runs become one run. Equal runs at equal distances become one strided run.
 
     Args:
-        runs: (start in the source, start in the target, length), ascending.
+        runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
 
     >>> strided_runs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
     [StridedRun(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1, strides=(1, 1, 1))]
@@ -81,7 +86,7 @@ def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
      StridedRun(starts=(1, 1, 4), steps=(4, 2, 4), length=2, count=3, strides=(1, 1, 1)),
      StridedRun(starts=(13, 7, 16), steps=(0, 0, 0), length=1, count=1, strides=(1, 1, 1))]
 
-    Single elements at equal distances are a run whose elements do not touch:
+    Single elements at equal distances become one run with a stride:
 
     >>> strided_runs([(0, 0, 1), (2, 1, 1), (4, 2, 1), (6, 6, 1), (8, 7, 1), (10, 8, 1)])
     [StridedRun(starts=(0, 0, 0), steps=(6, 3, 6), length=3, count=2, strides=(2, 1, 1))]
@@ -106,7 +111,7 @@ def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
 
 
 def _merged(runs: Sequence[Run]) -> Sequence[Run]:
-    """Blocks that are neighbours on both ranks, though they are not in the matrix, as one run."""
+    """The runs, with those joined that are adjacent on both ranks (they need not be adjacent in the matrix)."""
     merged: list[Run] = []
     for source, target, length in runs:
         if merged and (merged[-1][0] + merged[-1][2], merged[-1][1] + merged[-1][2]) == (source, target):
@@ -117,7 +122,7 @@ def _merged(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _spaced(runs: Sequence[Run]) -> list[_Spaced]:
-    """Each run with its place in the message; single elements at equal distances as one run."""
+    """The runs with their positions in the packed message; single elements at equal distances become one run."""
     spaced: list[_Spaced] = []
     packed = 0
     for source, target, length in runs:
@@ -137,17 +142,19 @@ def _spaced(runs: Sequence[Run]) -> list[_Spaced]:
 
 
 def _moved(start: Places, step: Places, times: int) -> Places:
+    """The position `times` steps after `start`."""
     return start[0] + times * step[0], start[1] + times * step[1], start[2] + times * step[2]
 
 
 def _distance(first: Places, second: Places) -> Places:
+    """The distance from one position to another."""
     return second[0] - first[0], second[1] - first[1], second[2] - first[2]
 
 
 def _period(runs: Sequence[_Spaced]) -> int:
-    """The least p such that each run and the p-th after it have one form, and their followers one distance.
+    """The least period p: runs p apart have the same length and strides, and the same distance to their next run.
 
-    Source: Knuth, Morris, Pratt (1977): the failure function tells the least period.
+    Source: Knuth, Morris, Pratt (1977): the failure function gives the least period of a sequence.
     """
     steps = [(length, strides, _distance(starts, after)) for (starts, length, strides), (after, *_) in pairwise(runs)]
     borders = [0] * len(steps)

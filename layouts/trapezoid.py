@@ -1,4 +1,4 @@
-"""Part of a matrix on one side of a diagonal: triangles and trapezoids, as in p?tradd and p?trmr2d."""
+"""Triangles and trapezoids: the elements of a matrix on one side of a diagonal, as in p?tradd and p?trmr2d."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 
 _SHORT = 64
-"""Elements of a run at most, where a trapezoid is cut: blocks across the diagonal are looked at one by one."""
+"""Largest length of a run when a trapezoid cuts a message: each block is inside, outside, or across the diagonal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trapezoid:
-    """The elements (i, j) with j - i >= diagonal (uplo "U") or j - i <= diagonal ("L"), as numpy.triu and numpy.tril.
+    """The elements (i, j) with j - i >= diagonal (uplo "U") or j - i <= diagonal ("L"): numpy.triu and numpy.tril.
 
     Args:
-        uplo: "U" or "L", the side that belongs to it (global).
-        diagonal: 0 for the main one, positive above it (global).
+        uplo: "U" for the elements on and above the diagonal, "L" for those on and below it (global).
+        diagonal: 0 for the main diagonal, positive above it (global).
 
     >>> Trapezoid("U").count(0, 3, 0, 4), Trapezoid("L", -1).count(0, 3, 0, 4)
     (9, 3)
@@ -33,11 +33,11 @@ class Trapezoid:
 
     @property
     def T(self) -> Trapezoid:
-        """The same elements of the transposed matrix."""
+        """The trapezoid of the same elements in the transposed matrix."""
         return Trapezoid("L" if self.uplo == "U" else "U", -self.diagonal)
 
     def count(self, i0: int, i1: int, j0: int, j1: int) -> int:
-        """How many elements of rows i0..i1-1 and columns j0..j1-1 belong to it.
+        """Number of its elements in rows i0..i1-1 and columns j0..j1-1.
 
         Args:
             i0: first row (global).
@@ -48,17 +48,18 @@ class Trapezoid:
         height, width = i1 - i0, j1 - j0
         if self.uplo == "L":
             return height * width - Trapezoid("U", self.diagonal + 1).count(i0, i1, j0, j1)
-        # Column j has max(0, min(height, j - diagonal + 1 - i0)) elements: a sum of consecutive integers, clipped.
+        # Column j has max(0, min(height, j - diagonal + 1 - i0)) elements: consecutive integers, clipped.
         first = j0 - self.diagonal - i0
 
         def up_to(t: int) -> int:
+            """Elements of all columns whose clipped integer is at most t."""
             clipped = min(max(t, 0), height)
             return clipped * (clipped + 1) // 2 + max(t - height, 0) * height
 
         return up_to(first + width) - up_to(first)
 
     def shifted(self, i0: int, j0: int) -> Trapezoid:
-        """The same elements seen from (i0, j0).
+        """The same elements with (i0, j0) as the origin.
 
         >>> Trapezoid("U").shifted(2, 3)
         Trapezoid(uplo='U', diagonal=-1)
@@ -66,15 +67,18 @@ class Trapezoid:
         return Trapezoid(self.uplo, self.diagonal + i0 - j0)
 
     def cut(self, move: Move, place: Placement, rank: int, side: int) -> Iterator[tuple[Move, Trapezoid | None]]:
-        """The part of a move inside it: moves that are wholly inside, and blocks on the diagonal with their trapezoid.
+        """The elements of a message that belong to the trapezoid.
 
-        Both ends of a message cut in the same way.
+        Sender and receiver cut a message in the same way.
 
         Args:
-            move: what would travel of the whole matrix.
-            place: where the matrix is, or where it goes (global).
-            rank: this end of the message, which holds its part under `place` (local).
-            side: 0 for the sender's end, 1 for the receiver's (local).
+            move: the message of the whole matrix (local).
+            place: distribution of the matrix at this rank: the source for a sender, the target for a receiver (global).
+            rank: the sender or the receiver of the message (local).
+            side: 0 if `rank` is the sender, 1 if it is the receiver (local).
+
+        Yields:
+            Moves that are wholly inside, with None; then blocks across the diagonal, each with its trapezoid.
 
         >>> from pblas.layouts.descriptor import MatrixDescriptor
         >>> place = Placement.of(MatrixDescriptor.row_wise(6, 2, 2, mb=2))
@@ -84,7 +88,7 @@ class Trapezoid:
          (Move(peer=1, rows=((0, 0, 2),), columns=((0, 0, 2),)), Trapezoid(uplo='L', diagonal=0))]
         """
         position = place.coordinates(rank)
-        assert position is not None, "both ends hold part of the matrix"
+        assert position is not None, "sender and receiver hold elements of the matrix"
         whole, across = [], []
         short_rows, upper = _short(move.rows, side, place.rows, position[0]), self.uplo == "U"
         for column, j0 in _short(move.columns, side, place.columns, position[1]):
@@ -102,11 +106,11 @@ class Trapezoid:
         yield from across
 
     def received_count(self, source: Placement, target: Placement, rank: int) -> int:
-        """Elements of it that `rank` receives from others; as `moves.received_count`.
+        """Number of its elements that `rank` receives from other ranks.
 
         Args:
-            source: where the matrix is (global).
-            target: where it goes (global).
+            source: distribution before the redistribution (global).
+            target: distribution after it (global).
             rank: the receiver (local).
         """
         position, total = target.coordinates(rank), 0
@@ -121,14 +125,18 @@ class Trapezoid:
 
 
 def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[Run, int]]:
-    """The runs in parts of consecutive elements, each with where it starts in the matrix, cut at multiples of 64."""
+    """The runs, cut where their elements are not consecutive in the matrix and at multiples of 64.
+
+    Returns:
+        Pairs of a run and the global index of its first element.
+    """
     parts = []
     for source, target, length in runs:
         done = 0
         while done < length:
             g = split.global_from_local((source, target)[side] + done, p)
             stop = split.n
-            if split.nprocs > 1:  # a run may go on in this coordinate's next block, if that of the other end does too
+            if split.nprocs > 1:  # a run may continue in this coordinate's next block, which is not adjacent
                 first = split.nb if split.inb is None else split.inb
                 stop = first if g < first else first + ((g - first) // split.nb + 1) * split.nb
             part = min(length - done, stop - g, _SHORT - g % _SHORT)
@@ -138,7 +146,7 @@ def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[R
 
 
 def _joined(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """The runs, those that are adjacent in both orders taken together."""
+    """The runs, with those joined that are adjacent in both arrays."""
     joined: list[Run] = []
     for source, target, length in runs:
         if joined:

@@ -1,6 +1,6 @@
-"""Distributed dense linear algebra: block-cyclic matrices over process grids, and pmatmul.
+"""Distributed dense linear algebra: products and redistribution of block-cyclic matrices over process grids.
 
-Importing this package starts neither MPI nor a GPU; a `Context` does.
+Importing this package starts neither MPI nor a GPU; creating a `Context` does.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list of strings, made from the
 
 
 def __getattr__(name: str) -> Any:
-    """A public name or module, imported on first use so that planning needs no array library."""
+    """Import a public name or module on first use, so that planning needs no array library."""
     if name in _PACKAGES:
-        return import_module(f"pblas.{name}")  # which becomes an attribute
+        return import_module(f"pblas.{name}")  # the import makes it an attribute
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'pblas' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

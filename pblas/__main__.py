@@ -1,4 +1,4 @@
-"""`python -m pblas`."""
+"""The program `python -m pblas`: the command line."""
 
 import sys
 

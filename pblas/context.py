@@ -1,4 +1,4 @@
-"""Context: what users hold. It makes matrices and owns everything that they need."""
+"""Context: the ranks that work together. It creates matrices, and owns their memory and communication."""
 
 from __future__ import annotations
 
@@ -25,34 +25,39 @@ _EXIT_SECONDS = 1.0
 
 
 class Context(Creation, Collectives):
-    """Ranks that multiply together; a `with` block that ends what it began.
+    """The ranks that work together. Use it as a `with` block, whose end frees all memory of the context.
 
-    **Collective**, like every method that makes, moves or collects a matrix.
+    **Collective**, like every method that creates, moves or collects a matrix.
 
     Args:
-        comm: an mpi4py intracommunicator, None for COMM_WORLD; the context works on a duplicate (global).
-        backend: "mpi": NumPy arrays on CPUs; "nvshmem": CuPy arrays on GPUs that reach each other's memory; "cuda":
-            CuPy arrays on GPUs that send messages through MPI; "auto": GPUs if every rank has one, and CuPy, with
-            NVSHMEM where it works (global).
+        comm: an mpi4py intracommunicator, which the context duplicates; None for COMM_WORLD (global).
+        backend: kind of arrays and of communication (global):
+            "mpi": NumPy arrays on CPUs;
+            "nvshmem": CuPy arrays on GPUs that reach each other's memory;
+            "cuda": CuPy arrays on GPUs that send messages through MPI;
+            "auto": GPUs if every rank has one and CuPy, with NVSHMEM if it works; else CPUs.
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
         threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
-        transport: "auto": shared memory within a node, messages between nodes, and messages only where shared memory is
-            too small; "shared": as auto, but too little shared memory is an error; "message": messages only (global).
-        ranks_per_node: act as if a node had at most so many ranks, to try messages between nodes on one (global).
-        link: (latency in seconds, bandwidth in bytes/s) of an emulated network that delivers messages that much
-            later and uses no CPU meanwhile; with transport="message" (global).
-        device: GPU of this rank, as CUDA counts the visible ones, which becomes this thread's current device; None
-            for the rank's number on the node, modulo the GPUs there (local).
-        debug: check before every execution that all ranks make the same one, where nothing else would tell: on GPUs
-            (global).
+        transport: how data moves (global):
+            "auto": shared memory within a node and messages between nodes; messages only if shared memory is too small;
+            "shared": as "auto", but too little shared memory is an error;
+            "message": messages only.
+        ranks_per_node: pretend that a node has at most this number of ranks, to test messages between nodes on one
+            node (global).
+        link: (latency in seconds, bandwidth in bytes/s) of an emulated network, which delays messages and uses no CPU;
+            with transport="message" (global).
+        device: GPU of this rank, an index of CUDA's visible devices; it becomes this thread's current device. None for
+            the rank on the node modulo the number of visible GPUs (local).
+        debug: before every execution on GPUs, check that all ranks execute the same plan; on CPUs this is always
+            checked (global).
 
     Raises:
-        ArgumentError: a setting that is not one of these, or that the backend has not.
-        BackendError: a backend or launcher that is missing or unfit.
-        WorkspaceError: a GPU without memory for NVSHMEM.
+        ArgumentError: an invalid setting, or one that the backend does not support.
+        BackendError: a backend or launcher that is missing or cannot be used.
+        WorkspaceError: a GPU has too little memory for NVSHMEM.
         MismatchError: settings that differ between ranks.
         FileFormatError: PBLAS_TRACE names a folder that does not exist.
-        PeerTimeout: a rank of `comm` does not arrive.
+        PeerTimeout: a rank of `comm` does not arrive in time.
 
     >>> import numpy as np
     >>> from pblas.layouts import MatrixDescriptor
@@ -109,7 +114,7 @@ class Context(Creation, Collectives):
         return self.runtime.nprocs
 
     def describe(self) -> dict[str, str]:
-        """Facts about MPI, nodes, cores, threads and GPUs (local)."""
+        """MPI, nodes, cores, threads and GPUs of this context, as text by name (local)."""
         return self.runtime.backend.describe()
 
     def __enter__(self) -> Self:
@@ -121,38 +126,40 @@ class Context(Creation, Collectives):
         if kind is None:
             self.close()
             return
-        with suppress(errors.PblasError):  # the ranks did not agree to close: nothing is freed, the first error goes on
+        with suppress(errors.PblasError):  # if the ranks cannot agree to close, the first error is the one to raise
             self._close(_EXIT_SECONDS)
 
     def close(self) -> None:
-        """**Collective.** Free windows and communicators; matrices of this context cannot be used any more."""
+        """**Collective.** Free the memory and the communicators of this context; its matrices become unusable."""
         self._close(None)
 
     def trace(self, *paths: str | os.PathLike[str], title: str = "pblas") -> Tracing:
-        """**Collective.** A `with` block in which all that the ranks do is recorded: GEMMs, copies, reductions, waits.
+        """**Collective.** A `with` block that records the operations of all ranks: GEMMs, copies, reductions, waits.
 
-        The block yields a `Trace`, which is complete on rank 0 when the block has ended. On GPUs executions are not
-        graphs meanwhile, and begin together. `PBLAS_TRACE=file` in the environment does the same for every context,
-        from its beginning to its end; where there is such a file already, the name gets a number.
+        The block yields a `Trace`, which is complete on rank 0 after the block. Inside the block, executions on GPUs
+        run without CUDA graphs, and start at the same time on all ranks. The environment variable `PBLAS_TRACE=file`
+        records every context from its creation to its end; if the file exists, a number is added to its name.
 
         Args:
-            paths: files that rank 0 writes at the end, `.json` for Perfetto, `.png` and `.svg` for pictures (global).
-            title: of pictures (global).
+            paths: files that rank 0 writes at the end: `.json` for Perfetto, `.png` and `.svg` for pictures (global).
+            title: title of pictures (global).
 
         Raises:
-            ArgumentError: another suffix; before anything is run.
-            BackendError: a picture without Matplotlib; before anything is run.
-            FileFormatError: there is no such folder, before anything is run; a file cannot be written, at the end.
+            ArgumentError: another suffix; raised when the block begins.
+            BackendError: a picture without Matplotlib; raised when the block begins.
+            FileFormatError: a folder does not exist (raised when the block begins), or a file cannot be written (raised
+                when it ends).
         """
         return Tracing(self.runtime, paths, title)
 
     def _traced(self, file: str) -> Tracing:
-        """**Collective.** The recording that the environment asks for, under way."""
+        """**Collective.** Start the recording that PBLAS_TRACE asks for."""
         tracing = Tracing(self.runtime, [file], "pblas", verb="PBLAS_TRACE", fresh=True)
         tracing.__enter__()
         return tracing
 
     def _close(self, timeout: float | None) -> None:
+        """**Collective.** End the recording of PBLAS_TRACE, and free everything; after an exception with a timeout."""
         try:
             if self._tracing is not None and not self.runtime.closed:
                 failed = timeout is not None or self.runtime.backend.agreement.broken is not None
@@ -161,6 +168,7 @@ class Context(Creation, Collectives):
             self._free(timeout)
 
     def _free(self, timeout: float | None) -> None:
+        """**Collective.** Detach the matrices, agree to close, and free memory and communicators."""
         runtime = self.runtime
         if runtime.closed:
             return
@@ -184,10 +192,10 @@ class Context(Creation, Collectives):
                 )
         finally:
             backend.close(free=free)
-        for site in leaks if timeout is None else ():  # an exception on its way out holds the arrays of its frames
+        for site in leaks if timeout is None else ():  # after an exception its traceback still refers to arrays
             warnings.warn(
                 f"rank {self.rank}: an array in the context's shared memory is still in use after the context was "
-                f"closed, so the memory stays; it was allocated at {site}. Copy what outlives the context",
+                f"closed, so the memory stays; it was allocated at {site}. Copy arrays that outlive the context",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -1,21 +1,21 @@
-"""Every exception that pblas raises on purpose.
+"""The exceptions of pblas.
 
     PblasError
-    ├── LayoutError       (ValueError)    a distribution or a local array that cannot be
-    ├── DescriptorError   (ValueError)    matrices that do not fit each other
-    ├── ArgumentError     (ValueError)    a scalar, a flag or an array that cannot be used
-    │   └── PblasArgumentError            the same in a call of pblas.scalapack, with ScaLAPACK's number
+    ├── LayoutError       (ValueError)    an invalid distribution, or a local array that does not fit it
+    ├── DescriptorError   (ValueError)    matrices whose shapes or distributions do not fit each other
+    ├── ArgumentError     (ValueError)    an invalid scalar, flag or array
+    │   └── PblasArgumentError            an invalid argument of pblas.scalapack, with ScaLAPACK's INFO
     ├── DTypeError        (TypeError)     a dtype that pblas does not multiply, or two that differ
-    ├── PlanError         (ValueError)    layouts that no plan serves
+    ├── PlanError         (ValueError)    layouts for which there is no plan
     ├── MismatchError     (RuntimeError)  ranks that made different calls
-    ├── FileFormatError   (ValueError)    a matrix file that is truncated, foreign or unreadable
-    ├── BackendError      (RuntimeError)  a backend, launcher or library that is missing or unfit
-    ├── WorkspaceError    (MemoryError)   shared memory that does not suffice
+    ├── FileFormatError   (ValueError)    a matrix file that is truncated, of another format or unreadable
+    ├── BackendError      (RuntimeError)  a backend, launcher or library that is missing or cannot be used
+    ├── WorkspaceError    (MemoryError)   too little memory
     ├── ContextError      (RuntimeError)  a context that is closed or broken
     └── PeerTimeout       (TimeoutError)  a rank that did not arrive in time
 
-A message says what, expected, got, where, remedy. An error that one rank finds is raised with the same
-class and the same text on every rank of the context.
+A message names the problem, the expected and the actual value, the place and the remedy. An error of one rank is raised
+with the same class and the same text on every rank of the context.
 """
 
 
@@ -24,7 +24,7 @@ class PblasError(Exception):
 
 
 class LayoutError(PblasError, ValueError):
-    """A distribution, or a local array under it, that cannot be."""
+    """An invalid distribution, or a local array that does not fit its distribution."""
 
 
 class DescriptorError(PblasError, ValueError):
@@ -32,14 +32,14 @@ class DescriptorError(PblasError, ValueError):
 
 
 class ArgumentError(PblasError, ValueError):
-    """A scalar, a flag or an array that an operation cannot use."""
+    """An invalid scalar, flag or array."""
 
 
 class PblasArgumentError(ArgumentError):
-    """An argument of a ScaLAPACK-style call that cannot be used.
+    """An invalid argument of a ScaLAPACK-style call.
 
     Args:
-        text: which argument, what was expected and what was found.
+        text: the message: the argument, its expected value and its actual value.
         info: ScaLAPACK's INFO: -i for argument i of the call; -(100 i + j) for entry j of a descriptor that is argument
             i, counted as in descriptors of 11 entries.
 
@@ -57,7 +57,7 @@ class DTypeError(PblasError, TypeError):
 
 
 class PlanError(PblasError, ValueError):
-    """Layouts that no plan serves; the text says what to change."""
+    """Layouts for which there is no plan; the text names the change that helps."""
 
 
 class MismatchError(PblasError, RuntimeError):
@@ -65,15 +65,15 @@ class MismatchError(PblasError, RuntimeError):
 
 
 class FileFormatError(PblasError, ValueError):
-    """A matrix file that is truncated, foreign or cannot be read or written."""
+    """A matrix file that is truncated, of another format, or cannot be read or written."""
 
 
 class BackendError(PblasError, RuntimeError):
-    """A backend, a launcher or a library that is missing or unfit."""
+    """A backend, a launcher or a library that is missing or cannot be used."""
 
 
 class WorkspaceError(PblasError, MemoryError):
-    """Memory that does not suffice: shared by a node, of GPUs, or of one rank for a plan or a result."""
+    """Too little memory: shared memory of a node, memory of a GPU, or memory of a rank for a plan or a result."""
 
 
 class ContextError(PblasError, RuntimeError):

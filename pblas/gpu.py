@@ -1,4 +1,4 @@
-"""GPUs of a job: how NVSHMEM starts. A context over GPUs starts it by itself; call this to choose its settings."""
+"""The start of NVSHMEM with settings of the user; without it, the first context over GPUs starts NVSHMEM."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ def init_nvshmem(
 ) -> None:
     """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.
 
-    An error of one rank is raised on all ranks of `comm`. If it runs already, as large as it has to be and on the
-    same GPU, nothing is done.
+    An error of one rank is raised on all ranks of `comm`. The call does nothing if NVSHMEM already runs on the same GPU
+    with at least as much symmetric memory.
 
-    Without this call the first context over GPUs starts it over COMM_WORLD: all ranks have to make one then. If the
-    program has started NVSHMEM itself, that one is used, and left for the program to end.
+    Without this call the first context over GPUs starts NVSHMEM over COMM_WORLD, so all ranks have to create that
+    context. If the program has started NVSHMEM itself, pblas uses it, and the program has to end it.
 
     Args:
-        comm: ranks that get a GPU and may multiply together, the same for all of them; None for COMM_WORLD (global).
-        nbytes: symmetric memory of every rank, which contexts share; None for PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
-        device: this rank's GPU; None for its number on the node modulo the visible GPUs (local).
+        comm: the ranks that get a GPU and may multiply together; None for COMM_WORLD (global).
+        nbytes: symmetric memory per rank, bytes, shared by all contexts; None for the environment variable
+            PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
+        device: this rank's GPU; None for its rank on the node modulo the number of visible GPUs (local).
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
 
     Raises:
         ArgumentError: an invalid communicator, size, GPU or number of seconds.
-        BackendError: GPUs, drivers or libraries that are missing or unfit, with the remedy; NVSHMEM runs already, and
-            is smaller, on another GPU, or on some ranks only.
+        BackendError: GPUs, drivers or libraries that are missing or cannot be used, with the remedy; or NVSHMEM already
+            runs with less memory, on another GPU, or on some ranks only.
         MismatchError: sizes that differ between ranks.
-        WorkspaceError: a GPU without so much memory.
-        PeerTimeout: a rank of `comm` does not arrive.
+        WorkspaceError: a GPU has too little memory.
+        PeerTimeout: a rank of `comm` does not arrive in time.
     """
     start_nvshmem(comm, nbytes, device, timeout=timeout)

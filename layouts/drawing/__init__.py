@@ -1,1 +1,1 @@
-"""Pictures of a layout: text and SVG. They take grids and splits."""
+"""Pictures of a distribution, as text and as SVG, from its grid and its splits."""

@@ -1,7 +1,7 @@
 """The picture of a distribution as SVG and HTML, for notebooks and documentation.
 
-The ground is transparent and every word outside the blocks is a grey that reads on white and on black; words inside
-a block are near-black on a pale colour. No style sheet, script or font is needed.
+The background is transparent. Text outside the blocks is grey, legible on white and on black; text inside a block is
+near-black on a pale colour. The picture needs no style sheet, script or font.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from pblas.layouts.grid import Grid
 
 MAX_BLOCKS = 20
-"""Most blocks drawn along either side."""
+"""Largest number of blocks drawn along either side."""
 
 MAX_WIDTH = 900
-"""Pixels that wide labels may take from left to right, before fewer blocks are drawn."""
+"""Width in pixels from which on fewer blocks are drawn, so that wide labels fit."""
 
 COLOURS = ("#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#c9a6e4")
 """Pale colours for ranks 0..7; all but the last are Paul Tol's 'light' scheme, made for colour-blind readers."""
@@ -40,10 +40,10 @@ SHARED = "#d5d7da"
 """Colour of replicated blocks."""
 
 GREY = "#757b84"
-"""Grey with a contrast above 4 on white and on black."""
+"""Colour of text outside the blocks: a grey with a contrast above 4 on white and on black."""
 
 INK = "#16181b"
-"""Words on a block."""
+"""Colour of text on a block."""
 
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
@@ -52,7 +52,7 @@ TOP, LINE, LETTER = 78, 16, 6.6
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A band with its place in the picture, in pixels."""
+    """A band with its first pixel and its length in pixels."""
 
     band: Band
     start: float
@@ -60,17 +60,17 @@ class Stripe:
 
     @property
     def middle(self) -> float:
-        """Where its label stands."""
+        """Position of its label, pixels."""
         return self.start + self.length / 2
 
     @property
     def stop(self) -> float:
-        """Where the next one starts."""
+        """Start of the next stripe, pixels."""
         return self.start + self.length
 
 
 def colour_of_rank(rank: int) -> str:
-    """The colour of the blocks of a rank: eight chosen ones, then hues a golden angle apart.
+    """The colour of a rank's blocks: eight chosen colours, then hues that are a golden angle apart.
 
     >>> colour_of_rank(0), colour_of_rank(8) != colour_of_rank(9)
     ('#77aadd', True)
@@ -85,8 +85,8 @@ def colour_of_rank(rank: int) -> str:
 def svg_picture(drawing: Drawing) -> str:
     """The matrix as an SVG document: its blocks to scale, coloured by the rank that owns them.
 
-    Small blocks are drawn larger than to scale, so that their label fits. Blocks beyond the first ones are left out,
-    with a note. The tooltip of a block shows its ranges, its process and its local ranges.
+    Small blocks are drawn larger than to scale, so that their labels fit. If there are many blocks, some are left out,
+    and a note says so. The tooltip of a block shows its global ranges, its process and its local ranges.
 
     Args:
         drawing: the distribution.
@@ -137,7 +137,7 @@ def svg_picture(drawing: Drawing) -> str:
 
 
 def html_picture(drawing: Drawing) -> str:
-    """The SVG picture as a block of HTML that needs nothing else.
+    """The SVG picture as a self-contained block of HTML.
 
     >>> from pblas.layouts import Grid, Split
     >>> html_picture(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1)))[:7]
@@ -147,7 +147,7 @@ def html_picture(drawing: Drawing) -> str:
 
 
 def _stripes(bands: list[Band], start: float, scale: float, least: tuple[float, float]) -> list[Stripe]:
-    """The bands side by side from `start` on: blocks to scale, but no shorter than least[0]; gaps of least[1]."""
+    """The bands side by side from `start` on: blocks to scale, but at least least[0] long; gaps are least[1] long."""
     stripes: list[Stripe] = []
     for band in bands:
         length = least[1] if band.left_out else max(least[0], scale * (band.g1 - band.g0))
@@ -157,7 +157,7 @@ def _stripes(bands: list[Band], start: float, scale: float, least: tuple[float, 
 
 
 def _longest_label(grid: Grid, rows: list[Band], columns: list[Band]) -> int:
-    """Characters of the longest label on a block."""
+    """Number of characters of the longest label on a block."""
     drawn = [(r.p, c.p) for r in rows for c in columns if not (r.left_out or c.left_out)]
     return max((len(owner_label(grid, *place)) for place in drawn), default=1)
 
@@ -173,13 +173,13 @@ def _cell(drawing: Drawing, row: Stripe, column: Stripe) -> str:
     label = owner_label(drawing.grid, row.band.p, column.band.p)
     fill = SHARED if label == "all" else colour_of_rank(drawing.grid.rank(max(row.band.p, 0), max(column.band.p, 0)))
     return (
-        f'<g><title>{escape(_particulars(drawing, row.band, column.band, label))}</title><rect x="{_px(x + 1)}" '
+        f'<g><title>{escape(_tooltip(drawing, row.band, column.band, label))}</title><rect x="{_px(x + 1)}" '
         f'y="{_px(y + 1)}" width="{_px(column.length - 2)}" height="{_px(row.length - 2)}" rx="3" fill="{fill}"/>'
         f"{_text(middle_x, middle_y, label, size=12, anchor='middle', fill=INK)}</g>"
     )
 
 
-def _particulars(drawing: Drawing, row: Band, column: Band, label: str) -> str:
+def _tooltip(drawing: Drawing, row: Band, column: Band, label: str) -> str:
     """The tooltip of a block."""
     place = f"A[{row.g0}:{row.g1}, {column.g0}:{column.g1}]"
     if ALL in (row.p, column.p):
@@ -215,7 +215,7 @@ def _place(band: Band, dots: str) -> str:
 
 
 def _legend(drawing: Drawing, y: float) -> tuple[list[str], int]:
-    """The key to the colours, and the lines it takes."""
+    """The key to the colours, and its number of lines."""
     if drawing.is_replicated and drawing.nprocs > 1:
         return [_key(14, y, SHARED, f"all {drawing.nprocs} ranks: {drawing.rows.n} x {drawing.columns.n} each")], 1
     if drawing.nprocs > MAX_RANKS:
@@ -239,7 +239,7 @@ def _key(x: float, y: float, fill: str, words: str) -> str:
 
 
 def _empty(bottom: float) -> str:
-    """The frame that stands for a matrix without elements."""
+    """The frame drawn for a matrix without elements."""
     frame = (
         f'<rect x="14" y="42" width="226" height="{_px(bottom - 42)}" rx="4" fill="none" stroke="{GREY}" '
         f'stroke-dasharray="4 4"/>'
@@ -250,11 +250,11 @@ def _empty(bottom: float) -> str:
 def _text(
     x: float, y: float, words: str, *, size: int, anchor: str = "start", weight: str = "", fill: str = GREY
 ) -> str:
-    """A line of words at (x, y)."""
+    """A line of text at (x, y)."""
     extra = (f' text-anchor="{anchor}"' if anchor != "start" else "") + (f' font-weight="{weight}"' if weight else "")
     return f'<text x="{_px(x)}" y="{_px(y)}" font-size="{size}" fill="{fill}"{extra}>{escape(words)}</text>'
 
 
 def _px(length: float) -> str:
-    """A length in pixels, written short."""
+    """A length in pixels with at most one decimal."""
     return f"{length:.1f}".removesuffix(".0")

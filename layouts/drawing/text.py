@@ -1,4 +1,4 @@
-"""Pictures of a distribution: the blocks that are drawn, their words, and the picture for the terminal."""
+"""Pictures of a distribution: the blocks to draw, their labels and notes, and the picture for the terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pblas.layouts.split import Split
 
 ALL = -1
-"""Coordinate of a band that every process along the dimension owns."""
+"""The coordinate that stands for all process coordinates along a replicated dimension."""
 
 MAX_LINES = 16
-"""Most bands drawn from top to bottom: two screen lines each."""
+"""Largest number of bands drawn from top to bottom; each takes two lines of the screen."""
 
 MAX_RANKS = 8
-"""Most ranks listed one by one below a picture."""
+"""Largest number of ranks listed one by one below a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Drawing:
     """The properties of a distribution that a picture shows.
 
     Args:
-        grid: arrangement of the ranks.
-        rows: the rows over the process rows.
-        columns: the columns over the process columns.
-        order: of the local arrays.
-        lld: leading dimension of the local arrays, elements; None: as small as can be.
+        grid: process grid (global).
+        rows: split of the rows over the process rows (global).
+        columns: split of the columns over the process columns (global).
+        order: storage order of the local arrays (global).
+        lld: leading dimension of the local arrays, elements (local); None: the least that is allowed.
     """
 
     grid: Grid
@@ -47,7 +47,7 @@ class Drawing:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether each rank of the grid holds all of the matrix."""
+        """Whether each rank of the grid holds the whole matrix."""
         return all(split.nprocs == 1 or split.is_replicated for split in (self.rows, self.columns))
 
     def local_shape(self, rank: int) -> tuple[int, int]:
@@ -58,13 +58,13 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """One block of rows (or columns) as drawn, or a stretch of blocks that is left out.
+    """One block of rows (or columns) as drawn, or a gap: several blocks that are left out.
 
     Args:
         g0: first row or column (global).
-        g1: one past the last (global).
-        p: coordinate of the owner; ALL in a replicated dimension.
-        left_out: blocks that this band stands for without drawing them; 0: it is a block.
+        g1: one past the last row or column (global).
+        p: process coordinate of the owner; ALL in a replicated dimension.
+        left_out: number of blocks in a gap; 0 for a block that is drawn.
     """
 
     g0: int
@@ -74,13 +74,13 @@ class Band:
 
 
 def bands_from_split(split: Split, limit: int) -> list[Band]:
-    """At most `limit` bands that show a dimension: its blocks, or the first ones, a gap and the last one.
+    """At most `limit` bands that show a dimension: all its blocks, or the first blocks, a gap and the last block.
 
     A dimension that is not split is one band, whatever its block size.
 
     Args:
-        split: the dimension.
-        limit: most bands, >= 3.
+        split: the dimension (global).
+        limit: largest number of bands, >= 3.
 
     Returns:
         The bands, in order; none if the dimension is empty.
@@ -105,10 +105,10 @@ def bands_from_split(split: Split, limit: int) -> list[Band]:
 
 
 def owner_label(grid: Grid, p_row: int, p_col: int) -> str:
-    """The ranks that own a block, in few characters.
+    """The ranks that own a block, as a short label.
 
     Args:
-        grid: arrangement of the ranks.
+        grid: process grid (global).
         p_row: process row, or ALL.
         p_col: process column, or ALL.
 
@@ -122,16 +122,16 @@ def owner_label(grid: Grid, p_row: int, p_col: int) -> str:
     first = grid.rank(max(p_row, 0), max(p_col, 0))
     if not along_rows and not along_columns:
         return str(first)
-    many = (grid.nprow if along_rows else 1) * (grid.npcol if along_columns else 1)
-    if many == grid.size:
+    nowners = (grid.nprow if along_rows else 1) * (grid.npcol if along_columns else 1)
+    if nowners == grid.size:
         return "all"
     step = grid.strides[0] if along_rows else grid.strides[1]
-    last = first + (many - 1) * step
-    if many == 2:
+    last = first + (nowners - 1) * step
+    if nowners == 2:
         return f"{first},{last}"
     if step == 1:
         return f"{first}-{last}"
-    return f"{first},{first + step},{last}" if many == 3 else f"{first},{first + step},..,{last}"
+    return f"{first},{first + step},{last}" if nowners == 3 else f"{first},{first + step},..,{last}"
 
 
 def headline(drawing: Drawing) -> str:
@@ -169,7 +169,7 @@ def headline(drawing: Drawing) -> str:
 
 
 def details(drawing: Drawing) -> str:
-    """The facts that blocks do not show: the numbering of the ranks, the local arrays and the largest share.
+    """Sentences about properties that the blocks do not show: the numbering of the ranks, and the local arrays.
 
     >>> from pblas.layouts import Grid, Split
     >>> details(Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1), order="C"))
@@ -197,11 +197,12 @@ def left_out_words(rows: list[Band], columns: list[Band]) -> str:
 
 
 def text_picture(drawing: Drawing, max_width: int = 100) -> str:
-    """The matrix as text for the terminal; `MatrixDescriptor.picture` says more.
+    """The matrix as text for the terminal; see `MatrixDescriptor.picture`.
 
     Args:
         drawing: the distribution.
-        max_width: characters per line, >= 30; three blocks with ten-digit edges need more and get it.
+        max_width: characters per line, >= 30. A picture has at least three columns of blocks, if there are so many;
+            their lines may be longer.
 
     >>> from pblas.layouts import Grid, Split
     >>> print(text_picture(Drawing(Grid(1, 3), Split(2, 2, 1), Split(3, 1, 3))))
@@ -223,7 +224,8 @@ def text_picture(drawing: Drawing, max_width: int = 100) -> str:
     rows = bands_from_split(drawing.rows, MAX_LINES)
     lines = [*textwrap.wrap(headline(drawing), max_width), ""]
     if not rows or drawing.columns.n == 0:
-        return "\n".join([*lines, *textwrap.wrap("It has no elements: every rank holds an empty array.", max_width)])
+        empty = "The matrix has no elements: every rank holds an empty array."
+        return "\n".join([*lines, *textwrap.wrap(empty, max_width)])
     margin = len("myrow ") + len(str(drawing.rows.n)) + 1
     edge = len(str(drawing.columns.n))
     columns, width = _fit(drawing, rows, max_width - margin - edge)
@@ -231,14 +233,14 @@ def text_picture(drawing: Drawing, max_width: int = 100) -> str:
     lines.append("")
     words = ["Each block is labelled with the rank that owns it.", details(drawing), left_out_words(rows, columns)]
     if drawing.is_replicated and drawing.nprocs > 1:
-        words[0] = "Every rank of the grid holds all of it."
+        words[0] = "Every rank of the grid holds the whole matrix."
     for sentence in words:
         lines += textwrap.wrap(sentence, max_width)
     return "\n".join(lines + [f"  {line}" for line in rank_lines(drawing)])
 
 
 def rank_lines(drawing: Drawing) -> list[str]:
-    """One line per rank with its place and local shape; none where there are too many ranks to list.
+    """One line per rank with its process coordinates and local shape; none if there are too many ranks.
 
     >>> from pblas.layouts import Grid, Split
     >>> rank_lines(Drawing(Grid(2, 1), Split(10, 5, 2), Split(4, 4, 1)))
@@ -263,7 +265,7 @@ def _fit(drawing: Drawing, rows: list[Band], available: int) -> tuple[list[Band]
 
 
 def _box(grid: Grid, rows: list[Band], columns: list[Band], width: int, margin: int) -> list[str]:
-    """The lines of the box with its edges numbered and the process coordinates beside it."""
+    """The lines of the box, with numbered edges, process columns above it and process rows on its left."""
     places = "".join(" " + _coordinate(band, "…").center(width) for band in columns)
     numbers = "".join(str(band.g0).ljust(width + 1) for band in columns) + str(columns[-1].g1)
     lines = [("  mycol".ljust(margin) + places).rstrip(), f"{'myrow':<{margin}}{numbers}"]
@@ -277,19 +279,19 @@ def _box(grid: Grid, rows: list[Band], columns: list[Band], width: int, margin: 
 
 
 def _rule(number: int, margin: int, width: int, ncells: int, corners: str) -> str:
-    """A horizontal line of the box, numbered with the row it stands before."""
+    """A horizontal line of the box, with the number of the row below it."""
     return f"{number:>{margin - 1}} {corners[0]}{corners[1].join(['─' * width] * ncells)}{corners[2]}"
 
 
 def _cell(grid: Grid, row: Band, column: Band) -> str:
-    """The label of a cell: its owner, or dots where blocks are left out."""
+    """The label of a cell: its owners, or dots if it is in a gap."""
     if row.left_out or column.left_out:
         return "⋱" if row.left_out and column.left_out else "⋮" if row.left_out else "…"
     return owner_label(grid, row.p, column.p)
 
 
 def _coordinate(band: Band, dots: str) -> str:
-    """The process coordinate beside a band."""
+    """The label of a band: its process coordinate, "all", or dots for a gap."""
     return dots if band.left_out else "all" if band.p == ALL else str(band.p)
 
 
@@ -299,6 +301,6 @@ def _block(split: Split) -> str:
 
 
 def _gap_words(band: Band, what: str) -> str:
-    """The blocks that a gap stands for, in words."""
+    """The number and the range of the blocks in a gap, in words."""
     blocks = "1 block" if band.left_out == 1 else f"{band.left_out} blocks"
     return f"{blocks} of {what} ({band.g0}:{band.g1})"

@@ -1,4 +1,4 @@
-"""How the matrices of a context come to be: from arrays, functions and files, or filled with numbers."""
+"""Creation of matrices: from arrays, functions and files, or filled with zeros or random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Creation:
-    """The methods of a context that make matrices, each of them **collective**."""
+    """The methods of a context that create matrices; all of them are **collective**."""
 
     runtime: Runtime
 
@@ -36,19 +36,22 @@ class Creation:
         *,
         dtype: Any = None,
     ) -> DistMatrix:
-        """**Collective.** Spread a matrix that one rank has, that all have, or that a function of the indices gives.
+        """**Collective.** Distribute an array of one rank or of all ranks, or the values of a function of the indices.
 
         Args:
-            array: m x n array in any order on `root` (other ranks may pass None), NumPy's, or CuPy's where the
-                context multiplies on GPUs; with root=None the same array on every rank; or a function f(i, j) of
-                global indices, rows x 1 and 1 x columns, that returns the entries (global).
-            desc: distribution (global).
+            array: an m x n array in any storage order on `root` (other ranks may pass None); with root=None the same
+                array on every rank; NumPy's, or CuPy's if the context multiplies on GPUs. Or a function f(i, j) of
+                global indices (i: rows x 1, j: 1 x columns) that returns the entries as rows x columns (global).
+            desc: distribution of the matrix (global).
             root: rank that has the array; None if every rank has it (global).
-            dtype: of the matrix; None for that of the array, float64 for a function (global).
+            dtype: dtype of the matrix; None: that of the array, or float64 for a function (global).
+
+        Returns:
+            The matrix.
 
         Raises:
             ArgumentError: not a matrix, or a root that is not a rank.
-            DescriptorError: the array's shape is not the descriptor's.
+            DescriptorError: the array does not have the shape of the descriptor.
             DTypeError: a dtype that pblas does not multiply.
         """
         verb, by_function, backend = "from_global", callable(array), self.runtime.backend
@@ -69,7 +72,7 @@ class Creation:
                 if source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
-                        f"{verb}: the array is {shape}, the descriptor says {desc.m} x {desc.n}; make them agree"
+                        f"{verb}: the array is {shape}, the descriptor {desc.m} x {desc.n}; make them agree"
                     )
         known = dtype_index >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
@@ -91,16 +94,19 @@ class Creation:
         return DistMatrix(desc, local, self.runtime)
 
     def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
-        """**Collective.** A matrix whose parts exist already; the arrays are used in place.
+        """**Collective.** A matrix made of the ranks' local arrays, which are used in place.
 
         Args:
-            array: this rank's part, of shape desc.local_shape(rank), stored in desc.order: a NumPy array, or a CuPy
-                array where the context multiplies on GPUs (local).
+            array: this rank's local array, of shape desc.local_shape(rank), stored in desc.order: a NumPy array, or a
+                CuPy array if the context multiplies on GPUs (local).
             desc: distribution (global), with this rank's leading dimension or None (local).
-            copy: copy the array instead, which may then be stored in any way, also in host memory (global).
+            copy: copy the array; it may then have any strides, and be in host memory (global).
+
+        Returns:
+            The matrix.
 
         Raises:
-            ArgumentError: not a matrix, or one in memory in which the context does not multiply.
+            ArgumentError: not a matrix, or an array in host memory for a context on GPUs.
             LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
             DTypeError: a dtype that pblas does not multiply.
         """
@@ -120,15 +126,18 @@ class Creation:
         return DistMatrix(desc, part, self.runtime)
 
     def empty(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
-        """**Collective.** An uninitialised matrix, in memory that the node's ranks read in place.
+        """**Collective.** An uninitialised matrix, in memory that the ranks of a node read in place.
 
         Args:
             desc: distribution (global), with this rank's leading dimension or None (local).
-            dtype: of the elements (global).
+            dtype: dtype of the elements (global).
+
+        Returns:
+            The matrix.
 
         Raises:
             DTypeError: a dtype that pblas does not multiply.
-            WorkspaceError: shared memory does not suffice, with transport="shared".
+            WorkspaceError: too little shared memory, with transport="shared".
         """
         return self._new("empty", desc, dtype)
 
@@ -139,30 +148,42 @@ class Creation:
         return matrix
 
     def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
-        """**Collective.** A matrix of numbers from [-1, 1); entry (i, j) depends on i, j and the seed only.
+        """**Collective.** A matrix of random numbers, uniform in [-1, 1).
+
+        Entry (i, j) depends on i, j, the seed and the dtype only, not on the distribution.
 
         Args:
             desc: distribution (global).
-            dtype: of the elements; real and imaginary part of complex ones are independent (global).
+            dtype: dtype of the elements; real and imaginary parts of complex elements are independent (global).
             seed: any integer (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: a seed that is not an integer.
+            DTypeError: a dtype that pblas does not multiply.
         """
-        matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers overflow
+        matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers would overflow
         with self.runtime.backend.writing(matrix.local) as part:
             _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
         return matrix
 
     def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
-        """**Collective.** A matrix from a .npy file, of which every rank reads its own part only.
+        """**Collective.** A matrix from a .npy file; every rank reads only the elements that it owns.
 
         Args:
-            path: of the file, which all ranks see (global).
-            desc: distribution; its sizes must be those of the file (global).
-            dtype: of the matrix; None for that of the file (global).
+            path: path of a file that all ranks can read (global).
+            desc: distribution, of the shape of the matrix in the file (global).
+            dtype: dtype of the matrix; None for that of the file (global).
+
+        Returns:
+            The matrix.
 
         Raises:
-            FileFormatError: no such file, another format, truncated.
-            DescriptorError: the file's matrix has another shape.
-            DTypeError: a dtype that pblas does not multiply.
+            FileFormatError: no such file, another format, or a truncated file.
+            DescriptorError: the matrix in the file has another shape.
+            DTypeError: a dtype that pblas does not multiply; dtype= converts it.
         """
         verb = "load"
         self.runtime.check_open(verb)
@@ -190,7 +211,7 @@ class Creation:
             if header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
-                    f"{verb}: {path} holds a {shape} matrix, the descriptor says {desc.m} x {desc.n}; make them agree"
+                    f"{verb}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
                 )
         arguments = {"path": path, "desc": shared_descriptor(desc), "dtype": wanted.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
@@ -201,7 +222,7 @@ class Creation:
         return DistMatrix(desc, local, self.runtime)
 
     def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **seed: Any) -> DistMatrix:
-        """**Collective.** A matrix that is not filled yet, perhaps for numbers from a seed."""
+        """**Collective.** An uninitialised matrix; a seed is checked, and ranks agree on it."""
         self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
@@ -212,14 +233,14 @@ class Creation:
         return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
 
     def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
-        """**Collective.** local := a user's entries(i, j), which may fail on some ranks only."""
+        """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""
         verb = "from_global: evaluate the function"
 
         def checked(i: Array, j: Array) -> Array:
             value = entries(i, j)
             block = np.asarray(value)
-            what = f"from_global: the function of the indices returned {type(value).__name__}"
-            _check_conversion(what, block.dtype, local.dtype)
+            context = f"from_global: the function f(i, j) returned {type(value).__name__}"
+            _check_conversion(context, block.dtype, local.dtype)
             return block
 
         with self.runtime.local_step(verb):
@@ -228,7 +249,7 @@ class Creation:
             except errors.DTypeError:
                 raise
             except Exception as caught:
-                text = f"from_global: the function of the indices raised {type(caught).__name__}: {caught}"
+                text = f"from_global: the function f(i, j) raised {type(caught).__name__}: {caught}"
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(verb, {})
 
@@ -263,19 +284,19 @@ class Creation:
         return matrix
 
     def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
-        """Raise LayoutError or ArgumentError unless an array can be this rank's part under a descriptor."""
+        """Raise LayoutError or ArgumentError unless an array can be this rank's local array under a descriptor."""
         backend, shape = self.runtime.backend, desc.local_shape(self.runtime.rank)
         if part.shape != shape:
             raise errors.LayoutError(
                 f"from_local: the local array is {part.shape[0]} x {part.shape[1]}, the descriptor gives rank "
-                f"{self.runtime.rank} {shape[0]} x {shape[1]}; desc.local_shape(rank) tells"
+                f"{self.runtime.rank} {shape[0]} x {shape[1]}; make it of shape desc.local_shape(rank)"
             )
         if copy:
             return
         if not backend.is_here(part):
             raise errors.ArgumentError(
-                f"from_local: the local array is in host memory, a context with backend={backend.name!r} multiplies "
-                f"on GPUs; pass copy=True, which uploads it, or a CuPy array, which is used in place"
+                f"from_local: the local array is in host memory, but a context with backend={backend.name!r} "
+                f"multiplies on GPUs; pass copy=True, which uploads it, or a CuPy array, which is used in place"
             )
         if 0 not in shape:
             _check_strides(part, desc)
@@ -283,20 +304,25 @@ class Creation:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
     def _check_desc(self, verb: str, desc: Any) -> None:
-        """Raise ArgumentError or LayoutError unless a new matrix can have this descriptor here."""
+        """Raise ArgumentError or LayoutError unless a new matrix of this context can have this descriptor."""
         if not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         self.runtime.check_place(verb, desc, "the matrix")
 
 
 def _checked_seed(seed: Any) -> int:
+    """The seed as an int.
+
+    Raises:
+        ArgumentError: not an integer.
+    """
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
     return int(seed)
 
 
 def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
-    """local := entries(i, j) of its global indices, some columns at a time so that temporaries stay small."""
+    """local := entries(i, j) at its global indices, a few columns at a time so that temporaries stay small."""
     rows, columns = desc.local_shape(rank)
     if not rows * columns:
         return
@@ -308,9 +334,9 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
 
 
 def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
-    """Raise DTypeError unless elements of one dtype become elements of another without a surprise."""
+    """Raise DTypeError unless elements of one dtype can be converted to another: numbers, and not complex to real."""
     if source.kind not in "biufc" and source not in DTYPES:
-        raise errors.DTypeError(f"{verb}: elements of dtype {source} are no numbers; convert with .astype('float64')")
+        raise errors.DTypeError(f"{verb}: elements of dtype {source} are not numbers; convert with .astype('float64')")
     if source.kind == "c" and target.kind != "c":
         raise errors.DTypeError(
             f"{verb}: complex numbers would lose their imaginary part as {target.name}; pass a complex dtype, or x.real"

@@ -1,4 +1,4 @@
-"""DistMatrix: a descriptor and this rank's part of the matrix."""
+"""DistMatrix: a descriptor, and this rank's local array."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class DistMatrix(Operators):
-    """A matrix spread over the ranks of a context. Made by the methods of `Context`, by slicing and by pmatmul.
+    """A matrix distributed over the ranks of a context. Created by the methods of `Context`, by slicing and by pmatmul.
 
-    Slicing, `.T` and `.H` are local, cost nothing and move nothing: they are views.
+    Slices, `.T` and `.H` are views: they are local and move no data.
 
     Args:
         desc: distribution (global).
-        local: this rank's part, under `desc` (local).
-        runtime: of the context that owns the matrix (global).
-        conj: the matrix is the conjugate of what `local` holds (global).
+        local: this rank's local array under `desc` (local).
+        runtime: runtime of the context that owns the matrix (global).
+        conj: the matrix is the conjugate of the elements in memory (global).
     """
 
     __slots__ = ("__weakref__", "_local", "conj", "desc", "dtype", "key", "runtime")
@@ -37,7 +37,7 @@ class DistMatrix(Operators):
         self.desc, self.runtime, self.conj = desc, runtime, conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
-        # Identifies this matrix to plans that remember checked matrices; None once it is closed.
+        # Identifies this matrix in plans, which skip the checks of matrices that they know; None after close.
         self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char, id(runtime))
         runtime.matrices.add(self)
 
@@ -48,10 +48,10 @@ class DistMatrix(Operators):
 
     @property
     def local(self) -> Array:
-        """This rank's part, rows x columns of `desc.local_shape(rank)` (local): the memory itself, not a copy.
+        """This rank's local array, of shape `desc.local_shape(rank)` (local): the memory itself, not a copy.
 
-        A NumPy array, or a CuPy array where the context multiplies on GPUs. Of a conjugated view (`A.H` of a complex A)
-        it is a conjugated copy, which cannot be written.
+        It is a NumPy array, or a CuPy array if the context multiplies on GPUs. For a conjugated view (`A.H` of a
+        complex A) it is a conjugated copy, which cannot be written.
 
         Raises:
             ContextError: the context is closed.
@@ -60,20 +60,27 @@ class DistMatrix(Operators):
         return self.runtime.backend.conjugated(stored) if self.conj else stored
 
     def stored(self, verb: str) -> Array:
-        """The memory behind this rank's part, not yet conjugated (local)."""
+        """This rank's local array as it is in memory, not conjugated (local).
+
+        Args:
+            verb: name of the call, for messages.
+
+        Raises:
+            ContextError: the context is closed.
+        """
         if self._local is None:
             self.runtime.check_open(verb)
-            raise errors.ContextError(f"{verb}: the matrix was closed")
+            raise errors.ContextError(f"{verb}: the matrix is closed; use matrices before their context closes")
         return self._local
 
     @property
     def T(self) -> DistMatrix:
-        """The transposed matrix: the same memory under the transposed descriptor (local)."""
+        """The transposed matrix, a view: the same memory under the transposed descriptor (local)."""
         return DistMatrix(self.desc.T, self.stored("DistMatrix.T").T, self.runtime, conj=self.conj)
 
     @property
     def H(self) -> DistMatrix:
-        """The conjugate transposed matrix, a flag on the same memory; for real matrices the same as `.T` (local)."""
+        """The conjugate transposed matrix, a view with a flag that it is conjugated; `.T` for real matrices (local)."""
         conj = self.dtype.kind == "c" and not self.conj
         return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
 
@@ -81,7 +88,7 @@ class DistMatrix(Operators):
         """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local).
 
         Raises:
-            ArgumentError: anything but two slices of integers with step 1.
+            ArgumentError: the key is not two slices of integers with step 1.
         """
         if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)):
             raise errors.ArgumentError(f"DistMatrix: expected two slices, A[i0:i1, j0:j1], got A[{key!r}]")
@@ -101,43 +108,43 @@ class DistMatrix(Operators):
         """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.
 
         Args:
-            root: rank that gets it, None for all (global).
+            root: rank that gets the array; None for all ranks (global).
 
         Returns:
             m x n NumPy array in the descriptor's order on `root`, None on the other ranks.
 
         Raises:
             ArgumentError: root is not a rank.
-            WorkspaceError: a rank has no memory for all of it.
+            WorkspaceError: a rank has too little memory for the whole matrix.
         """
         runtime, whole = self.runtime, None
         runtime.check_open("to_global")
         with runtime.local_step("to_global"):
             check_root("to_global", root, runtime.nprocs)
             if root is None or root == runtime.rank:
-                whole = transfer.room("to_global", self.desc, self.dtype)
+                whole = transfer.empty_whole("to_global", self.desc, self.dtype)
         runtime.agree("to_global", {"root": root, **self.signature()})
         part = runtime.backend.reading(self.stored("to_global"))
-        runtime.check_open("to_global")  # on a GPU an execution may have failed meanwhile
+        runtime.check_open("to_global")  # on a GPU, an execution may have failed during the agreement
         with runtime.collective_section("to_global"):
             transfer.gather(runtime, part, self.desc, root or 0, whole)
             if root is None and whole is not None:
-                transfer.pass_on(runtime, whole, self.desc.order)
+                transfer.broadcast(runtime, whole, self.desc.order)
         return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """**Collective.** Write the matrix as a standard .npy file; every rank writes its own part.
+        """**Collective.** Write the matrix as a standard .npy file; every rank writes the elements that it owns.
 
-        The file appears under its name when it is complete; after an error there is none, or still the old one. If the
-        name is a link, it stays one, and the file that it names is written. NumPy's format has no bfloat16: such a file
-        holds raw elements, which `Context.load` reads with dtype="bfloat16".
+        The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
+        symbolic link is followed. NumPy's format has no bfloat16: the file then holds raw elements, which
+        `Context.load` reads with dtype="bfloat16".
 
         Args:
-            path: of the file, in a folder that all ranks see (global).
+            path: path of the file, in a folder that all ranks can write (global).
 
         Raises:
-            ArgumentError: no path.
-            FileFormatError: the file cannot be written; the name is that of a folder, a device or a pipe.
+            ArgumentError: not a path.
+            FileFormatError: the file cannot be written, or the name is that of a folder, a device or a pipe.
         """
         runtime, temporary = self.runtime, ""
         with runtime.local_step("save"):
@@ -165,13 +172,14 @@ class DistMatrix(Operators):
         return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conj}
 
     def detach(self) -> None:
-        """Forget the memory: the context is about to free it."""
+        """Drop the reference to the memory, which the context is about to free (local)."""
         self._local = self.key = None
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
-        """Refuse: each rank holds a part only."""
+        """Refuse the conversion to an array: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
-            "a DistMatrix is spread over ranks and is no array: A.to_global() collects it, A.local is this rank's part"
+            "a DistMatrix is distributed and cannot be converted to an array: A.to_global() collects it, A.local is "
+            "this rank's part"
         )
 
     def __repr__(self) -> str:

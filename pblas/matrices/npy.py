@@ -1,4 +1,4 @@
-"""Matrices in .npy files, of which every rank reads and writes its own part only.
+"""Matrices in .npy files; every rank reads and writes only the elements that it owns.
 
 Source: NumPy, the .npy format (numpy.lib.format).
 """
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What stands at the start of a .npy file that holds a matrix.
+    """The header of a .npy file that holds a matrix.
 
     Args:
-        shape: rows and columns.
-        dtype: of the elements, as stored.
-        order: "F" or "C".
+        shape: rows and columns (global).
+        dtype: dtype of the stored elements (global).
+        order: storage order, "F" or "C" (global).
         offset: bytes before the first element.
     """
 
@@ -41,10 +41,14 @@ class Header:
 
 
 def checked_path(verb: str, path: object) -> str:
-    """The path of a file as text.
+    """A path as text.
+
+    Args:
+        verb: name of the call, for messages.
+        path: the argument of the user.
 
     Raises:
-        ArgumentError: no path, or one that no file can have.
+        ArgumentError: not a path, or a path with a zero byte.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or "\0" in text:
         raise ArgumentError(f"{verb}: path must be a str or a pathlib.Path, got {path!r}")
@@ -52,18 +56,18 @@ def checked_path(verb: str, path: object) -> str:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Header of a .npy file that holds a matrix.
+    """Read the header of a .npy file that holds a matrix.
 
     Raises:
-        FileFormatError: no such file, another format, not a matrix, or fewer bytes than the header promises.
+        FileFormatError: no such file, another format, not a matrix, or a file that is too short for its header.
     """
     try:
         if Path(path).is_fifo():  # opening it would wait for a writer
-            raise FileFormatError(f"{path}: cannot be read: it is a pipe; every rank reads its own part of a file")
+            raise FileFormatError(f"{path}: cannot be read: it is a pipe; pass a file, which all ranks can read")
         with Path(path).open("rb") as file:
             version = npy.read_magic(file)
             if version not in ((1, 0), (2, 0)):
-                raise FileFormatError(f"{path}: .npy format version {version} is not known; save it with numpy.save")
+                raise FileFormatError(f"{path}: .npy format version {version} is unknown; save it with numpy.save")
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, fortran, dtype = read(file)
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
@@ -77,12 +81,19 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise FileFormatError(f"{path}: expected a matrix of numbers, got shape {shape}, dtype {dtype}")
     needed = offset + shape[0] * shape[1] * dtype.itemsize
     if size < needed:
-        raise FileFormatError(f"{path}: truncated: {needed} bytes expected, {size} found; write the file anew")
+        raise FileFormatError(f"{path}: truncated: expected {needed} bytes, got {size}; write the file again")
     return Header(shape, dtype, "F" if fortran else "C", offset)
 
 
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
     """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
+
+    Args:
+        path: path of the file (global).
+        header: its header (global).
+        desc: distribution, of the shape in the header (global).
+        rank: this rank (local).
+        local: this rank's local array, written (local).
 
     Raises:
         FileFormatError: the file cannot be read.
@@ -92,33 +103,40 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     try:
         stored = np.memmap(path, header.dtype, "r", header.offset, header.shape, order=header.order)  # type: ignore[call-overload]
         part = part_of(stored, desc, rank)
-        if header.dtype.kind == "V":  # a dtype of ml_dtypes, which .npy files keep as raw bytes
+        if header.dtype.kind == "V":  # .npy files store the dtypes of ml_dtypes as raw bytes
             part = part.view(local.dtype)
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             local[...] = part
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # the file has become shorter since its header was read
+    except ValueError as error:  # the file was truncated after its header was read
         raise FileFormatError(f"{path}: cannot be read: {error}") from None
 
 
 def destination(path: str | os.PathLike[str]) -> Path:
-    """Where a file of this name is written: a link stays, and the file that it names is replaced.
+    """The path that is written for a name: symbolic links are followed, so a link is kept and its target replaced.
 
     Raises:
-        FileFormatError: a folder, a device or a pipe has the name, and is not to be replaced.
+        FileFormatError: a folder, a device or a pipe has the name; it is not replaced.
     """
-    place = Path(os.path.realpath(path))
-    if place.exists() and not place.is_file():
-        raise FileFormatError(f"{path}: cannot be written: this name is not that of a file; choose another one")
-    return place
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise FileFormatError(f"{path}: cannot be written: a folder, device or pipe has this name; choose another one")
+    return target
 
 
 def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype[Any], order: str) -> str:
-    """Make a file of the right size under a temporary name beside `path`, and return the name.
+    """Create a .npy file of the right size under a temporary name in the folder of `path`, and return that name.
+
+    Args:
+        path: final path of the file.
+        shape: rows and columns of the matrix (global).
+        dtype: dtype of the matrix (global).
+        order: storage order in the file, "F" or "C" (global).
 
     Raises:
-        FileFormatError: the folder is missing or not writable, the disk is too small, or the name is not a file's.
+        FileFormatError: the folder is missing or not writable, the disk is too small, or a folder, device or pipe has
+            the name.
     """
     temporary = ""
     try:
@@ -128,7 +146,7 @@ def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype
             npy.write_array_header_1_0(file, header)
             file.flush()
             nbytes = shape[0] * shape[1] * dtype.itemsize
-            if nbytes and hasattr(os, "posix_fallocate"):  # the disk's refusal comes here, not as a SIGBUS later
+            if nbytes and hasattr(os, "posix_fallocate"):  # a full disk raises here; memmap would get a SIGBUS later
                 os.posix_fallocate(file.fileno(), file.tell(), nbytes)
             os.ftruncate(file.fileno(), file.tell() + nbytes)
     except OSError as error:
@@ -138,10 +156,11 @@ def create(path: str | os.PathLike[str], shape: tuple[int, int], dtype: np.dtype
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, which appears under its name when it is complete.
+    """Write a file, which gets its name when it is complete.
 
     Raises:
-        FileFormatError: the folder is missing or not writable, the disk is too small, or the name is not a file's.
+        FileFormatError: the folder is missing or not writable, the disk is too small, or a folder, device or pipe has
+            the name.
     """
     temporary = ""
     try:
@@ -156,10 +175,10 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def unused(path: str | os.PathLike[str]) -> str:
-    """`path`, or if there is such a file `path` with a number before its suffix; an empty file has the name then.
+    """A path that no file has yet: `path`, or `path` with a number before its suffix. An empty file is created there.
 
     Raises:
-        FileFormatError: no file can be made there.
+        FileFormatError: no file can be created there.
     """
     wanted = Path(path)
     for number in count():
@@ -171,19 +190,25 @@ def unused(path: str | os.PathLike[str]) -> str:
             continue
         except OSError as error:
             raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
-    raise AssertionError("numbers do not end")
+    raise AssertionError("count() never ends")
 
 
 def _begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
-    """The name of a temporary file beside `path`, and the file, with the permissions of new files."""
-    place = destination(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".part", dir=place.parent)
+    """The name of a temporary file in the folder of `path`, and the open file, with the permissions of new files."""
+    target = destination(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     os.fchmod(handle, 0o666 & ~_umask())
     return temporary, os.fdopen(handle, "wb")
 
 
 def write_part(temporary: str, desc: MatrixDescriptor, rank: int, local: Array) -> None:
-    """Write the elements that `rank` speaks for into the file made by `create`.
+    """Write the elements of `rank` into the file made by `create`; of replicated elements the first copy only.
+
+    Args:
+        temporary: name of the file, from `create` (global).
+        desc: distribution (global).
+        rank: this rank (local).
+        local: this rank's local array (local).
 
     Raises:
         FileFormatError: the file cannot be written.
@@ -200,10 +225,10 @@ def write_part(temporary: str, desc: MatrixDescriptor, rank: int, local: Array) 
 
 
 def finish(temporary: str, path: str | os.PathLike[str]) -> None:
-    """Give the complete file its final name, in one step.
+    """Rename the complete file to its final name, in one step.
 
     Raises:
-        FileFormatError: a folder has the name, or the disk refuses.
+        FileFormatError: a folder has the name, or the disk reports an error.
     """
     try:
         with Path(temporary).open("rb") as file:
@@ -220,11 +245,12 @@ def discard(temporary: str) -> None:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype as numpy.save writes it: ml_dtypes' ones as raw bytes."""
+    """The dtype as numpy.save writes it: bfloat16 as raw bytes."""
     return np.dtype(f"V{dtype.itemsize}") if dtype.name == "bfloat16" else dtype
 
 
 def _umask() -> int:
+    """The file mode creation mask of this process, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

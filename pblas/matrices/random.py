@@ -1,4 +1,4 @@
-"""Random matrix entries that depend on their place and a seed only."""
+"""Random matrix entries that depend on their global indices and a seed only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MASK = (1 << 64) - 1
 
 
 def _mix(x: Array) -> Array:
-    """A bijection of 64-bit integers in which every input bit moves every output bit.
+    """A bijection of 64-bit integers in which every input bit influences every output bit.
 
     Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the constants of
     Stafford's variant 13.
@@ -29,10 +29,13 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
     """Entries uniform in [-1, 1) at global indices i, j.
 
     Args:
-        i: row indices, any shape that broadcasts with j.
-        j: column indices.
-        seed: any integer.
-        dtype: of the result; complex ones get independent parts.
+        i: row indices, an integer array of any shape that broadcasts with j (global).
+        j: column indices, an integer array (global).
+        seed: any integer (global).
+        dtype: dtype of the result; real and imaginary parts of complex entries are independent (global).
+
+    Returns:
+        An array of the broadcast shape of i and j.
 
     >>> a = random_entries(np.arange(3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))
     >>> bool(np.all(a[1:] == random_entries(np.arange(1, 3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))))
@@ -43,7 +46,7 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
         row = _mix(i.astype(np.uint64) * np.uint64(_GOLDEN) + start)
         bits = _mix(row + (j.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
         real = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
-        # A value next to 1 would be rounded to 1 in a shorter dtype.
+        # A shorter dtype would round a value close to 1 to 1, which is outside the interval.
         largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)  # type: ignore[no-untyped-call]
         real = np.minimum(real, largest)
         if dtype.kind != "c":

@@ -1,4 +1,4 @@
-"""Matrices between one rank and all: dealing out a global array and collecting it."""
+"""Scatter and gather: the distribution of one rank's array over all ranks, and its collection on one rank."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 TAG = 1010
 _PANEL_NBYTES = 16 << 20
+"""Largest message: bounds the memory for packed copies."""
 
 
 def index_of(ranges: list[tuple[int, int]]) -> Any:
-    """A slice for one range of global indices, else an index array."""
+    """The index of some ranges of global indices: a slice for one range, else an index array."""
     if len(ranges) <= 1:
         return slice(*(ranges[0] if ranges else (0, 0)))
     return np.concatenate([np.arange(start, stop) for start, stop in ranges])
 
 
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
-    """The elements of a global array that `rank` owns: a view where they are contiguous ranges, else a copy."""
+    """The elements of a global array that `rank` owns: a view if they form contiguous ranges, else a copy."""
     rows, columns = map(index_of, desc.global_ranges(rank))
     if isinstance(rows, slice) or isinstance(columns, slice):
         return whole[rows, columns]
@@ -43,13 +44,13 @@ def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> No
 
 
 def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
-    """**Collective**, after an agreement. Deal out root's array; other ranks pass None.
+    """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None.
 
     Args:
-        runtime: of the context (global).
-        whole: m x n (root).
+        runtime: runtime of the context (global).
+        whole: m x n array on `root`, None on other ranks (local).
         desc: distribution (global).
-        local: array of this rank's part, written (local).
+        local: this rank's local array, written (local).
         root: rank that has `whole` (global).
     """
     backend = runtime.backend
@@ -68,15 +69,15 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
 
 
-def room(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
-    """Memory for a whole matrix (local).
+def empty_whole(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+    """An uninitialised array for a whole matrix, m x n in the descriptor's order (local).
 
     Raises:
-        WorkspaceError: there is not so much.
+        WorkspaceError: this rank has too little memory.
     """
     try:
         return np.empty(desc.shape, dtype, order=desc.order)
-    except (MemoryError, ValueError):  # more than there is, or than there can be
+    except (MemoryError, ValueError):  # ValueError: more bytes than an address can count
         nbytes = desc.m * desc.n * dtype.itemsize
         raise WorkspaceError(
             f"{verb}: no memory for a matrix of {desc.m} x {desc.n}, {nbytes:,} bytes; work on A.local, or A.save it"
@@ -84,14 +85,14 @@ def room(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
 
 
 def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, whole: Array | None) -> None:
-    """**Collective**, after an agreement. Bring the whole matrix to `root`.
+    """**Collective**, after an agreement. Collect the whole matrix on `root`.
 
     Args:
-        runtime: of the context (global).
-        local: this rank's part (local).
+        runtime: runtime of the context (global).
+        local: this rank's local array (local).
         desc: distribution (global).
         root: rank that gets the matrix (global).
-        whole: where it goes (root).
+        whole: m x n array on `root`, written; None on other ranks (local).
     """
     backend, rank = runtime.backend, runtime.rank
     holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
@@ -113,12 +114,12 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
         put_part(whole, desc, peer, part)
 
 
-def pass_on(runtime: Runtime, whole: Array, order: str) -> None:
-    """**Collective.** Bring rank 0's whole matrix to all ranks, in panels from each to the next.
+def broadcast(runtime: Runtime, whole: Array, order: str) -> None:
+    """**Collective.** Broadcast rank 0's whole matrix along the chain of ranks, panel by panel.
 
     Args:
-        runtime: of the context (global).
-        whole: the matrix on rank 0, memory for it on the others.
+        runtime: runtime of the context (global).
+        whole: m x n array: the matrix on rank 0, written on the other ranks (local).
         order: its storage order (global).
     """
     backend, rank, sent = runtime.backend, runtime.rank, None
@@ -135,15 +136,16 @@ def pass_on(runtime: Runtime, whole: Array, order: str) -> None:
 
 
 def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:
-    """Whether `rank` is the one that speaks for its elements: the first of those that hold the same ones."""
+    """Whether `rank` is the first of the ranks that hold the same elements: the rank that sends or writes them."""
     myrow, mycol = desc.grid.coordinates(rank)
     return myrow >= 0 and (desc.rsrc >= 0 or myrow == 0) and (desc.csrc >= 0 or mycol == 0)
 
 
 def _panels(x: Array, order: str, itemsize: int) -> Iterator[Array]:
-    """Parts of x, of a size that travels well.
+    """Cut x into panels of at most `_PANEL_NBYTES` bytes: columns in order "F", rows in order "C".
 
-    Sender and receiver cut in the same way: by the order and dtype of the distributed matrix, not by the storage of x.
+    Sender and receiver cut in the same way: by the order and itemsize of the distributed matrix, not by the storage of
+    x.
     """
     if not x.size:
         return
@@ -154,4 +156,5 @@ def _panels(x: Array, order: str, itemsize: int) -> Iterator[Array]:
 
 
 def _is_dense(x: Array) -> bool:
+    """Whether elements of x are adjacent in memory along one dimension, so that it can be sent without packing."""
     return x.itemsize in x.strides or x.size <= 1

@@ -1,9 +1,9 @@
-"""The base class of plans: bytes that move, memory that is needed, `explain` and `simulate`.
+"""The base class of plans: the bytes that move, the memory that is needed, `explain` and `simulate`.
 
-A plan is one global value, made of integers: the same on every rank, comparable and printable. The plan of an operation
-is a frozen dataclass that derives from `Plan`. It has the fields, or properties, `why`, `dtype`, `nprocs` and
-`transport`, and implements the abstract methods. To be simulated it also has `flops`, `operands_nbytes` and
-`sent_elements`, and a function in the table of `pblas.simulation.phases`.
+A plan is one global value made of integers: the same on every rank, comparable and printable. The plan of an operation
+is a frozen dataclass derived from `Plan`. It has the fields or properties `why`, `dtype`, `nprocs` and `transport`, and
+implements the abstract methods. A plan that can be simulated also defines `flops`, `operands_nbytes` and
+`sent_elements`, and has a function in the table of `pblas.simulation.phases`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def ranks_text(nprocs: int) -> str:
 
 
 class Plan(ABC):
-    """The data movement and computation of a collective operation, as a value. `print(plan)` explains it."""
+    """The data movement and computation of a collective operation, as a value. `print(plan)` prints `explain()`."""
 
     __slots__ = ()
 
     name: ClassVar[str]
 
-    if TYPE_CHECKING:  # a property of this class would be taken for the default of a field of that name
+    if TYPE_CHECKING:  # at run time dataclass would take a property of this class for the default of the field
 
         @property
         def why(self) -> str:
@@ -61,29 +61,29 @@ class Plan(ABC):
     @property
     @abstractmethod
     def sizes(self) -> str:
-        """The sizes of the matrices, in a few words."""
+        """The sizes of the matrices as text."""
 
     @abstractmethod
     def received_elements(self, rank: int) -> int:
-        """Elements that `rank` receives from others, or reads in their memory (each counted once)."""
+        """Elements that `rank` receives from other ranks, or reads in their memory (each counted once)."""
 
     @property
     @abstractmethod
     def lower_bound(self) -> float:
-        """Elements that some rank receives at least, whatever the plan."""
+        """Lower bound on the elements that the busiest rank receives, under any plan."""
 
     @property
     @abstractmethod
     def workspace_nbytes(self) -> int:
-        """Bytes of workspace that the busiest rank needs at most."""
+        """Upper bound on the bytes of workspace of any rank."""
 
     @abstractmethod
     def moves(self) -> str:
-        """One sentence: which data moves to which ranks."""
+        """The data that moves and the ranks that receive it, as text for `explain`."""
 
     @abstractmethod
     def extreme_ranks(self) -> set[int]:
-        """A few ranks that include those that receive, send and hold most."""
+        """A few ranks; among them are the ranks that receive most, send most and hold most."""
 
     @abstractmethod
     def title(self) -> str:
@@ -99,21 +99,21 @@ class Plan(ABC):
         return False
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """Lines of `explain`: how data moves; none if nothing moves."""
+        """Lines of `explain` about the transfer of data; none if nothing moves."""
         return iter(())
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications of all ranks."""
+        """Real additions and multiplications, summed over all ranks."""
         return 0
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of operands and results on a rank."""
-        raise AssertionError(f"a plan that is simulated defines this, rank {rank} asked")
+        raise AssertionError(f"{self.name} defines no operands_nbytes, which rank {rank} needs to simulate it")
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that others read in its memory (each counted once for each reader)."""
-        raise AssertionError(f"a plan that is simulated defines this, rank {rank} asked")
+        """Elements that `rank` sends, or that other ranks read in its memory (counted once for each reader)."""
+        raise AssertionError(f"{self.name} defines no sent_elements, which rank {rank} needs to simulate it")
 
     # All plans share these
 
@@ -133,16 +133,20 @@ class Plan(ABC):
 
     @property
     def label(self) -> str:
-        """The plan in a line, for titles."""
+        """The plan in one line, for the titles of pictures."""
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
 
     def simulate(self, hardware: Hardware | str) -> Simulation:
-        """Time, bytes and memory of this plan on a machine, without running it, for any number of ranks.
+        """Predict time, bytes and memory of this plan on a described machine, without running it.
 
-        A plan with shared-memory transport uses shared memory where the hardware has it, and messages elsewhere.
+        If this plan's transport is "shared" or "mixed", the simulation uses the transport of that machine: shared
+        memory within a node if the hardware has it, else messages.
 
         Args:
-            hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink".
+            hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink" (global).
+
+        Returns:
+            The simulation; `print` shows it.
 
         Raises:
             ArgumentError: no preset has that name.
@@ -165,7 +169,11 @@ class Plan(ABC):
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:
-        """Data movement, the reason for this plan, and received bytes against the lower bound; about ten lines."""
+        """Describe the plan in about ten lines of text.
+
+        The lines are the distributions of the operands, the reason for the choice of the plan, the data that moves, and
+        the bytes of the busiest rank compared with the lower bound.
+        """
         received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
         ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
         lines = [

@@ -1,4 +1,4 @@
-"""How a collective cuts its elements into shards and rounds, and the algorithm of an all-reduce; integers only."""
+"""Plans of collectives: the cut of arrays into shards and rounds, and the algorithm of an all-reduce. Integers only."""
 
 from __future__ import annotations
 
@@ -9,48 +9,47 @@ from typing import Literal
 CollectiveAlgorithm = Literal["naive", "one_shot", "two_shot"]
 ALGORITHMS: tuple[CollectiveAlgorithm, ...] = ("naive", "one_shot", "two_shot")
 SLOT_NBYTES = 1 << 20
-"""Bytes that a rank lays out for its peers in one round: few enough to be in the caches when they read them."""
+"""Bytes that a rank stages for its peers in one round: few enough to be in the caches when the peers read them."""
 MESSAGE_NBYTES = 8 << 20
 """Bytes that a rank sends in one round of messages."""
 LARGE_NBYTES = 4 << 20
-"""From this size on, arrays outside shared memory travel in messages within a node too. MPI then copies them once, from
-array to array. Shared memory would take two copies, in and out."""
+"""From this size on, an array outside shared memory travels in messages, even within a node: MPI copies it once, from
+array to array. Staging in shared memory takes two copies."""
 _LINE_NBYTES = 64
 
 _ONE_SHOT_NBYTES = {"shared": 768 << 10, "message": 512 << 10, "gpus": 2 << 20}
-"""One shot up to so many bytes of all ranks together: each rank adds everything, which saves a round of waiting.
-Measured with 2 and 4 ranks on 2 cores of an Intel Xeon, float32. Arrays in private memory are as fast in one shot up to
-2 MiB, arrays in shared memory only up to this limit. On GPUs this is the limit where rows stay whole: there two shots
-take one more kernel, which normalises the rows."""
+"""Largest all-reduce in one shot, in bytes summed over the ranks, by transport. In one shot each rank adds all arrays,
+which saves a round of waiting. CPUs: crossover for arrays in shared memory, 2 and 4 ranks on 2 cores of an Intel Xeon,
+float32 (benchmarks/cpu/allreduce.py); arrays in private memory cross at 2 MiB. GPUs: the limit for epilogues on whole
+rows, where two shots take one more kernel."""
 
 APART_NBYTES = 512 << 10
-"""Layers on CPUs whose tokens or sums have up to so many bytes run a collective and one local GEMM, without a plan. By
-plans and so 2 ranks took, in us, float32, to gather 512 KiB 414 and 284, to scatter the sums of 512 KiB 423 and 438, of
-1 MiB 595 and 714, and for those that all get 618 and 543, 809 and 835; 4 ranks, on as many cores, 1335 and 717, 831 and
-758, 977 and 1136, 1146 and 1053, 1400 and 1447 (2 cores of an Intel Xeon)."""
+"""Largest tokens or sums, in bytes, for which a layer on CPUs runs a collective and one local GEMM instead of a plan.
+Crossover between 512 KiB (to gather: 284 us, by a plan 414; to scatter sums: 438 and 423) and 1 MiB (714 and 595), on
+2 ranks, 2 cores of an Intel Xeon, float32."""
 
 _FINISHED_NBYTES = 128 << 10
-"""The limit of one shot on CPUs with an epilogue, which every rank then applies to all elements. On 2 ranks 64 KiB with
-relu took 232 us in one shot and 286 in two, with gelu 492 and 413; of 256 KiB 269 and 264, 1008 and 639."""
+"""Largest all-reduce in one shot on CPUs with an epilogue, in bytes summed over the ranks: in one shot every rank
+applies the epilogue to all elements. One shot and two shots on 2 ranks, us: with relu 232 and 286 at 64 KiB per rank,
+269 and 264 at 256 KiB; with gelu 492 and 413, 1008 and 639."""
 
 _RECEIVED_NBYTES = 1 << 20
-"""The limit of one shot on GPUs where rows need not stay whole: bytes that each rank receives. One shot and two took,
-in us, bfloat16, on 2 H200 of 1 MiB 6.3 and 7.1, of 2 MiB 11.0 and 10.6; on 4 H200 of 128 KiB 5.7 and 6.5, of 256 KiB
-6.9 and 6.7, of 512 KiB 9.3 and 8.2 (`benchmarks/gpu/allreduce.py`)."""
+"""Largest all-reduce in one shot on GPUs without whole rows, in bytes that each rank receives. Crossover: between 1 and
+2 MiB on 2 H200, between 384 and 768 KiB on 4 H200, bfloat16 (benchmarks/gpu/allreduce.py)."""
 
 
 def choose(
     nbytes: int, nprocs: int, transport: str, nunits: int, *, whole: bool = False, finished: bool = False
 ) -> CollectiveAlgorithm:
-    """The algorithm of an all-reduce with algorithm="auto".
+    """Choose the algorithm of an all-reduce with algorithm="auto".
 
     Args:
-        nbytes: of one rank's array (global).
+        nbytes: size of one rank's array, bytes (global).
         nprocs: ranks (global).
-        transport: "shared" or "message", of the plans of this context; "gpus" that reach each other (global).
-        nunits: units that the array can be cut into: rows, if rows must stay whole (global).
-        whole: whether rows must stay whole (global).
-        finished: whether there is an epilogue (global).
+        transport: "shared" or "message" for arrays on CPUs; "gpus" for GPUs that reach each other's memory (global).
+        nunits: number of units into which the array can be cut: rows if rows must stay whole, else elements (global).
+        whole: rows must stay whole (global).
+        finished: the all-reduce has an epilogue (global).
 
     >>> choose(4096, 4, "shared", 1024), choose(1 << 20, 4, "shared", 1 << 18), choose(1 << 20, 4, "shared", 3)
     ('one_shot', 'two_shot', 'one_shot')
@@ -65,7 +64,7 @@ def choose(
 
 @lru_cache(1024)
 def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
-    """The first element of each share of n elements, as even as whole units allow, followed by n.
+    """Borders of `nparts` shares of n elements, as even as whole units allow: the first element of each, then n.
 
     >>> shares(10, 3, 1), shares(10, 3, 4)
     ((0, 4, 7, 10), (0, 4, 8, 10))
@@ -76,11 +75,11 @@ def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """A flat array cut into one shard for each rank; a round moves at most `width` elements of each shard.
+    """The rounds of a collective: a flat array is cut into one shard per rank, and a round moves a piece of each shard.
 
     Args:
-        bounds: the first element of each shard, and the end of the last one (global).
-        width: elements (global).
+        bounds: the first element of each shard, then the end of the last shard (global).
+        width: largest piece, elements (global).
         whole: every rank's shard is the whole array; `bounds` are then 0 and the number of elements (global).
 
     >>> rounds = Rounds((0, 4, 7), 3)
@@ -99,37 +98,37 @@ class Rounds:
         return max(1, -(-largest // self.width))
 
     def part(self, rank: int) -> tuple[int, int]:
-        """First element of a rank's shard, and one past its last."""
-        place = 0 if self.whole else rank
-        return self.bounds[place], self.bounds[place + 1]
+        """Start and stop of a rank's shard, elements."""
+        shard = 0 if self.whole else rank
+        return self.bounds[shard], self.bounds[shard + 1]
 
     def piece(self, rank: int, number: int) -> tuple[int, int]:
-        """First element of the piece of a rank's shard that one round moves, and one past its last."""
+        """Start and stop of the piece of a rank's shard that round `number` moves, elements."""
         start, stop = self.part(rank)
         first = min(start + number * self.width, stop)
         return first, min(first + self.width, stop)
 
     def place(self, rank: int) -> int:
-        """Offset of that piece in a slot, in elements."""
+        """Offset of a rank's piece in a slot, elements."""
         return 0 if self.whole else rank * self.width
 
     @property
     def slot_nelements(self) -> int:
-        """Elements that a rank lays out in one round."""
+        """Elements of a slot: all pieces that a rank stages in one round."""
         return self.width * (1 if self.whole else len(self.bounds) - 1)
 
 
 def aligned(itemsize: int) -> int:
-    """Elements of a cache line: neighbouring ranks should not write to the same one."""
+    """Elements per cache line: pieces start on cache lines, so that no two ranks write to the same line."""
     return max(1, _LINE_NBYTES // itemsize)
 
 
 def width_of(nparts: int, itemsize: int, unit: int, *, by_messages: bool = False) -> int:
-    """Elements of each of `nparts` shards that one round moves: whole units, at least one."""
+    """Elements that one round moves of each of `nparts` shards: whole units, at least one."""
     nbytes = MESSAGE_NBYTES if by_messages else SLOT_NBYTES
     return max(1, nbytes // itemsize // nparts // unit) * unit
 
 
 def goes_by_messages(nbytes: int, *, shared: bool) -> bool:
-    """Whether arrays of so many bytes outside shared memory travel in messages, also within a node."""
+    """Whether an array of `nbytes` bytes outside shared memory travels in messages, even within a node."""
     return not shared or nbytes >= LARGE_NBYTES

@@ -1,6 +1,6 @@
-"""Plans of layouts that are split along one dimension, or along none: gather, reduce-scatter, all-reduce, multiply.
+"""Plans of products whose matrices are split along one dimension: all-gather, reduce-scatter, all-reduce, local GEMM.
 
-Each plan is written for one orientation (`pblas.plans.plan`): with `transposed`, "columns of D" means its rows.
+Each plan is written for one orientation (see `pblas.plans.plan`): with `transposed`, "columns of D" means its rows.
 """
 
 from __future__ import annotations
@@ -14,14 +14,21 @@ from pblas.layouts.split import Split
 from pblas.plans.partition import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
 from pblas.plans.plan import Finishes, ProductPlan
 
-_TMA_NBYTES = 16
-_MOST_TILED = 16  # ranks whose lines one GEMM kernel takes
-_MOST_BY_PACKETS = 1 << 20  # bytes of all shards: docs/decisions/0019-ll-packets.md
+_TMA_NBYTES = 16  # Hopper's tensor memory accelerator copies lines of a multiple of 16 bytes
+_MOST_TILED = 16  # largest number of ranks whose shards one GEMM kernel takes
+_MOST_BY_PACKETS = 1 << 20  # bytes of all shards together: docs/decisions/0019-ll-packets.md
 
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """Multiply with columns c0..c1 of the shard that rank `source` owns."""
+    """Multiply with columns c0..c1-1 of the shard that rank `source` owns.
+
+    Args:
+        source: rank that owns the shard (global).
+        piece: number of the piece in the shard (global).
+        c0: first column, counted in the shard.
+        c1: one past the last column.
+    """
 
     source: int
     piece: int
@@ -31,7 +38,14 @@ class GatherStep:
 
 @dataclass(frozen=True, slots=True)
 class ReduceStep:
-    """Contribute to columns c0..c1 of the shard of D that rank `owner` owns; the owner itself completes them."""
+    """Form a partial product of columns c0..c1-1 of the shard of D that rank `owner` owns; the owner adds them.
+
+    Args:
+        owner: rank that owns the shard of D (global).
+        piece: number of the piece in the shard (global).
+        c0: first column, counted in the shard.
+        c1: one past the last column.
+    """
 
     owner: int
     piece: int
@@ -41,7 +55,7 @@ class ReduceStep:
 
 @dataclass(frozen=True, slots=True)
 class LocalGemm(ProductPlan):
-    """Every rank multiplies local operands: there is one rank, or the operand to gather is replicated."""
+    """Every rank multiplies local operands: there is one rank, or each rank has all operands that it needs."""
 
     name: ClassVar[str] = "LocalGemm"
     travels: ClassVar[bool] = False
@@ -114,16 +128,17 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def goes_by_packets(self) -> bool:
-        """Whether one kernel sends all shards as LL packets, and waits for the packets of all ranks.
+        """Whether one kernel sends all shards as LL packets (as in NCCL), and waits for the packets of all ranks.
 
-        The kernel has many CTAs, which would block kernels that wait in other queues, and it sends to every rank.
+        That needs a plan without a queue, since the kernel's many CTAs would block waiting kernels of other queues, and
+        rows of D on every rank, since the kernel sends to all of them.
         """
         ranks, p = range(self.product.nprocs), self.oriented
-        few = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS
-        return few and self.queue is None and all(map(self.takes_part, ranks))
+        is_small = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS
+        return is_small and self.queue is None and all(map(self.takes_part, ranks))
 
     def received_elements(self, rank: int) -> int:
-        """All of the gathered operand but this rank's own shard."""
+        """The gathered operand without this rank's own shard."""
         product = self.oriented
         if not self.takes_part(rank):
             return 0
@@ -148,14 +163,14 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def finishes(self) -> Finishes:
-        """Several GEMMs add to D if the shards are along K, or arrive one by one."""
+        """A sum of several GEMMs, if the shards are along K or arrive one by one."""
         return "sum" if self.along_k or self.transport != "push" else ""
 
     @property
     def workspace_nbytes(self) -> int:
-        """The pieces in flight, or all of them without overlap; with shared memory at most a copy of the own shard."""
+        """The pieces in flight, or all pieces without overlap; in shared memory at most a copy of the own shard."""
         product, count = self.oriented, self.shards.max_count
-        if self.transport == "push":  # all shards, double-buffered; 16-bit sums over shards of K in 32 bits
+        if self.transport == "push":  # all shards, double-buffered; sums of 16-bit matrices over shards of K in 32 bits
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.itemsize == 2 else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
@@ -180,16 +195,16 @@ class AllGatherGemm(ProductPlan):
         return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
 
     def moves(self) -> str:
-        """The gathered operand, and the dimension that it is split along."""
-        what = "k" if self.along_k else "m" if self.transposed else "n"
-        return f"op({self.gathered}) to all ranks, by shards along {what}; each is multiplied as it arrives"
+        """The gathered operand, and the dimension along which it is split."""
+        dimension = "k" if self.along_k else "m" if self.transposed else "n"
+        return f"op({self.gathered}) to all ranks, in shards along {dimension}; each is multiplied as it arrives"
 
 
 @dataclass(frozen=True, slots=True)
 class GemmReduceScatter(ProductPlan):
-    """K is split: every rank forms partial products of all columns of D, which the owners of D add in a fixed order.
+    """K is split: every rank forms partial products of all columns of D, and the owners of D add them in a fixed order.
 
-    The owner of columns j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
+    Rank j adds the partial products of ranks j+1, j+2, ... in this order and its own last.
 
     >>> from pblas.plans.plan import Product, Distribution
     >>> k = Split(8, 2, 4)
@@ -203,7 +218,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def shards(self) -> Split:
-        """The split of D's columns over their owners (in the plan's orientation)."""
+        """The split of D's columns over the ranks that own them, in the plan's orientation."""
         split = self.oriented.d.split
         assert split is not None, "a reduce-scatter splits D"
         return split
@@ -220,63 +235,63 @@ class GemmReduceScatter(ProductPlan):
         return self.inner.count(rank) > 0
 
     def sources(self, owner: int) -> Iterator[int]:
-        """The other ranks whose partial products `owner` adds, in the order in which it adds them."""
+        """The other ranks whose partial products `owner` adds, in the order of the additions."""
         return (rank for rank in rotated(owner, self.product.nprocs) if self.contributes(rank))
 
     def steps(self, rank: int) -> Iterator[ReduceStep]:
-        """This rank's steps: others' columns in the order in which their owners add them, its own last."""
+        """This rank's steps: the columns of the ranks before it, from the previous one back, then its own."""
         for owner in chain(backwards(rank, self.product.nprocs), (rank,)):
             if owner == rank or self.contributes(rank):
                 for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
                     yield ReduceStep(owner, piece, c0, c1)
 
     def received_elements(self, rank: int) -> int:
-        """A partial product of this rank's part of D from every other rank that holds a part of K."""
-        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
-        return others * self.oriented.m * self.shards.count(rank)
+        """A partial product of this rank's shard of D from every other rank that holds a part of K."""
+        contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        return contributors * self.oriented.m * self.shards.count(rank)
 
     @property
     def finishes(self) -> Finishes:
-        """The owner of a part of D adds the last partial product, and rounds."""
+        """A reduction: the owner of a shard of D adds the last partial product, and rounds."""
         return "reduction"
 
     def sent_elements(self, rank: int) -> int:
-        """A partial product of all columns but its own, if it holds a part of K."""
+        """A partial product of the other ranks' columns, if it holds a part of K."""
         return self.contributes(rank) * self.oriented.m * (self.oriented.n - self.shards.count(rank))
 
     @property
     def busiest_multiplies(self) -> int:
-        """All of D, over the largest part of K."""
+        """All of D, over the largest local part of K."""
         return self.oriented.m * self.oriented.n * self.inner.max_count
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """The parts of D, along N, and K."""
+        """The shards of D along N, and of the operands along K."""
         return (self.shards.max_count, self.oriented.n), (self.inner.max_count, self.oriented.k)
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns of the largest part of D."""
+        """Rows and columns of the largest shard of D."""
         return self.oriented.m, self.shards.max_count
 
     @property
     def piece_width(self) -> int:
-        """Columns of a piece at most."""
+        """Columns of the largest piece."""
         return -(-self.shards.max_count // self.chunks)
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
-        """(piece, c0, c1) of the pieces of columns that `owner` adds, in its local count."""
+        """(piece, c0, c1) of the pieces of columns that `owner` adds, columns counted in its shard."""
         return pieces(self.shards.count(owner), self.chunks)
 
     @property
     def borders(self) -> list[list[int]]:
-        """For each owner, the borders of the pieces of its lines that the push transport moves."""
+        """For each owner, the borders of the pieces of its columns that the push transport moves."""
         weights = self.algorithm.groups if self.algorithm is not None and self.algorithm.is_one_kernel else (1,)
         return [cuts(self.shards.count(r), weights, self.unit) for r in range(self.product.nprocs)]
 
     @property
     def unit(self) -> int:
-        """Pieces start on multiples of so many lines: half tiles if one kernel forms them and ranks have enough."""
+        """Number of columns of which every piece starts on a multiple: half a tile if one kernel forms large pieces."""
         algorithm = self.algorithm
         if algorithm is None or not algorithm.is_one_kernel:
             return LINES
@@ -285,14 +300,14 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def slot_elements(self) -> int:
-        """Elements of a slot in a rank's workspace, one for each rank, with the push transport."""
+        """Elements of a slot, of which a rank's workspace has one for each rank, with the push transport."""
         return self.oriented.m * self.shards.max_count
 
     @property
     def workspace_nbytes(self) -> int:
-        """Pieces in flight, two that arrive, the own shard if beta is not 0; with shared memory one partial product.
+        """Pieces in flight, two that arrive, the own shard if beta is not 0; in shared memory a partial product.
 
-        16-bit matrices are added in 32 bits, so that the own shard takes that width.
+        16-bit matrices are added in 32 bits, so the own shard takes 32 bits per element.
         """
         product, largest = self.oriented, self.shards.max_count
         widened, width = product.itemsize == 2, max(product.itemsize, 4)
@@ -311,23 +326,24 @@ class GemmReduceScatter(ProductPlan):
         p, shards = self.oriented, self.oriented.d.split
         if self.wire:
             return f"adds partial products in the dtype of D, not in {self.wire}"
-        alone = [p.a.axis == "all", p.b.axis == "all"]  # replicated operands: a rank takes its shard along K
-        if (any(alone) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
+        replicated = [p.a.axis == "all", p.b.axis == "all"]  # a rank reads its part of K in place
+        if (any(replicated) and _is_scattered(self.inner)) or (shards is not None and _is_scattered(shards)):
             return "needs one block of lines per rank, some ranks have several"
         lines, inner = {p.n} if shards is None else _counts(shards) | {p.n}, _counts(self.inner)
-        left, right = (inner | {p.k} if whole else inner for whole in alone)
+        left, right = (inner | {p.k} if whole else inner for whole in replicated)
         return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
 
     def moves(self) -> str:
         """Partial products, to the owners of D."""
-        return f"partial products of D to the owners of its {'rows' if self.transposed else 'columns'}, which add them"
+        lines = "rows" if self.transposed else "columns"
+        return f"partial products of D to the owners of its {lines}; the owners add them"
 
 
 @dataclass(frozen=True, slots=True)
 class GemmAllReduce(GemmReduceScatter):
-    """A reduce-scatter over columns dealt out for the purpose, each sent to all ranks as soon as it is finished.
+    """K is split, D replicated: each column of D is assigned to a rank, which adds it and sends the sum to all ranks.
 
-    Every column is added by one owner and copied from it, so that all ranks end with the same bits.
+    One rank adds each column and the others copy the sum, so all ranks get the same bits.
 
     >>> from pblas.plans.plan import Product, Distribution
     >>> k, whole = Split(8, 2, 4), Distribution("all")
@@ -342,13 +358,13 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def shards(self) -> Split:
-        """Columns of D dealt out in `chunks` blocks per rank."""
+        """The assignment of D's columns to ranks, in `chunks` blocks per rank."""
         product = self.oriented
         return Split(product.n, max(1, -(-product.n // (product.nprocs * self.chunks))), product.nprocs)
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns that a rank adds, in any number of chunks."""
+        """Rows and columns that a rank adds, in all chunks together."""
         return self.oriented.m, -(-self.oriented.n // self.product.nprocs)
 
     @property
@@ -357,42 +373,42 @@ class GemmAllReduce(GemmReduceScatter):
         return self.shards.nb
 
     def pushed_transposed(self, orders: str) -> bool:
-        """Pieces of D are contiguous in the orientation in which D is stored by columns."""
+        """Whether D is stored by rows: pieces of D are contiguous in the orientation that stores D by columns."""
         return orders[2] == "C"
 
     def sent_elements(self, rank: int) -> int:
-        """Partial products as of a reduce-scatter, and the own sums to all."""
+        """The partial products of a reduce-scatter, and the own sums to every other rank."""
         sums = (self.product.nprocs - 1) * self.oriented.m * self.shards.count(rank)
         return GemmReduceScatter.sent_elements(self, rank) + sums
 
     @property
     def copied_pieces(self) -> list[tuple[int, int]]:
-        """Start and stop of the lines of the pieces that no kernel of its own reduces, with the push transport."""
+        """Column ranges (start, stop) of the pieces that copies move; a one-shot or two-shot kernel moves the rest."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         return self.pieces[:-1] if self.algorithm.kind in ("one-shot", "two-shot") else self.pieces
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
-        """Start and stop of the lines of all pieces, with the push transport."""
+        """Column ranges (start, stop) of all pieces, with the push transport."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         return list(pairwise(cuts(self.oriented.n, self.algorithm.groups, self.unit)))
 
     @property
     def shares_of_pieces(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """For each piece, start and stop of the lines that each rank sums, with the push transport."""
+        """For each piece, the column range (start, stop) that each rank sums, with the push transport."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         return shares(self.oriented.n, self.algorithm.groups, self.product.nprocs, self.unit)
 
     @property
     def pulled_lines(self) -> tuple[int, int]:
-        """Start and stop of the lines that are reduced in two shots: peers read them where the GEMM has left them."""
+        """Column range (start, stop) of the two-shot reduction: peers read these columns where the GEMM stored them."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         n = self.oriented.n
         return self.pieces[-1] if self.algorithm.kind == "two-shot" else (n, n)
 
     @property
     def slot_elements(self) -> int:
-        """All of D in one shot, else the own share of the pieces that copies move."""
+        """All of D in one shot, else the largest rank's share of the pieces that copies move."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
         if self.algorithm.kind == "one-shot":
@@ -402,7 +418,7 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def workspace_nbytes(self) -> int:
-        """As a reduce-scatter; pushed, also the peers' results, double-buffered, and the lines that peers pull."""
+        """The workspace of a reduce-scatter; with push also results of the peers, and the columns that peers read."""
         product, width = self.oriented, max(self.product.itemsize, 4)
         if self.algorithm is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
@@ -413,13 +429,13 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def max_received_nbytes(self) -> int:
-        """Bytes that the busiest rank receives; pushed, of the ranks of a node, whose shares may all differ."""
+        """Bytes that the busiest rank receives; with the push transport the maximum over all ranks."""
         if self.algorithm is None:
             return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
         return max(self.received_nbytes(rank) for rank in range(self.product.nprocs))
 
     def owned_elements(self, rank: int) -> int:
-        """Elements of D that a rank sums, with the push transport and not in one shot."""
+        """Elements of D that a rank sums with the push transport, in any algorithm but one-shot."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
@@ -428,14 +444,14 @@ class GemmAllReduce(GemmReduceScatter):
         return m * sum(owned[rank][1] - owned[rank][0] for owned in copied) + stop - start
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
-        """(piece, c0, c1) of the blocks of columns that `owner` adds, in its local count."""
+        """(piece, c0, c1) of the blocks of columns that `owner` adds, columns counted in its shard."""
         count, nb = self.shards.count(owner), self.shards.nb
         return ((c0 // nb, c0, min(c0 + nb, count)) for c0 in range(0, count, nb))
 
     def steps(self, rank: int) -> Iterator[ReduceStep]:
-        """This rank's steps: block after block of D, the others' columns first, its own one block later.
+        """This rank's steps: block after block of D, first the columns of the other ranks, its own one block later.
 
-        The delay gives the partial products of a block the time of a GEMM to arrive in before their owner adds them.
+        The delay lets the partial products of a block arrive during a GEMM, before their owner adds them.
         """
         nb, contributes = self.shards.nb, self.contributes(rank)
         for piece in range(self.chunks + 1):
@@ -453,20 +469,20 @@ class GemmAllReduce(GemmReduceScatter):
         product = self.oriented
         if self.algorithm is None:
             return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
-        others = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         if self.algorithm.kind == "one-shot":
-            return others * product.m * product.n
+            return contributors * product.m * product.n
         own = self.owned_elements(rank)
-        return others * own + product.m * product.n - own
+        return contributors * own + product.m * product.n - own
 
     def moves(self) -> str:
-        """Partial products to the owners, results to all."""
-        line = "rows" if self.transposed else "columns"
-        return f"partial products of D to the owners of its {line}, the sums to all ranks"
+        """Partial products to the ranks that add them, sums to all."""
+        lines = "rows" if self.transposed else "columns"
+        return f"partial products of D to the ranks that add its {lines}, the sums to all ranks"
 
 
 def _counts(split: Split) -> set[int]:
-    """The numbers of lines of ranks, without 0."""
+    """The different numbers of lines that ranks own, without 0."""
     return {split.count(rank) for rank in range(min(split.nprocs, _MOST_TILED))} - {0}
 
 
@@ -476,12 +492,17 @@ def _is_scattered(split: Split) -> bool:
 
 
 def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> str:
-    """The same for operands and a result of such extents: TMA moves 16 bytes of a line at a time."""
+    """Why the pblas GEMM kernel cannot multiply matrices of these extents; "" if it can.
+
+    Args:
+        plan: the plan (global).
+        shapes: for op(A), op(B) and D the extents (rows, columns) that occur on the ranks (global).
+    """
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2:
         return f"needs 16-bit matrices, not {p.dtype}"
     if p.nprocs > _MOST_TILED:
-        return f"serves {_MOST_TILED} ranks at most"
+        return f"supports at most {_MOST_TILED} ranks"
     lengths = [extents for shape in shapes for extents in shape]
     if orders:
         lengths = [shape["FC".index(order)] for shape, order in zip(shapes, orders, strict=True)]

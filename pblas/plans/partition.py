@@ -1,4 +1,7 @@
-"""The partition of lines into pieces, each rank's share of a piece, and the order in which ranks visit their peers."""
+"""The partition of lines into pieces, each rank's share of a piece, and the order in which ranks visit their peers.
+
+Lines are the rows or columns of D that are cut: columns in the orientation of a plan's steps.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,16 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 
 MAX_PIECES = 8
-"""Pieces of a GemmAllReduce at most, with the push transport."""
+"""Largest number of pieces of a GemmAllReduce, with the push transport."""
 LINES, HALF_TILE = 8, 128
-"""Pieces start on multiples of LINES (16 bytes of a 16-bit row) or HALF_TILE (rows of a multiprocessor's tile)
-lines."""
+"""Pieces start on multiples of LINES lines (16 bytes of a 16-bit row) or of HALF_TILE lines (the rows of a tile that
+one multiprocessor forms)."""
 _BALANCED_K = 2560
-"""Below this K the copies of an all-reduce take 1.5 times as long as its GEMM (16 bits, H200, NVLink)."""
+"""Below this K the copies of an all-reduce take at least 1.5 times as long as its GEMM (16 bits, H200, NVLink)."""
 
 
 def padded(nbytes: int) -> int:
-    """Bytes of a block of a workspace: blocks start on multiples of 256 bytes.
+    """`nbytes` rounded up to a multiple of 256, on which the blocks of a workspace start.
 
     >>> padded(1), padded(512)
     (256, 512)
@@ -25,7 +28,7 @@ def padded(nbytes: int) -> int:
 
 
 def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
-    """(index, start, stop) of `chunks` nearly equal parts of 0..count; empty ones are left out.
+    """(index, start, stop) of `chunks` nearly equal pieces of 0..count-1; empty pieces are left out.
 
     >>> list(pieces(5, 2))
     [(0, 0, 2), (1, 2, 5)]
@@ -37,7 +40,7 @@ def pieces(count: int, chunks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def cuts(lines: int, weights: tuple[int, ...], unit: int = LINES) -> list[int]:
-    """Borders of pieces whose sizes are as the weights, on multiples of `unit` lines.
+    """Borders of pieces with sizes in proportion to the weights, on multiples of `unit` lines.
 
     >>> cuts(100, (2, 1, 1)), cuts(3, (2, 1)), cuts(625, (1, 1), 128)
     ([0, 48, 72, 100], [0, 0, 3], [0, 256, 625])
@@ -48,18 +51,19 @@ def cuts(lines: int, weights: tuple[int, ...], unit: int = LINES) -> list[int]:
 
 
 def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> tuple[int, int]:
-    """The lines of a piece that `owner` sums: an even share, on multiples of `unit` lines.
+    """Start and stop of the lines of a piece that `owner` sums: an even share, on multiples of `unit` lines.
 
-    Ranks take turns with the larger shares: a rank gets a second one after all ranks have had one.
+    Over consecutive pieces the larger shares go round: a rank gets its second one after all ranks have had one.
 
     >>> [share(0, 40, r, 4) for r in range(4)], [share(40, 90, r, 4) for r in range(4)]
     ([(0, 16), (16, 24), (24, 32), (32, 40)], [(40, 48), (48, 64), (64, 80), (80, 90)])
     """
     quotient, more = divmod(-(-(stop - start) // unit), nprocs)
-    first = start // unit % nprocs  # the first of the `more` ranks with larger shares, modulo nprocs
-    over = max(first + more - nprocs, 0)
+    first = start // unit % nprocs  # the first of the `more` ranks with larger shares, which wrap around
+    over = max(first + more - nprocs, 0)  # ranks 0..over-1 are those after the wrap
 
     def border(rank: int) -> int:
+        """First line of a rank's share."""
         units = quotient * rank + min(rank, over) + min(max(rank - first, 0), more - over)
         return min(start + unit * units, stop)
 
@@ -68,7 +72,9 @@ def share(start: int, stop: int, owner: int, nprocs: int, unit: int = LINES) -> 
 
 @lru_cache(256)
 def shares(lines: int, weights: tuple[int, ...], nprocs: int, unit: int) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """For each piece, the lines that each rank sums; cached, as the planner asks for the same ones often.
+    """For each piece, start and stop of the lines that each rank sums.
+
+    Cached: the planner asks for the same arguments often.
 
     >>> shares(40, (1, 1), 2, 8)
     (((0, 8), (8, 16)), ((16, 32), (32, 40)))
@@ -78,7 +84,7 @@ def shares(lines: int, weights: tuple[int, ...], nprocs: int, unit: int) -> tupl
 
 
 def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
-    """The elements that `owner` sums in a two-shot reduction: equal parts on multiples of 16 elements.
+    """Start and stop of the elements that `owner` sums in a two-shot reduction: equal shares, on multiples of 16.
 
     >>> [flat_share(100, r, 4) for r in range(4)]
     [(0, 32), (32, 64), (64, 96), (96, 100)]
@@ -89,16 +95,16 @@ def flat_share(count: int, owner: int, nprocs: int) -> tuple[int, int]:
 
 
 def ahead(nprocs: int, count: int, k: int) -> int:
-    """Peers whose lines of the next piece are formed before the own lines of a piece, if all ranks get its sums.
+    """Number of peers whose lines of piece i + 1 a rank multiplies before its own lines of piece i, in an all-reduce.
 
-    With all peers first, the sums leave late: 8 ranks lose 1 to 6 % where the GEMM takes as long as the copies. Where
-    the GEMM takes less, early sums delay the partial products, and 8 ranks lose 1 to 9 %
+    If all peers come first, the sums leave late: 8 ranks lose 1 to 6 % when the GEMM takes as long as the copies. If
+    the GEMM takes less time, early sums delay the partial products: 8 ranks lose 1 to 9 %
     (docs/decisions/0011-tile-signals.md).
 
     Args:
-        nprocs: ranks.
-        count: pieces; the more pieces, the less time each share takes.
-        k: inner length of this rank's product.
+        nprocs: ranks (global).
+        count: number of pieces; the more pieces, the less time each share takes (global).
+        k: inner length of a rank's product (global).
 
     >>> [ahead(nprocs, 2, 4096) for nprocs in (2, 4, 8, 16)], ahead(8, 4, 4096), ahead(8, 4, 2048)
     ([1, 3, 1, 2], 2, 7)
@@ -107,7 +113,7 @@ def ahead(nprocs: int, count: int, k: int) -> int:
 
 
 def backwards(rank: int, nprocs: int) -> Iterator[int]:
-    """The other ranks, from the previous one back: the order in which they read the shard of `rank`, or its sums.
+    """The other ranks, from `rank` - 1 back: the order in which they read the shard or the sums of `rank`.
 
     >>> list(backwards(2, 4))
     [1, 0, 3]
@@ -116,7 +122,7 @@ def backwards(rank: int, nprocs: int) -> Iterator[int]:
 
 
 def rotated(rank: int, nprocs: int) -> Iterator[int]:
-    """The other ranks, from the next one on.
+    """The other ranks, from `rank` + 1 on.
 
     >>> list(rotated(2, 4))
     [3, 0, 1]

@@ -1,11 +1,10 @@
 """Plans of products: values that describe data movement and GEMMs.
 
-`plan.steps(rank)` yields the steps of one rank, lazily. All sizes below are those of the *logical* product
-D = op(A) op(B), with op(A) m x k, op(B) k x n and D m x n; storage order and transposition are settled in the local
-GEMM.
+`plan.steps(rank)` yields the steps of one rank, lazily. All sizes in this module are those of the *logical* product
+D = op(A) op(B), with op(A) m x k, op(B) k x n and D m x n. The local GEMM handles storage order and transposition.
 
-Each algorithm is written for one orientation, the one in which columns of D are cut: a plan with `transposed` set is
-the plan of D^T = op(B)^T op(A)^T, on the same memory, and `plan.oriented` is the product in that orientation.
+Each algorithm is written for one orientation, in which it cuts columns of D. A plan with `transposed` set is the plan
+of D^T = op(B)^T op(A)^T, on the same memory. `plan.oriented` is the product in the orientation of the algorithm.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ Finishes = Literal["", "sum", "reduction"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The properties of a machine that the planner needs; agreed once per context.
+    """The properties of a machine that the planner needs; all ranks agree on them once per context.
 
     Args:
         ranks_per_node: ranks that share a node's memory (global).
-        shared: whether ranks of one node, of any, read each other's memory (global).
-        push: data is pushed into the workspaces of peers, as on GPUs (global).
-        gpus: matrices are in GPU memory; only pushed and general plans run there (global).
-        tiles: a GEMM kernel has tile signals: each tile waits for its operands (global).
+        shared: ranks of one node read each other's memory (global).
+        push: ranks push data into the workspaces of their peers, as GPUs do (global).
+        gpus: matrices are in GPU memory, where only push plans and general plans run (global).
+        tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
     """
 
     ranks_per_node: int = 1
@@ -46,11 +45,11 @@ class Topology:
 
     @property
     def runs_one_dimensional(self) -> bool:
-        """Whether one-dimensional plans that move data run: on GPUs they need the push transport."""
+        """Whether one-dimensional plans that move data can run: on GPUs they need the push transport."""
         return self.push or not self.gpus
 
     def transport(self, nprocs: int) -> Transport:
-        """How the ranks reach each other: shared memory of one node, messages, both, or pushing."""
+        """How `nprocs` ranks exchange data: "shared", "message", "mixed" (shared within nodes) or "push"."""
         if self.push:
             return "push"
         if not self.shared:
@@ -60,12 +59,12 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a logical matrix is spread over the ranks: split along one axis, held whole by every rank, or over a grid.
+    """The distribution of a logical matrix: split along one axis, replicated, or over a grid.
 
     Args:
-        axis: along which it is split; "all": every rank has all of it; "grid": as `placement` says (global).
-        split: along that axis (global).
-        placement: of axis "grid" (global).
+        axis: "rows" or "columns": the axis that is split; "all": replicated; "grid": see `placement` (global).
+        split: the split of that axis; None with "all" and "grid" (global).
+        placement: the ranks of each block, with axis "grid" (global).
 
     >>> Distribution("rows", Split(8, 2, 4)).T
     Distribution(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
@@ -77,12 +76,12 @@ class Distribution:
 
     @property
     def T(self) -> Distribution:
-        """The transposed matrix, without moving an element."""
+        """The distribution of the transposed matrix; no element moves."""
         axes: dict[Axis, Axis] = {"rows": "columns", "columns": "rows", "all": "all", "grid": "grid"}
         return Distribution(axes[self.axis], self.split, None if self.placement is None else self.placement.T)
 
     def along(self, axis: Axis) -> Split | None:
-        """The split along an axis, None when every rank has all of it."""
+        """The split along an axis; None if that axis is not split."""
         return self.split if self.axis == axis else None
 
     def nelements(self, rank: int, m: int, n: int) -> int:
@@ -104,17 +103,17 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Sizes, dtype and spreads of a logical product D = op(A) op(B) over ranks 0..nprocs-1.
+    """Sizes, dtype and distributions of a logical product D = op(A) op(B) over ranks 0..nprocs-1.
 
     Args:
         m: rows of op(A) and D, elements (global).
         n: columns of op(B) and D, elements (global).
         k: columns of op(A), rows of op(B), elements (global).
-        dtype: name of the dtype of all three (global).
+        dtype: name of the dtype of all three matrices (global).
         nprocs: ranks that take part (global).
-        a: spread of op(A) (global).
-        b: spread of op(B) (global).
-        d: spread of D (global).
+        a: distribution of op(A) (global).
+        b: distribution of op(B) (global).
+        d: distribution of D (global).
     """
 
     m: int
@@ -138,7 +137,7 @@ class Product:
 
     @property
     def lower_bound(self) -> float:
-        """Elements that some rank receives at least, however the matrices are laid out once each.
+        """Lower bound on the elements that the busiest rank receives, for any layouts without copies.
 
         Source: Al Daas, Ballard, Grigori, Kumar, Rouse, SPAA 2022 (arXiv 2205.13407), theorem 3.
 
@@ -164,15 +163,19 @@ class Algorithm:
     """How a plan of the push transport moves its data, and how it cuts its GEMM: see `pblas.schedules`.
 
     Args:
-        kind: "copy_engine": copy engines move shards beside several GEMMs. "sm_push": the multiprocessors move all
-            shards, before or after one GEMM. "tile_signals": one GEMM; each tile waits for the copy that it
-            needs. "fused_stores": the one GEMM of a reduction stores its tiles at the peers. "one-shot": one kernel
-            reduces, after one GEMM. "two-shot": one kernel reduces the last piece after the last GEMM, and copies
-            move the pieces before it (global).
-        groups: shards that each GEMM takes; the first is a rank's own. Of a GemmAllReduce: the relative sizes of the
-            pieces. Of a GemmReduceScatter in one kernel: the relative sizes of the pieces of each shard. Of an
-            AllGatherGemm by tile signals: into how many pieces the first, the second, ... shard that arrives is cut;
-            1 for shards that are not listed (global).
+        kind: how data moves (global):
+            "copy_engine": copy engines move shards while several GEMMs run.
+            "sm_push": the multiprocessors move all shards, before or after one GEMM.
+            "tile_signals": one GEMM kernel; each tile waits for the copy that it needs.
+            "fused_stores": one GEMM kernel, which stores the tiles of a reduction in the memory of the peers.
+            "one-shot": one kernel reduces, after one GEMM.
+            "two-shot": one kernel reduces the last piece, after the last GEMM; copies move the pieces before it.
+        groups: how the product is cut (global):
+            number of shards that each GEMM takes; the first shard is the rank's own.
+            GemmAllReduce: relative sizes of the pieces.
+            GemmReduceScatter in one kernel: relative sizes of the pieces of each shard.
+            AllGatherGemm with "tile_signals": number of pieces of the first, the second, ... shard that arrives; 1 for
+            shards that are not listed.
     """
 
     kind: AlgorithmKind
@@ -180,12 +183,12 @@ class Algorithm:
 
     @property
     def is_one_kernel(self) -> bool:
-        """Whether one kernel multiplies everything, and waits for its operands."""
+        """Whether one GEMM kernel forms the whole product, and waits for its operands itself."""
         return self.kind in ("tile_signals", "fused_stores")
 
     @property
     def short(self) -> str:
-        """A short name, which `read` parses.
+        """The short name, which `read` parses.
 
         >>> Algorithm("copy_engine", (1, 1, 2)).short, Algorithm("one-shot").short, Algorithm.read("tile_signals:1,2")
         ('copy_engine:1,1,2', 'one-shot', Algorithm(kind='tile_signals', groups=(1, 2)))
@@ -195,7 +198,10 @@ class Algorithm:
 
     @staticmethod
     def read(text: str) -> Algorithm:
-        """The algorithm whose `short` is this text.
+        """Parse a short name.
+
+        Args:
+            text: the `short` of an algorithm, for example "copy_engine:1,1,2".
 
         Raises:
             ValueError: no algorithm has that name.
@@ -203,29 +209,32 @@ class Algorithm:
         name, _, groups = text.partition(":")
         kinds: dict[str, AlgorithmKind] = {kind: kind for kind in get_args(AlgorithmKind)}
         if name not in kinds:
-            raise ValueError(f"{text!r}: an algorithm is {', '.join(kinds)}, with integers as in copy_engine:1,1,2")
+            raise ValueError(
+                f"{text!r} is no algorithm; expected one of {', '.join(kinds)}, optionally with integers, as in "
+                f"copy_engine:1,1,2"
+            )
         return Algorithm(kinds[name], tuple(map(int, groups.split(","))) if groups else (1,))
 
     def __str__(self) -> str:
         if self.kind == "copy_engine":
-            return f"copy engines, beside GEMMs over {', '.join(map(str, self.groups))} shards"
+            return f"copy engines while GEMMs over {', '.join(map(str, self.groups))} shards run"
         if self.kind == "sm_push":
             return "one GEMM, and one kernel that moves all shards"
         parts = f", pieces {', '.join(map(str, self.groups))}" if len(self.groups) > 1 else ""
         if self.kind == "fused_stores":
             return f"one GEMM kernel, which stores its tiles in the memory of the peers{parts}"
         if self.kind == "tile_signals":
-            return f"copy engines, beside one GEMM kernel with tile signals{parts}"
+            return f"copy engines while one GEMM kernel with tile signals runs{parts}"
         if len(self.groups) > 1:
             parts = ", ".join(map(str, self.groups))
-            return f"copy engines, beside GEMMs over pieces {parts}; one {self.kind} kernel reduces the last"
+            return f"copy engines while GEMMs over pieces {parts} run; one {self.kind} kernel reduces the last piece"
         return f"one GEMM, and one {self.kind} kernel"
 
 
 _TRANSPOSED = str.maketrans("FC", "CF")
 
 Times = tuple[tuple[Algorithm, float], ...]
-"""Algorithms that were measured, the one to be taken first, and the seconds that each took."""
+"""Measured algorithms with their seconds; the first is the one to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,22 +246,23 @@ class ProductPlan(Plan):
         why: the rule that chose this plan (global).
         transposed: the plan runs on D^T = op(B)^T op(A)^T (global).
         chunks: pieces in which each shard moves (global).
-        transport: "shared" when all ranks share a node's memory, "message" when none do, "mixed" when some do, "push"
-            where data is pushed into workspaces (global).
-        overlap: whether data moves while the GEMM runs (global).
-        algorithm: how it moves, with the push transport only (global).
+        transport: "shared" if all ranks share a node's memory, "message" if no two ranks do, "mixed" if some do, "push"
+            if ranks push data into the workspaces of their peers (global).
+        overlap: data moves while the GEMM runs (global).
+        algorithm: how data moves; with the push transport only (global).
         gpus: the matrices are in GPU memory (global).
         measured: times of algorithms on this machine, if they were measured (global).
-        queue: executions run beside those of other queues, with the push transport on GPUs; None: alone (global).
+        queue: stream slot: executions may run concurrently with those of other queues, with the push transport on GPUs;
+            None: no other plan runs at the same time (global).
         tiles: all GPUs run the pblas GEMM kernel with tile signals (global).
-        orders: storage orders, F or C, of op(A), op(B) and D, with the push transport only (global).
-        wire: dtype in which partial products travel if it is not D's, with the push transport only (global).
+        orders: storage orders, F or C, of op(A), op(B) and D; with the push transport only (global).
+        wire: dtype in which partial products travel, if not the dtype of D; with the push transport only (global).
     """
 
     travels: ClassVar[bool] = True
-    """Whether data moves in pieces, and with the push transport by an algorithm."""
+    """Whether data moves in pieces; with the push transport an algorithm moves it."""
     is_pushed: ClassVar[bool] = True
-    """Whether the push transport runs it; else each rank reads its peers' operands in place."""
+    """Whether the push transport can run this plan; if not, each rank reads its peers' operands in place."""
     replicates: ClassVar[bool] = False
     """Whether every rank gets all sums of partial products."""
 
@@ -272,12 +282,12 @@ class ProductPlan(Plan):
 
     @property
     def oriented(self) -> Product:
-        """The product in the orientation of the steps."""
+        """The product in the orientation of the algorithm."""
         return self.product.T if self.transposed else self.product
 
     @property
     def oriented_orders(self) -> str:
-        """Storage orders of the operands and the result in that orientation, if they are known."""
+        """Storage orders of the operands and the result in the orientation of the algorithm; "" if unknown."""
         left_right, result = self.orders[:2], self.orders[2:]
         return (left_right[::-1] + result).translate(_TRANSPOSED) if self.transposed else self.orders
 
@@ -293,18 +303,18 @@ class ProductPlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """M x N x K."""
+        """m x n x k as text."""
         return f"{self.product.m} x {self.product.n} x {self.product.k}"
 
     @property
     def label(self) -> str:
-        """The plan in a line, for titles."""
+        """The plan in one line, for the titles of pictures."""
         how = "" if self.overlap else ", overlap=False"
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}{how}"
 
     @property
     def lower_bound(self) -> float:
-        """Elements that some rank receives at least, whatever the plan."""
+        """Lower bound on the elements that the busiest rank receives, under any plan."""
         return self.product.lower_bound
 
     @property
@@ -319,19 +329,19 @@ class ProductPlan(Plan):
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications of all ranks."""
+        """Real additions and multiplications, summed over all ranks."""
         p = self.product
         return 2 * p.m * p.n * p.k * (4 if p.dtype.startswith("complex") else 1)
 
     @property
     def busiest_multiplies(self) -> int:
-        """Elements of op(A) times elements of op(B) on the rank that multiplies most."""
+        """Multiplications of an element of op(A) and one of op(B) on the rank that has most of them."""
         p, rows = self.oriented, self.oriented.d.along("rows")
         return (p.m if rows is None else rows.max_count) * p.n * p.k
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """(largest share of a rank, extent) of each dimension that is cut."""
+        """(largest local extent, global extent) of each dimension that is cut over the ranks."""
         return ()
 
     @property
@@ -339,8 +349,8 @@ class ProductPlan(Plan):
         """Rows and columns of the shard that moves in chunks of columns."""
         return 0, 0
 
-    def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - others look at it
-        """The orientation for the push transport and these storage orders."""
+    def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - an override uses it
+        """Whether the push transport runs this plan on the transposed product, for these storage orders."""
         return self.transposed
 
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
@@ -350,24 +360,24 @@ class ProductPlan(Plan):
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, B and D on a rank."""
         p = self.product
-        extents = (p.a, p.m, p.k), (p.b, p.k, p.n), (p.d, p.m, p.n)
-        return p.itemsize * sum(spread.nelements(rank, m, n) for spread, m, n in extents)
+        matrices = (p.a, p.m, p.k), (p.b, p.k, p.n), (p.d, p.m, p.n)
+        return p.itemsize * sum(distribution.nelements(rank, m, n) for distribution, m, n in matrices)
 
     @property
     def unfit_for_tiles(self) -> str:
         """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
-        raise AssertionError("only plans that are pushed are asked")
+        raise AssertionError("only plans of the push transport use tiles")
 
     @property
     def finishes(self) -> Finishes:
-        """Where D is rounded outside a GEMM, so that an epilogue comes first; "": nowhere."""
+        """The place outside a GEMM where D is rounded, and an epilogue applied before that; "": there is none."""
         return ""
 
     def extreme_ranks(self) -> set[int]:
-        """Ranks that include the largest and smallest shards: around the first block, the last, the grid's end."""
+        """Ranks around the first block, the last block and the end of the grid: the largest and smallest shards."""
         ranks = {0, self.product.nprocs - 1}
-        for spread in (self.product.a, self.product.b, self.product.d):
-            split = spread.split
+        for distribution in (self.product.a, self.product.b, self.product.d):
+            split = distribution.split
             if split is not None:
                 last = split.src + max(split.nblocks - 1, 0)
                 around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
@@ -380,14 +390,14 @@ class ProductPlan(Plan):
         return f"D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """How op(A), op(B) and D are spread."""
+        """The distributions of op(A), op(B) and D."""
         p = self.product
         yield "op(A)", f"{p.m} x {p.k}, {p.a}"
         yield "op(B)", f"{p.k} x {p.n}, {p.b}"
         yield "D", f"{p.m} x {p.n}, {p.d}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """How and when data moves, by which algorithm and why, which GEMM multiplies, and the queue."""
+        """The transfer of data, the algorithm with the reason for its choice, the GEMM and the queue."""
         if self.algorithm is not None:
             yield "transfer", f"through the workspaces of the peers, {self.algorithm}"
         elif self.max_received_nbytes:
@@ -398,7 +408,7 @@ class ProductPlan(Plan):
         yield from self._reasons()
 
     def _how(self) -> str:
-        """Into how many chunks shards are cut, and the order of the peers."""
+        """The number of chunks per shard, and the order of the peers, as text."""
         return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
@@ -408,12 +418,12 @@ class ProductPlan(Plan):
             was_measured = any(algorithm == self.algorithm for algorithm, _ in self.measured)
             why = f"measured: {times}" if was_measured else "estimated to be the fastest"
             if self.queue is not None:
-                why += ", among those that leave multiprocessors to other queues"
+                why += ", of the algorithms that leave multiprocessors to other queues"
             yield "algorithm", f"{self.algorithm.short}, {why}"
         if self.algorithm is not None and self.gpus and not self.tiles:
             yield "gemm", "cuBLASLt (the pblas kernel needs Hopper on every GPU)"
         elif self.algorithm is not None and self.tiles and self.unfit_for_tiles:
             yield "gemm", f"cuBLASLt (the pblas kernel {self.unfit_for_tiles})"
         if self.queue is not None:
-            beside = "beside those of other queues" if self.transport == "push" and self.gpus else "one after the other"
-            yield "queue", f"{self.queue}: executions run {beside}"
+            how = "concurrently with other queues" if self.transport == "push" and self.gpus else "one after the other"
+            yield "queue", f"{self.queue}: executions run {how}"

@@ -14,24 +14,24 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, Transport
 
 _ASK_ALL = 1024
-"""With up to so many ranks, all of them are examined for the busiest."""
+"""Largest number of ranks that are all examined to find the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedistributionPlan(Plan):
     """B = alpha op(A) + beta B, for any two distributions of one matrix.
 
-    Every rank receives each element that it needs and does not have once, directly from a rank that has it.
+    Every rank receives the elements that it needs and does not have, each once and directly from a rank that has it.
 
     Args:
         a: distribution of A (global).
         b: distribution of B, of the shape of op(A) (global).
-        dtype: name of the dtype of both (global).
+        dtype: name of the dtype of both matrices (global).
         nprocs: ranks of the context (global).
         trans: "N", "T" or "C": op (global).
-        trapezoid: the elements of B that are written; None for all (global).
-        reads_a: false if alpha is 0, and nothing moves (global).
-        transport: how the ranks reach each other (global).
+        trapezoid: the elements of B that are written; None for all elements (global).
+        reads_a: alpha is not 0; with alpha = 0 nothing moves (global).
+        transport: how the ranks exchange data (global).
 
     >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> RedistributionPlan(rows, columns, "float64", 4).received_nbytes(1)
@@ -54,17 +54,17 @@ class RedistributionPlan(Plan):
 
     @property
     def source(self) -> Placement:
-        """Where the elements of op(A) are."""
+        """Placement of op(A)."""
         place = Placement.of(self.a)
         return place if self.trans == "N" else place.T
 
     @property
     def target(self) -> Placement:
-        """Where the elements of B are."""
+        """Placement of B."""
         return Placement.of(self.b)
 
     def received_elements(self, rank: int) -> int:
-        """Elements that `rank` receives from others, or reads in their memory."""
+        """Elements that `rank` receives from other ranks, or reads in their memory."""
         if not self.reads_a:
             return 0
         if self.trapezoid is None:
@@ -72,7 +72,7 @@ class RedistributionPlan(Plan):
         return self.trapezoid.received_count(self.source, self.target, rank)
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that others read in its memory; in a trapezoid at most."""
+        """Elements that `rank` sends, or that other ranks read in its memory; an upper bound with a trapezoid."""
         return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
 
     def operands_nbytes(self, rank: int) -> int:
@@ -81,12 +81,12 @@ class RedistributionPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """Elements that the busiest rank needs and does not have: no plan moves less between these layouts."""
+        """Elements that the busiest rank needs and does not have: any plan between these layouts moves as many."""
         return max(map(self.received_elements, self.extreme_ranks()))
 
     @property
     def workspace_nbytes(self) -> int:
-        """All messages of a rank, and a copy of A where peers could not read it."""
+        """All messages of a rank, and a copy of A for peers that cannot read A in place."""
         if not self.lower_bound:
             return 0
         copied = self.source.rows.max_count * self.source.columns.max_count if self.transport != "message" else 0
@@ -96,13 +96,13 @@ class RedistributionPlan(Plan):
         return self.itemsize * (copied + sent)
 
     def messages(self, rank: int) -> int:
-        """How many ranks `rank` receives from, or reads from; in a trapezoid at most."""
+        """Number of ranks from which `rank` receives or reads elements; an upper bound with a trapezoid."""
         if not self.reads_a:
             return 0
         return sum(move.peer != rank for move in receives(self.source, self.target, rank))
 
     def extreme_ranks(self) -> set[int]:
-        """All ranks that hold part of B; of many, those around the first block, the last and the ends of the grids."""
+        """All ranks that hold elements of B; of many, those around the first block, the last and the grid's ends."""
         target = self.target
         if target.span <= _ASK_ALL:
             return set(range(target.span))
@@ -114,7 +114,7 @@ class RedistributionPlan(Plan):
         return {target.rank(r, c, z) for r in coordinates[0] for c in coordinates[1] for z in {0, target.copies - 1}}
 
     def moves(self) -> str:
-        """How elements reach the ranks that need them."""
+        """How elements reach the ranks that need them, as text."""
         if not self.lower_bound:
             return "nothing: every rank has the elements that it needs"
         return {
@@ -126,7 +126,7 @@ class RedistributionPlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """M x N of B, and op."""
+        """m x n of B, and op, as text."""
         m, n = self.b.shape
         return f"{m} x {n}{'' if self.trans == 'N' else f', trans={self.trans!r}'}"
 
@@ -135,7 +135,7 @@ class RedistributionPlan(Plan):
         return f"B = alpha op(A) + beta B, {self.b.m} x {self.b.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """How A and B are spread, and which elements of B are written."""
+        """The distributions of A and B, and the elements of B that are written."""
         yield "A", f"{_described(self.a)}, trans={self.trans!r}"
         elements = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
         yield "B", f"{_described(self.b)}, {elements}"
@@ -145,5 +145,5 @@ def _described(desc: MatrixDescriptor) -> str:
     """A distribution in words."""
     grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
     if desc.is_replicated:
-        return f"{desc.m} x {desc.n}, whole on each rank of a {grid}"
+        return f"{desc.m} x {desc.n}, replicated on each rank of a {grid}"
     return f"{desc.m} x {desc.n} in blocks of {desc.mb} x {desc.nb} on a {grid}"

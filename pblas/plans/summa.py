@@ -1,8 +1,8 @@
 """General products: each rank multiplies one cuboid M_i x N_j x K_l of an arrangement of p1 x p2 x p3 ranks.
 
-Panels of the operands travel directly from the ranks that store them to the ranks that multiply them, so that layouts
-need not conform. A rank receives only elements that it needs and does not have. Each plan is named by the matrix that
-stays in place.
+Panels of the operands travel directly from the ranks that store them to the ranks that multiply them, so layouts need
+not conform. A rank receives only elements that it needs and does not have. Each plan is named by the matrix that stays
+in place.
 
 Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3 > 1.
 """
@@ -20,18 +20,19 @@ from pblas.layouts.split import Split
 from pblas.plans.plan import Distribution, ProductPlan
 
 PANEL = 512
-"""Width of a panel, if nothing else decides: a GEMM of this depth runs at its full rate, and two panels stay small."""
+"""Default width of a panel: a GEMM of this inner length runs at its full rate, and two panels take little memory."""
 _LEAST_PANEL = 128
-"""Blocks from this size on are multiplied without packing: a GEMM of this depth loses 4 % (float64, AMD EPYC)."""
+"""Least block size that is multiplied without packing: a GEMM of this inner length loses 4 % (float64, AMD EPYC)."""
 _SPARE = 2
-"""Memory for messages of one size is not joined for larger ones: of panels of two widths, up to twice what travels."""
+"""Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
+widths take up to twice the bytes."""
 _ALL_RANKS = 32
-"""With up to so many ranks, all of them are examined for the busiest."""
+"""Largest number of ranks that are all examined to find the busiest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuboids:
-    """An arrangement of ranks over the m x n x k multiplications of a product: each has one cuboid.
+    """An arrangement of ranks over the m x n x k multiplications of a product: each rank has one cuboid.
 
     Rank i strides[0] + j strides[1] + l strides[2] multiplies rows m(i) of op(A) and columns n(j) of op(B) over k(l).
 
@@ -39,7 +40,7 @@ class Cuboids:
         m: split of M over p1 coordinates (global).
         n: split of N over p2 coordinates (global).
         k: split of K over p3 coordinates, the layers (global).
-        strides: ranks from one coordinate of m, n, k to the next (global).
+        strides: distances in ranks from one coordinate along m, n and k to the next (global).
 
     >>> cuboids = Cuboids(Split(4, 2, 2), Split(6, 6, 1), Split(8, 4, 2), (1, 1, 2))
     >>> cuboids.a.local_shape(3), cuboids.b.local_shape(3), cuboids.d.local_shape(3)
@@ -58,24 +59,24 @@ class Cuboids:
 
     @property
     def a(self) -> Placement:
-        """Which ranks need which part of op(A)."""
+        """Placement of op(A) that the multiplications need."""
         i, j, l = self.strides
         return Placement(self.m, self.k, (i, l, j), self.n.nprocs)
 
     @property
     def b(self) -> Placement:
-        """Which ranks need which part of op(B)."""
+        """Placement of op(B) that the multiplications need."""
         i, j, l = self.strides
         return Placement(self.k, self.n, (l, j, i), self.m.nprocs)
 
     @property
     def d(self) -> Placement:
-        """Which ranks form which part of D; its copies are the layers, whose partial products are added."""
+        """Placement of D as the multiplications form it; its copies are the partial products of the layers."""
         return Placement(self.m, self.n, self.strides, self.k.nprocs)
 
     @property
     def nlayers(self) -> int:
-        """How many layers have a part of K."""
+        """Number of layers that have a part of K."""
         return min(self.k.nblocks, self.k.nprocs)
 
     @property
@@ -85,7 +86,7 @@ class Cuboids:
 
     @property
     def T(self) -> Cuboids:
-        """The arrangement of the transposed product."""
+        """The arrangement for the transposed product."""
         i, j, l = self.strides
         return Cuboids(self.n, self.m, self.k, (j, i, l))
 
@@ -97,12 +98,12 @@ class Cuboids:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A part of K or of N that is multiplied in one step.
+    """A range of K or of N that is multiplied in one step.
 
     Args:
         start: first index (global).
-        stop: one past the last (global).
-        owner: coordinate whose local indices the two are; None: they are global indices (global).
+        stop: one past the last index (global).
+        owner: coordinate in whose local indices `start` and `stop` count; None: they are global indices (global).
     """
 
     start: int
@@ -110,26 +111,26 @@ class Panel:
     owner: int | None = None
 
 
-def placed(spread: Distribution) -> Placement:
+def placed(distribution: Distribution) -> Placement:
     """The placement of an operand of a general plan."""
-    assert spread.placement is not None, "general plans have placements"
-    return spread.placement
+    assert distribution.placement is not None, "general plans have placements"
+    return distribution.placement
 
 
 def column_of(place: Placement, c: int) -> Placement:
-    """The placement of the local columns of column c, as a matrix of their own."""
+    """The placement of the columns that process column c owns, as a matrix of their own."""
     count = place.columns.count(c)
     down, _, copy = place.strides
     return Placement(place.rows, Split(count, max(1, count), 1), (down, 1, copy), place.copies, place.rank(0, c, 0))
 
 
 def row_of(place: Placement, r: int) -> Placement:
-    """The placement of the local rows of row r, as a matrix of their own."""
+    """The placement of the rows that process row r owns, as a matrix of their own."""
     return column_of(place.T, r).T
 
 
 def same_place(first: Placement, second: Placement) -> bool:
-    """Whether both give every rank the same elements in the same local order."""
+    """Whether both placements give every rank the same elements in the same local order."""
     if not (first.rows.equivalent(second.rows) and first.columns.equivalent(second.columns)):
         return False
     if (first.copies, first.start, first.ranks) != (second.copies, second.start, second.ranks):
@@ -139,7 +140,7 @@ def same_place(first: Placement, second: Placement) -> bool:
 
 
 def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]:
-    """Pieces of g0..g1-1 of about `width` elements; between blocks where these are not too narrow to be multiplied.
+    """Cut g0..g1-1 into pieces of about `width` elements, at block borders if the blocks are wide enough for a GEMM.
 
     >>> list(cut(Split(2000, 300, 2), 0, 1000, 512)), list(cut(Split(100, 1, 2), 0, 100, 64))
     ([(0, 300), (300, 600), (600, 900), (900, 1000)], [(0, 64), (64, 100)])
@@ -153,7 +154,7 @@ def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]
 
 
 def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
-    """How many pieces `cut` makes, however many they are.
+    """Number of pieces that `cut` yields, without enumerating them.
 
     >>> cut_count(Split(2000, 300, 2), 0, 1000, 512), cut_count(Split(10**12, 1, 2), 0, 10**12, 64)
     (4, 15625000000)
@@ -167,12 +168,12 @@ def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
 
 
 def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
-    """Where the pieces have to end next after g0, and the distance to the places after that."""
+    """The next index after g0 at which a piece has to end, and the distance between the further such indices."""
     first = split.nb if split.inb is None else split.inb
     unit = split.nb
     if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
         first, unit = 0, width
-    elif unit <= width:  # several blocks together
+    elif unit <= width:  # a piece has several blocks
         first, unit = first + unit * (width // unit - 1), unit * (width // unit)
     return min(first if g0 < first else first + (1 + (g0 - first) // unit) * unit, g1), unit
 
@@ -183,17 +184,17 @@ class Summa(ProductPlan):
 
     Args:
         cuboids: the arrangement, in the plan's orientation (global).
-        width: of a panel (global).
-        home: where partial products are added before D is sent to its ranks, in the plan's orientation; None: in
-            D's placement (global).
-        misfits: why the layouts do not conform, for `explain` (global).
+        width: largest width of a panel, elements (global).
+        home: placement in which partial products are added before D is sent to its owners, in the plan's orientation;
+            None: that of D (global).
+        misfits: sentences for `explain` about layouts that do not conform (global).
     """
 
     is_pushed: ClassVar[bool] = False
     by_owner: ClassVar[bool] = False
     """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B)."""
     in_turn: ClassVar[bool] = False
-    """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+    """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
     is_read_in_place: ClassVar[bool] = False
     """Whether each panel is contiguous on one rank."""
 
@@ -204,12 +205,12 @@ class Summa(ProductPlan):
 
     @property
     def in_place(self) -> bool:
-        """Whether each rank multiplies directly into its shard of D: no partial products."""
+        """Whether each rank multiplies directly into its shard of D, without partial products."""
         return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
 
     @property
     def sums(self) -> Placement:
-        """Where partial products are added."""
+        """The placement in which partial products are added."""
         return self.home or placed(self.oriented.d)
 
     @property
@@ -219,16 +220,16 @@ class Summa(ProductPlan):
 
     @property
     def panelled(self) -> int:
-        """Elements of the dimension that is cut into panels, on one rank at most."""
-        raise AssertionError("each plan cuts its own")
+        """Elements of the dimension that is cut into panels, on the rank that has most of them."""
+        raise AssertionError("each general plan defines the dimension that it cuts")
 
     @property
     def panel_layers(self) -> int:
-        """Layers that have panels of their own."""
+        """Number of layers that have panels of their own."""
         return 1
 
     def received_elements(self, rank: int) -> int:
-        """Elements of op(A) and op(B) that its cuboid needs and the rank does not have."""
+        """Elements of op(A) and op(B) that the rank's cuboid needs and the rank does not have."""
         product_, cuboids = self.oriented, self.cuboids
         count = received_count(placed(product_.a), cuboids.a, rank)
         count += received_count(placed(product_.b), cuboids.b, rank)
@@ -239,7 +240,7 @@ class Summa(ProductPlan):
         return (self.received_elements(rank) + self.delivered_elements(rank)) * self.product.itemsize
 
     def delivered_elements(self, rank: int) -> int:
-        """Elements of partial products that `rank` receives, and of sums that were added elsewhere."""
+        """Elements of partial products, and of sums added by other ranks, that `rank` receives."""
         if self.in_place:
             return 0
         formed, d = self.cuboids.d, placed(self.oriented.d)
@@ -250,13 +251,13 @@ class Summa(ProductPlan):
         return count + (received_count(self.home, d, rank) if self.home else 0)
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
-        """Elements of panels of an operand, of their messages, and of a copy that peers can read.
+        """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
 
         Args:
-            place: of the operand (global).
+            place: placement of the operand (global).
             panels: elements of the panels that a rank holds at a time (global).
-            arrives: elements in messages to a rank for which it has memory at most (global).
-            leaves: the same in messages from it (global).
+            arrives: most elements in messages to a rank at a time (global).
+            leaves: most elements in messages from a rank at a time (global).
         """
         count = panels
         if self.transport != "message":
@@ -266,12 +267,12 @@ class Summa(ProductPlan):
         return count
 
     def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
-        """Bytes of partial products, of their messages, and of sums that are added outside D, or in a wider dtype.
+        """Bytes of workspace for partial products: they, their messages, and sums outside D or in a wider dtype.
 
         Args:
-            panels: partial products held at a time (global).
-            columns: of a partial product at most (global).
-            own: columns of a panel that a rank adds at most (global).
+            panels: number of partial products that a rank holds at a time (global).
+            columns: most columns of a partial product (global).
+            own: most columns of a panel that a rank adds (global).
         """
         sums, d, itemsize = self.sums, placed(self.oriented.d), self.product.itemsize
         wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
@@ -286,7 +287,7 @@ class Summa(ProductPlan):
         return count + (total * wide if itemsize == 2 else 0)
 
     def extreme_ranks(self) -> set[int]:
-        """All ranks if there are few; else those around the first and last blocks of each placement."""
+        """All ranks if there are few, else the ranks around the first and the last block of each placement."""
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:
             return set(range(nprocs))
@@ -299,10 +300,10 @@ class Summa(ProductPlan):
         return {rank for rank in ranks if rank < nprocs}
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of op(A), op(B) and D, the arrangement of the ranks, and the misfits of the layouts."""
+        """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         yield from ProductPlan.operand_lines(self)
-        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops on one at most"
+        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops per rank at most"
         yield from (("misfit", text) for text in self.misfits)
         if self.misfits:
             yield "", "such layouts are allowed; the bytes that they cost are part of 'received'"
@@ -314,9 +315,9 @@ class Summa(ProductPlan):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaC(Summa):
-    """D stays: panels of op(A) and op(B) along K arrive while the panels before them are multiplied.
+    """D stays in place: panels of op(A) and op(B) along K arrive while the previous panels are multiplied.
 
-    With layers (p3 > 1) each layer forms the product over its share of K; the owners of D add these.
+    With layers (p3 > 1) each layer forms the product over its share of K, and the owners of D add these products.
 
     >>> rows, columns = Split(8, 4, 2), Split(8, 4, 2)
     >>> place = Distribution("grid", None, Placement(rows, columns, (1, 2, 1)))
@@ -344,8 +345,8 @@ Panel(start=2, stop=4, owner=1)], 256)
     def by_owner(self) -> bool:  # type: ignore[override]  # a class attribute in the base
         """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B).
 
-        Such panels are contiguous, whatever the block size. That needs the same split of K in both operands, and shares
-        that are deep enough for a GEMM.
+        Such panels are contiguous for every block size. They need the same split of K in both operands, and local
+        shares of K that are long enough for a GEMM.
         """
         a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
         narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
@@ -371,21 +372,21 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def in_turn(self) -> bool:  # type: ignore[override]  # a class attribute in the base
-        """Whether ranks begin with the panels of different owners, so that none has to serve all ranks at once."""
+        """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
         return self.is_read_in_place and self.cuboids.k.nprocs == 1
 
     def first(self, rank: int) -> int:
         """The owner whose panels a rank multiplies first; the next owners follow in order.
 
-        On p x p ranks with p > 2 those of a row begin with different columns of op(A), and those of a column with
-        different rows of op(B), as in Cannon's algorithm. On 2 x 2 a rank begins with its own shard of op(A), which
-        two of the four multiply with their own shard of op(B).
+        On p x p ranks with p > 2, as in Cannon's algorithm, the ranks of a process row begin with different columns of
+        op(A), and the ranks of a process column with different rows of op(B). On 2 x 2 ranks each begins with its own
+        shard of op(A); two of the four ranks then also multiply their own shard of op(B).
 
         Args:
             rank: the rank (local).
 
         Returns:
-            A coordinate of op(A)'s columns; 0 if all ranks begin with the same panels.
+            A process column of op(A); 0 if all ranks begin with the same panels.
         """
         a, b = placed(self.oriented.a), placed(self.oriented.b)
         in_a, in_b = a.coordinates(rank), b.coordinates(rank)
@@ -399,7 +400,7 @@ Panel(start=2, stop=4, owner=1)], 256)
 
         Args:
             layer: the layer (global).
-            first: owner with whose panels to begin (local).
+            first: the owner whose panels come first (local).
         """
         a, k = placed(self.oriented.a).columns, self.cuboids.k
         if self.by_owner:
@@ -414,18 +415,17 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def cut_at(self) -> Split:
-        """The split of K at whose block borders panels end, where panels span owners."""
+        """The split of K at whose block borders panels end, if panels span several owners."""
         splits = placed(self.oriented.a).columns, placed(self.oriented.b).rows
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.k)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of each operand and their messages, and the partial product where it is added elsewhere.
+        """Two panels of each operand and their messages, and the partial product if it is not formed in D.
 
-        Two panels arrive while three leave: a rank learns that a panel has left when it needs the next but one. All
-        arriving panels together are the rank's cuboid. All leaving ones are its shard, once for each rank that
-        multiplies it.
+        Two panels arrive while three leave: a rank knows that a panel has left when it needs the panel after the next.
+        At most the rank's whole cuboid arrives; at most its shard leaves, once for each rank that multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
         a, b, (p1, p2, _), inner = (
@@ -447,7 +447,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
 
     def moves(self) -> str:
-        """Panels, and partial products if there are any."""
+        """The panels, and the partial products if there are any."""
         text = "panels of op(A) and op(B) along k to the ranks of D's blocks"
         if self.in_place:
             return text
@@ -456,14 +456,14 @@ Panel(start=2, stop=4, owner=1)], 256)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaA(Summa):
-    """op(A) stays: panels of op(B) along N arrive, partial products of D leave for their owners, who add them.
+    """op(A) stays in place: panels of op(B) along N arrive, partial products of D leave for the owners, which add them.
 
-    Transposed it is op(B) that stays, and the plan is called SummaB.
+    On the transposed product op(B) stays, and the plan is called SummaB.
     """
 
     @property
     def name(self) -> str:  # type: ignore[override]  # the name depends on the orientation
-        """SummaA, or SummaB."""
+        """SummaA, or SummaB on the transposed product."""
         return "SummaB" if self.transposed else "SummaA"
 
     @property
@@ -473,11 +473,11 @@ class SummaA(Summa):
 
     @property
     def stays(self) -> bool:
-        """Whether every rank already has the op(A) that it multiplies; else it is redistributed first."""
+        """Whether every rank already has the part of op(A) that it multiplies; else op(A) is redistributed first."""
         return same_place(placed(self.oriented.a), self.cuboids.a)
 
     def panels(self) -> Iterator[Panel]:
-        """Panels of N, in the order in which they are multiplied."""
+        """The panels of N, in the order in which they are multiplied."""
         for start, stop in cut(self.cut_at, 0, self.cuboids.n.n, self.width):
             yield Panel(start, stop)
 
@@ -490,7 +490,7 @@ class SummaA(Summa):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Two panels of op(B), two partial products of a panel, their messages, and op(A) if it moves."""
+        """Two panels of op(B), two partial products, their messages, and op(A) if it moves."""
         rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
         a, b, n = placed(self.oriented.a), placed(self.oriented.b), self.oriented.n
         width, cuboids = min(self.width, n), self.cuboids
@@ -509,6 +509,6 @@ class SummaA(Summa):
 
 
 def _around(split: Split) -> set[int]:
-    """Coordinates that include the largest and smallest shares: around the first block, and the last."""
+    """Coordinates around the first block and the last block, which include the largest and smallest shares."""
     last = split.src + max(split.nblocks - 1, 0)
     return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}

@@ -1,7 +1,7 @@
-"""Machines to simulate plans on: a few numbers each, and three of them with the sources of their numbers.
+"""Described machines on which plans are simulated, and three presets with the sources of their numbers.
 
-A rank is one process with its core, cores or GPU. Rates are per rank *while all ranks of its node are busy*: a network
-card that 128 ranks share gives each of them a 128th.
+A rank is one process with its core, cores or GPU. Rates are per rank *while all ranks of its node are busy*: of a
+network card that 128 ranks share, each rank gets 1/128 of the bandwidth.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pblas.plans.plan import Topology
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How a rank reaches others: a message of b bytes is there `latency` + `overhead` + b / `bandwidth` after its post.
+    """A rank's link to others: a message of b bytes arrives `latency` + `overhead` + b / `bandwidth` after its post.
 
-    Latencies of messages in flight overlap, overheads and bytes do not (LogGP: L, g and G). Sending and
-    receiving overlap.
+    Latencies of messages in flight overlap; overheads and bytes do not (LogGP: L, g and G). Sending and receiving
+    overlap.
 
     Args:
-        latency: seconds until the first byte is there.
+        latency: seconds until the first byte arrives.
         bandwidth: bytes per second.
-        overhead: seconds that a message occupies the link beside its bytes; 1 / overhead is the message rate.
-        core: bytes per second at which the rank's own core moves them, which then cannot multiply; infinite where the
-            network card or a copy engine does.
+        overhead: seconds that a message occupies the link in addition to its bytes; 1 / overhead is the message rate.
+        core: bytes per second at which the rank's own core moves messages, while it cannot multiply; infinite if the
+            network card or a copy engine moves them.
 
     Raises:
-        ArgumentError: a rate is not positive, or a time is negative.
+        ArgumentError: a rate is not positive, or a time is negative or infinite.
 
     Source: Alexandrov, Ionescu, Schauser, Scheiman, LogGP, SPAA 1995.
     """
@@ -46,7 +46,7 @@ class Link:
         _check_times("Link", latency=self.latency, overhead=self.overhead)
 
     def seconds(self, nbytes: float, messages: float) -> float:
-        """Time that the link is busy.
+        """Seconds that the link is busy with `messages` messages of `nbytes` bytes together.
 
         >>> Link(1e-6, 1e9, overhead=1e-7).seconds(1e6, 10)
         0.001001
@@ -56,23 +56,24 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A machine as the simulation sees it.
+    """A described machine.
 
     Args:
-        name: what to call it.
-        ranks_per_node: ranks that reach each other over `near`; all others are reached over `far`.
+        name: its name in printed simulations.
+        ranks_per_node: ranks of a node; they reach each other over `near`, ranks of other nodes over `far`.
         near: link within a node.
         far: link between nodes.
-        float64: floating-point operations per second of a rank's GEMM, in double precision.
+        float64: floating-point operations per second of a rank's GEMM in double precision.
         float32: the same in single precision.
         float16: the same in half precision and bfloat16.
         memory_bandwidth: bytes per second that a rank reads and writes in its own memory.
-        memory_nbytes: bytes of memory of a rank.
-        call: seconds that a GEMM takes beside its arithmetic.
+        memory_nbytes: memory of a rank, bytes.
+        call: seconds that each GEMM takes in addition to its arithmetic.
         shared: ranks of a node read each other's memory in place.
 
     Raises:
-        ArgumentError: a rate or the memory is not positive, a time is negative, or there is no rank on a node.
+        ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
+            integer from 1 on.
     """
 
     name: str
@@ -106,11 +107,11 @@ class Hardware:
         return Topology(self.ranks_per_node, self.shared)
 
     def flops_per_second(self, dtype: str) -> float:
-        """Real operations per second of a rank's GEMM; a complex multiplication and addition count as eight."""
+        """Real operations per second of a rank's GEMM; a complex multiply-add counts as eight."""
         return {"d": self.float64, "s": self.float32, "h": self.float16}[_ARITHMETIC[dtype]]
 
     def gemm_seconds(self, m: float, n: float, k: float, dtype: str) -> float:
-        """Time of a GEMM on one rank: of its arithmetic, or of its memory traffic if that takes longer.
+        """Seconds of a GEMM on one rank: those of its arithmetic, or of its memory traffic if that takes longer.
 
         >>> cpu = Hardware("cpu", 1, Link(0, 1), Link(0, 1), 1e9, 2e9, 2e9, 1e10, 1 << 30)
         >>> cpu.gemm_seconds(100, 100, 100, "float64"), cpu.gemm_seconds(100, 100, 0, "float64")
@@ -124,14 +125,14 @@ class Hardware:
 
 
 def _check_positive(where: str, **values: object) -> None:
-    """Rates and amounts."""
+    """Raise ArgumentError unless rates and amounts are above 0."""
     for key, value in values.items():
         if not isinstance(value, int | float) or not value > 0:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")
 
 
 def _check_times(where: str, **values: object) -> None:
-    """Seconds."""
+    """Raise ArgumentError unless times are finite seconds from 0 on."""
     for key, value in values.items():
         if not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
@@ -153,10 +154,10 @@ def flops(m: float, n: float, k: float, dtype: str) -> float:
     return 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
 
 
-# 2 cores of an AMD EPYC in a virtual machine, one rank each, SciPy's OpenBLAS: GEMM 53.5 and 107 GFLOP/s (n = 1536),
-# 16-bit operands are widened first; NumPy's copies 30 GB/s. Messages within a node pass through the core: 8.8 GB/s is
-# 16.8 MB in 1.9 ms (docs/performance.md, AG(B) by messages without the GEMM). A GEMM of 8 x 8 x 8 takes 8 us. Several
-# such machines are joined by gigabit Ethernet: 1 Gbit/s by its standard (IEEE 802.3ab), 50 us assumed.
+# Measured on 2 cores of an AMD EPYC in a virtual machine, one rank each, with SciPy's OpenBLAS: GEMM 53.5 and 107
+# GFLOP/s (n = 1536; 16-bit operands are widened first); NumPy's copies 30 GB/s; a GEMM of 8 x 8 x 8 takes 8 us.
+# Messages within a node pass through the core: 8.8 GB/s, which is 16.8 MB in 1.9 ms (docs/performance.md, AG(B) by
+# messages without the GEMM). Between nodes: gigabit Ethernet, 1 Gbit/s by its standard (IEEE 802.3ab), 50 us assumed.
 LAPTOP = Hardware(
     name="laptop",
     ranks_per_node=2,
@@ -171,11 +172,11 @@ LAPTOP = Hardware(
     shared=True,
 )
 
-# One rank per core, 128 cores per node: two AMD EPYC 7763 of 64 cores, 2.45 GHz x 16 operations = 39.2 GFLOP/s per core
-# in double precision, of which GEMMs are taken to reach 0.9; 204.8 GB/s of memory bandwidth per socket, of
-# which 0.8 is taken; 256 GiB per node (LUMI's documentation of its partition C). The network card is HDR InfiniBand,
-# 200 Gbit/s for a node's 128 ranks, in a fat tree of full bisection; latency 2 us and 1 us per message and rank are
-# assumed, as usual for MPI on such networks.
+# One rank per core, 128 cores per node (LUMI's documentation of its partition C): two AMD EPYC 7763 of 64 cores,
+# 2.45 GHz x 16 operations = 39.2 GFLOP/s per core in double precision; 204.8 GB/s of memory bandwidth per socket;
+# 256 GiB per node. Assumed: GEMMs reach 0.9 of the peak, copies 0.8 of the bandwidth. The network is HDR InfiniBand,
+# 200 Gbit/s for a node's 128 ranks, in a fat tree of full bisection. Assumed, as usual for MPI on such networks: a
+# latency of 2 us, and 1 us per message and rank.
 FAT_TREE = Hardware(
     name="fat-tree",
     ranks_per_node=128,
@@ -191,9 +192,9 @@ FAT_TREE = Hardware(
 )
 
 # 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.planner.cost_model`): GEMMs 720 TFLOP/s in bfloat16,
-# 45 in float32 and 58 in float64, 4 us a launch; 380 GB/s into each GPU by copy engines, which cost 6 us per copy; sums
-# and copies in memory at 3.8 TB/s. 141 GB of memory (data sheet). Between nodes one 400 Gbit/s card per GPU (NDR
-# InfiniBand, by its standard), 5 us and 1 us per message assumed.
+# 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy; sums and copies
+# in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR InfiniBand, by its
+# standard); a latency of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
     name="nvlink",
     ranks_per_node=8,
@@ -208,21 +209,24 @@ NVLINK = Hardware(
 )
 
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}
-"""Machines by name."""
+"""The presets by name."""
 
 
 def find_hardware(hardware: Hardware | str) -> Hardware:
-    """A machine, or the preset of that name.
+    """The preset of a name; a `Hardware` is returned as it is.
+
+    Args:
+        hardware: a `Hardware`, or the name of a preset (global).
 
     Raises:
-        ArgumentError: it is neither, or no preset has that name.
+        ArgumentError: neither a Hardware nor the name of a preset.
 
     >>> find_hardware("nvlink").ranks_per_node
     8
     """
     if isinstance(hardware, Hardware):
         return hardware
-    name: object = hardware  # a user's may be anything, and a list cannot be looked up
+    name: object = hardware  # users may pass any type; a list would raise TypeError in the lookup
     if not isinstance(name, str) or name not in PRESETS:
         raise ArgumentError(f"hardware is {hardware!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -1,4 +1,4 @@
-"""Phases of the one-dimensional plans: a gather, a reduce-scatter, an all-reduce, or nothing that moves."""
+"""Phases of the one-dimensional plans: all-gather, reduce-scatter, all-reduce, local GEMM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def local_gemm(plan: LocalGemm, view: View) -> Iterator[Phase]:
 
 
 def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
-    """The own shard, then the others' in rotated order, each multiplied as it arrives."""
+    """The own shard, then the shards of the peers in rotated order, each multiplied as it arrives."""
     product, p = plan.oriented, view.nprocs
     if not plan.takes_part(view.rank):
         return
@@ -31,9 +31,9 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
     for distance, repeats in chain([(0, 1)], view.stretches(ahead=[plan.shards])):
         source = (view.rank + distance) % p
         k, columns = plan.shard_shape(source)
-        # The own shard is one step: while any piece of it is multiplied, the first ones of the others are on their way.
+        # The own shard is one step: while it is multiplied, the first pieces of the peers' shards are in flight.
         for pieces, width in even(plan.chunks if distance and plan.algorithm is None else 1, columns):
-            if (k and width) or plan.algorithm is not None:  # groups of shards count empty ones
+            if (k and width) or plan.algorithm is not None:  # an algorithm's groups also count empty shards
                 before = view.traffic(source, product.itemsize * k * width)
                 phases.append(Phase(repeats * pieces, (rows, width, k), before))
     if plan.algorithm is not None:
@@ -44,14 +44,14 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
 
 
 def _first_all(phases: list[Phase]) -> list[Phase]:
-    """All messages before the first GEMM."""
+    """The phases without overlap: all messages before the first GEMM."""
     total = sum((phase.before * phase.steps for phase in phases), Traffic())
     gemms = [replace(phase, before=Traffic(read=phase.before.read)) for phase in phases]
     return [Phase(1, before=replace(total, read=0)), *gemms]
 
 
 def _grouped(plan: AllGatherGemm, phases: list[Phase]) -> list[Phase]:
-    """Pushed: a GEMM for each group of shards, or one after all of them."""
+    """The phases of the push transport: one GEMM for each group of shards."""
     assert plan.algorithm is not None, "only the push transport has an algorithm"
     rows = phases[0].gemm[0]
     shards = [phase for phase in phases for _ in range(phase.steps)]
@@ -69,7 +69,7 @@ def _grouped(plan: AllGatherGemm, phases: list[Phase]) -> list[Phase]:
 
 
 def reduce_scatter(plan: GemmReduceScatter, view: View) -> Iterator[Phase]:
-    """The others' columns of D, then the own ones."""
+    """Partial products of the peers' columns of D, then of the own columns."""
     product, rank = plan.oriented, view.rank
     k, own = plan.inner.count(rank), plan.shards.count(rank)
     if plan.algorithm is not None:
@@ -78,12 +78,12 @@ def reduce_scatter(plan: GemmReduceScatter, view: View) -> Iterator[Phase]:
         return
     yield from _partial_products(plan, view, plan.shards, plan.chunks)
     for pieces, width in even(plan.chunks, own):
-        # D[:, j] += op(A)[:, k] op(B)[k, j]   (all other partial products of columns j have arrived)
+        # D[:, j] += op(A)[:, k] op(B)[k, j]   (the partial products of the peers have arrived)
         yield Phase(pieces, (product.m, width, k), waits="sent")
 
 
 def _partial_products(plan: GemmReduceScatter, view: View, dealt: Split, chunks: int) -> Iterator[Phase]:
-    """Partial products of the others' columns go out, those of the own columns come in."""
+    """Partial products of the peers' columns leave, partial products of the own columns arrive."""
     product, rank, p = plan.oriented, view.rank, view.nprocs
     k, own = plan.inner.count(rank), dealt.count(rank)
     column = product.itemsize * product.m
@@ -96,14 +96,14 @@ def _partial_products(plan: GemmReduceScatter, view: View, dealt: Split, chunks:
                     repeats * pieces,
                     (product.m, width, k),
                     after=view.traffic(source, column * received),
-                    # The first is received in place, the others are added to it: two are read, one is written.
+                    # The first partial product is received in place. Each further one is added: two reads, one write.
                     copied=0 if distance == 1 else 3 * column * received,
                     waits="queue" if plan.overlap else "sent",
                 )
 
 
 def all_reduce(plan: GemmAllReduce, view: View) -> Iterator[Phase]:
-    """Block by block the others' columns, and the own ones of the block before, which then go to all."""
+    """Block by block: the peers' columns of this block, then the own columns of the last one, whose sums go to all."""
     product, rank, p = plan.oriented, view.rank, view.nprocs
     if plan.algorithm is not None:
         yield from _pushed(plan, view, plan.algorithm.groups)
@@ -131,7 +131,7 @@ def all_reduce(plan: GemmAllReduce, view: View) -> Iterator[Phase]:
 
 
 def _pushed(plan: GemmReduceScatter, view: View, weights: Iterable[int]) -> Iterator[Phase]:
-    """GEMMs of portions of D, each sent when it is formed; one pass over what has arrived."""
+    """The phases of the push transport: GEMMs of pieces of D, each sent when formed; then one pass that adds."""
     product, weights = plan.oriented, tuple(weights)
     received, k = plan.received_nbytes(view.rank), plan.inner.count(view.rank)
     borders = cuts(product.n, weights)

@@ -1,4 +1,4 @@
-"""Phases: runs of equal steps of one rank, and the links over which data reaches it."""
+"""Phases: sequences of equal steps of one rank, and the links over which data reaches it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from pblas.layouts.split import Split
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a rank receives in a step: bytes and messages over each link, and bytes read in place on its node.
+    """Data that a rank receives in a step: bytes and messages over each link, and bytes read in place on its node.
+
+    Args:
+        near: bytes in messages from ranks of the same node (local).
+        far: bytes in messages from ranks of other nodes (local).
+        read: bytes read in place in the memory of ranks of the same node (local).
+        near_messages: messages from ranks of the same node (local).
+        far_messages: messages from ranks of other nodes (local).
 
     >>> Traffic(far=8, far_messages=1) + Traffic(read=16)
     Traffic(near=0, far=8, read=16, near_messages=0, far_messages=1)
@@ -44,12 +51,12 @@ class Traffic:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that were another rank's."""
+        """Bytes from other ranks, over all links."""
         return self.near + self.far + self.read
 
     @property
     def messages(self) -> int:
-        """All messages."""
+        """Messages over all links."""
         return self.near_messages + self.far_messages
 
 
@@ -58,15 +65,16 @@ class Phase:
     """Equal steps of one rank, one after the other.
 
     Args:
-        steps: how many.
-        gemm: m, n and k of the GEMM of each; (0, 0, 0) for none.
-        before: data that must arrive before the GEMM; requested when the last GEMM but one has ended.
-        after: data that arrives because peers have taken the same step.
-        copied: bytes that the core reads and writes in addition to the GEMM, to pack or to add.
-        waits: for the partial product before the last to have left ("queue": two buffers), or for the last ("sent").
-        queued: `after` occupies the buffers that "queue" and "sent" speak of.
-        slow: factor by which arrivals slow down because their senders have other receivers too.
-        ahead: the next operand is requested before the GEMM, not after it.
+        steps: number of steps (local).
+        gemm: m, n and k of the GEMM of a step; (0, 0, 0) for none (local).
+        before: operand that must arrive before the GEMM of a step; it is requested one step ahead (local).
+        after: partial products that arrive because peers have taken the same step (local).
+        copied: bytes that the core reads and writes in addition to the GEMM, to pack or to add (local).
+        waits: a step begins when the partial product two steps back has left ("queue": there are two buffers), or the
+            last one ("sent") (local).
+        queued: `after` occupies one of these buffers (local).
+        slow: factor by which `before` slows down because its senders serve several receivers (local).
+        ahead: the next operand is requested before the GEMM, not after it (local).
     """
 
     steps: int
@@ -81,24 +89,24 @@ class Phase:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the rank receives in all steps."""
+        """Bytes that the rank receives in all steps of the phase."""
         return self.steps * (self.before.nbytes + self.after.nbytes)
 
     @property
     def messages(self) -> int:
-        """Messages that it receives."""
+        """Messages that the rank receives in all steps of the phase."""
         return self.steps * (self.before.messages + self.after.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The ranks as one of them sees them: which are on its node, and how their data reaches it.
+    """One rank's view of the others: the ranks on its node, and the links over which data reaches it.
 
     Args:
-        rank: the one (local).
+        rank: the rank (local).
         nprocs: ranks (global).
         ranks_per_node: consecutive ranks that share a node (global).
-        transport: of the plan (global).
+        transport: transport of the plan (global).
     """
 
     rank: int
@@ -111,7 +119,7 @@ class View:
         return peer // self.ranks_per_node == self.rank // self.ranks_per_node
 
     def traffic(self, peer: int, nbytes: int) -> Traffic:
-        """Traffic of a block of `peer`: read in place in shared memory, else one message.
+        """Traffic of a block of `nbytes` bytes from `peer`: read in place in shared memory, else one message.
 
         >>> View(0, 4, 2, "mixed").traffic(1, 8), View(0, 4, 2, "mixed").traffic(2, 8).far_messages
         (Traffic(near=0, far=0, read=8, near_messages=0, far_messages=0), 1)
@@ -123,11 +131,14 @@ class View:
         return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
 
     def stretches(self, ahead: Iterable[Split] = (), before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
-        """(first, count) of runs of distances 1..nprocs-1 within which ranks differ in nothing that counts; few.
+        """Group the distances 1..nprocs-1 to other ranks into few runs of ranks with equal shards and equal links.
 
         Args:
-            ahead: splits whose counts on rank + distance do not change within a run (global).
-            before: splits whose counts on rank - distance do not (global).
+            ahead: splits whose counts on rank + distance are constant in a run (global).
+            before: splits whose counts on rank - distance are constant in a run (global).
+
+        Returns:
+            Pairs (first distance, number of distances).
 
         >>> from pblas.layouts.split import Split
         >>> list(View(1, 8, 8, "shared").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
@@ -141,13 +152,20 @@ class View:
 
 
 def borders(split: Split) -> set[int]:
-    """Coordinates at which the count changes: around the first block and the last one, and the end of the grid."""
+    """Coordinates at which the count may change: around the first block, the last block and the end of the grid."""
     last = split.src + max(split.nblocks - 1, 0)
     return {0, split.nprocs} | {x % split.nprocs for x in (split.src, split.src + 1, last, last + 1)}
 
 
 def even(parts: int, *counts: int) -> Iterator[tuple[int, ...]]:
-    """(how many, size of the first, ...) of counts that are cut into nearly equal parts side by side.
+    """Cut several counts into the same number of nearly equal parts; parts with equal sizes are one entry.
+
+    Args:
+        parts: number of parts.
+        counts: the counts to cut.
+
+    Returns:
+        Tuples: number of parts, then the size of such a part of each count.
 
     >>> list(even(4, 6, 3))
     [(2, 2, 1), (1, 1, 1), (1, 1, 0)]

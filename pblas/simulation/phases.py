@@ -1,7 +1,7 @@
-"""The work of one rank over time: its plan as runs of equal steps, each with the data before and after it.
+"""The work of one rank over time: its plan as sequences of equal steps, each with the data before and after it.
 
-`phases_of` is the closed form of `plan.steps(rank)`: as many entries as there are kinds of steps, whatever the number
-of ranks. All bytes of a plan are in its phases, which is a law of the tests.
+`phases_of` is the closed form of `plan.steps(rank)`: it has one entry for each kind of step, for any number of ranks.
+The phases of a plan contain all its bytes, which tests check.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Phase", "Traffic", "View", "phases_of"]
 
 
 def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
-    """The phases of the rank of a view, in order.
+    """The phases of a rank, in order.
 
     Args:
-        plan: the plan; `plan.transport` says how data reaches a rank (global).
-        view: the rank and its neighbourhood (local).
+        plan: the plan, with the transport that is simulated (global).
+        view: the rank, and the links over which data reaches it (local).
 
     >>> from pblas.layouts.split import Split
     >>> from pblas.plans.plan import Product, Distribution
@@ -45,5 +45,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     GemmAllReduce: lines.all_reduce,
     SummaC: panels.summa_c,
     SummaA: panels.summa_a,
-    RedistributionPlan: redistribution.relayout,
+    RedistributionPlan: redistribution.redistribute,
 }

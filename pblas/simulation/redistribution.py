@@ -1,4 +1,4 @@
-"""Phases of a redistribution: everything arrives at once, and is copied to where it goes."""
+"""Phases of a redistribution: all messages arrive in one step, and are copied into B."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from pblas.plans.redistribution import RedistributionPlan
 from pblas.simulation.phase import Phase, Traffic, View
 
 
-def relayout(plan: RedistributionPlan, view: View) -> Iterator[Phase]:
-    """One step without a GEMM; of a trapezoid, messages have about equal parts of what arrives, and all of B counts."""
+def redistribute(plan: RedistributionPlan, view: View) -> Iterator[Phase]:
+    """One step without a GEMM.
+
+    With a trapezoid the received bytes are spread over the messages in proportion to their sizes without it, and the
+    copies count all of B.
+    """
     moves = [move for move in receives(plan.source, plan.target, view.rank) if move.peer != view.rank]
     received, ends = plan.received_nbytes(view.rank), list(accumulate((prod(move.shape) for move in moves), initial=0))
     traffic = Traffic()

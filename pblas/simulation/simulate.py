@@ -1,14 +1,14 @@
-"""How long a plan takes on a machine that is described by a few numbers, without running it.
+"""Predicts how long a plan takes on a machine that is described by a few numbers, without running it.
 
-A plan describes the work of one rank as *phases*: runs of equal steps, each a GEMM with the data before and after
-it. A rank is a handful of *clocks*: when its core is free, when the next operand is there, when each link has
-delivered what it was given. A step moves the clocks by maxima and sums only, so that a thousand equal steps are the
-thousandth power of one (max, +) matrix, and a million of them cost twenty squarings. Ranks differ only in the
-sizes of their shards, so that a few extreme ones stand for all: no cost here is linear in the number of ranks.
+The work of one rank is a sequence of *phases*: equal steps, each a GEMM with the data before and after it. The state of
+a rank is a few *clocks*: the times at which its core is free, its next operand has arrived, and each link is free. A
+step changes the clocks by maxima and sums only. So a thousand equal steps are the thousandth power of one (max, +)
+matrix, and a million of them cost twenty squarings. Ranks differ only in the sizes of their shards, so a few extreme
+ranks are simulated: no cost is linear in the number of ranks.
 
 Steps wait and overlap as the executors do: two operands are in flight while one is multiplied, two partial products
-leave while the next is formed, peers that need the same link queue for it. Not modelled: contention inside the
-network, ranks that are slower than others, cyclic blocks so small that they are packed first.
+leave while the next is formed, and peers queue for a link that they share. Not modelled: contention inside the network,
+ranks that are slower than others, and the packing of small cyclic blocks.
 
 Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (max-plus systems); LogGP for links.
 """
@@ -25,27 +25,27 @@ from pblas.simulation.hardware import Hardware
 from pblas.simulation.phases import Phase, Traffic, View, phases_of
 
 _FEW = 40
-"""Steps that are cheaper taken one by one than by squaring a matrix."""
+"""Largest number of steps that are cheaper one by one than by squaring a matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """Time, bytes and memory of a plan on a machine; all figures are those of the busiest rank. `print` shows them.
+    """Predicted time, bytes and memory of a plan on a machine: the maximum over ranks of each figure. `print` shows it.
 
     Args:
         plan: name of the plan.
         hardware: name of the hardware.
         nprocs: ranks.
-        seconds: from the call to the last rank's return.
-        compute_seconds: of GEMMs.
-        communication_seconds: during which one link of the busiest rank is in use; the other links work meanwhile.
-        copy_seconds: of packing, adding and of messages that the core moves itself.
-        efficiency: floating-point operations over what all ranks could have done in the time.
-        received_nbytes: bytes that come from other ranks.
-        messages: messages that bring them.
-        memory_nbytes: operands, result and workspace.
-        memory_limit: bytes that a rank has.
-        evaluated: ranks that were looked at.
+        seconds: seconds from the call to the last rank's return.
+        compute_seconds: seconds of GEMMs.
+        communication_seconds: seconds in which the busiest link of a rank is in use; the other links work meanwhile.
+        copy_seconds: seconds of packing, adding, and messages that the core moves itself.
+        efficiency: floating-point rate of the plan over the GEMM rate of all ranks, 0 to 1.
+        received_nbytes: bytes received from other ranks.
+        messages: messages received.
+        memory_nbytes: bytes of operands, result and workspace.
+        memory_limit: bytes of memory of a rank.
+        evaluated: number of ranks that were simulated.
     """
 
     plan: str
@@ -64,24 +64,24 @@ class Simulation:
 
     @property
     def exposed_seconds(self) -> float:
-        """Time in which the busiest rank does not multiply: communication and copies that nothing hides."""
+        """Seconds in which the busiest rank does not multiply: communication and copies that GEMMs do not hide."""
         return max(0.0, self.seconds - self.compute_seconds)
 
     @property
     def fits(self) -> bool:
-        """Whether a rank has the memory."""
+        """Whether the plan fits into a rank's memory."""
         return self.memory_nbytes <= self.memory_limit
 
     def __str__(self) -> str:
-        lack = "" if self.fits else ": MORE THAN IT HAS"
-        rate = f", {self.efficiency:.0%} of the GEMM rate of all" if self.compute_seconds else ""
+        lack = "" if self.fits else ": DOES NOT FIT"
+        rate = f", {self.efficiency:.0%} of the GEMM rate of all ranks" if self.compute_seconds else ""
         where = f"{self.nprocs:,} {'rank' if self.nprocs == 1 else 'ranks'} of {self.hardware}"
         return "\n".join(
             [
                 f"{self.plan} on {where}: {duration(self.seconds)}{rate}",
                 f"  compute        {duration(self.compute_seconds)}",
                 f"  communication  {duration(self.communication_seconds)}, and {duration(self.copy_seconds)} of copies",
-                f"  exposed        {duration(self.exposed_seconds)}, not hidden behind GEMMs",
+                f"  exposed        {duration(self.exposed_seconds)}, not hidden by GEMMs",
                 f"  received       {self.received_nbytes:,} bytes in {self.messages:,} messages per rank at most",
                 f"  memory         {self.memory_nbytes:,} bytes per rank at most, of {self.memory_limit:,}{lack}",
             ]
@@ -89,7 +89,7 @@ class Simulation:
 
 
 def duration(seconds: float) -> str:
-    """A time for people.
+    """Seconds as text with a unit.
 
     >>> duration(0.0), duration(2.5e-6), duration(0.01234), duration(75.0)
     ('0 us', '2.5 us', '12.3 ms', '75 s')
@@ -101,12 +101,12 @@ def duration(seconds: float) -> str:
 
 
 def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
-    """Time, bytes and memory of a plan on a machine.
+    """Predict time, bytes and memory of a plan on a machine.
 
     Args:
-        plan: with the transport that is to be simulated (global).
-        hardware: what it runs on (global).
-        ranks: those to look at, among which the extreme ones are (global).
+        plan: the plan, with the transport that is simulated (global).
+        hardware: the machine (global).
+        ranks: ranks to simulate, which include the extreme ranks of the plan (global).
     """
     p, ranks = plan.nprocs, sorted(ranks)
     views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]
@@ -114,7 +114,7 @@ def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation
     simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
     received = max(sum(phase.nbytes for phase in phases) for phases in simulated)
     sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
-    # One rank that sends more than any receives holds up those that wait for it.
+    # A rank that sends more bytes than any rank receives delays its receivers.
     stretch = max(1.0, sent / received) if received else 1.0
     for phases, rank in simulated.items():
         rank.run(phases, stretch)
@@ -139,20 +139,20 @@ def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation
     )
 
 
-# The clocks of a rank before step i: when its core is free, when the operand of step i is there, when the near and the
-# far link are free, when the partial products of steps i - 1 and i - 2 have arrived.
 Clocks = tuple[float, ...]
+"""Times of a rank before step i, seconds: its core is free, the operand of step i has arrived, the near link is free,
+the far link is free, the partial products of steps i - 1 and i - 2 have arrived."""
 
 
 class _Rank:
-    """One rank on its way through phases."""
+    """The simulation of one rank: its phases in sequence."""
 
     def __init__(self, hardware: Hardware, dtype: str) -> None:
         self._hardware, self._dtype = hardware, dtype
         self.compute = self.copies = self.communication = self.end = 0.0
 
     def run(self, phases: Iterable[Phase], stretch: float) -> None:
-        """Take all steps; `stretch` is by how much the busiest sender slows every transfer."""
+        """Simulate all steps; `stretch` is the factor by which the busiest sender slows every transfer."""
         idle, busy = Phase(1), [0.0] * 3
         queue = [phase for phase in phases if phase.steps] or [idle]
         clocks = self._first(queue[0], stretch)
@@ -168,7 +168,7 @@ class _Rank:
         self.end, self.communication = max(clocks), max(busy)
 
     def _costs(self, phase: Phase) -> tuple[float, float]:
-        """Seconds of a step's GEMM, and of the core's other work."""
+        """Seconds of a step's GEMM, and of the core's other work in the step."""
         hardware, both = self._hardware, phase.before + phase.after
         copies = (
             phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
@@ -176,7 +176,7 @@ class _Rank:
         return hardware.gemm_seconds(*phase.gemm, self._dtype), copies
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
-        """Seconds of a step in which the near link, the far link and the memory of other ranks are in use."""
+        """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
         near = far = read = 0.0
         for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
             near += slow * self._hardware.near.seconds(traffic.near, traffic.near_messages)
@@ -185,13 +185,22 @@ class _Rank:
         return near, far, read
 
     def _first(self, phase: Phase, stretch: float) -> Clocks:
+        """The clocks before the first step."""
         before = phase.before
         near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch * phase.slow)
         arrived = max(near if before.near_messages else 0.0, far if before.far_messages else 0.0)
         return (0.0, arrived, near, far, 0.0, 0.0)
 
     def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
-        """When each link has delivered what is posted at a time, given when it is free."""
+        """The times at which the near and the far link have delivered the traffic.
+
+        Args:
+            traffic: the messages (local).
+            near: time at which the near link is free.
+            far: time at which the far link is free.
+            posted: time at which the messages are posted.
+            stretch: factor by which the senders slow the transfer.
+        """
         hardware = self._hardware
         if traffic.near_messages:
             busy = hardware.near.seconds(traffic.near, traffic.near_messages)
@@ -202,7 +211,7 @@ class _Rank:
         return near, far
 
     def _step(self, phase: Phase, following: Phase, stretch: float) -> Callable[[Clocks], Clocks]:
-        """One step as a map of the clocks, made of maxima and additions only."""
+        """One step as a function of the clocks that uses maxima and additions only."""
         gemm, copies = self._costs(phase)
         read = self._busy(phase, stretch)[2]
         core = max(gemm, read) + copies
@@ -226,7 +235,7 @@ class _Rank:
 
 
 def power(step: Callable[[Clocks], Clocks], times: int, clocks: Clocks) -> Clocks:
-    """`step` applied `times` times, for a step that is linear over (max, +); in O(log times).
+    """Apply `step` to the clocks `times` times, in O(log times); the step must be linear over (max, +).
 
     >>> power(lambda x: (max(x[0], x[1]) + 1.0, x[1] + 3.0), 1000, (0.0, 0.0))
     (2998.0, 3000.0)

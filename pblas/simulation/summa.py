@@ -1,10 +1,9 @@
 """Phases of the general plans: panels of operands arrive, partial products leave.
 
-The bytes that a rank receives are exact in total and spread evenly over the panels. The load of the senders differs:
-if one column of ranks holds a panel, each of them sends one copy to every rank that needs it, and all wait for its
-link. `Phase.slow` is
-that factor: ranks that need over ranks that have. Where ranks begin with different panels (`SummaC.first`), each sends
-one copy at a time.
+The bytes that a rank receives are exact in total, and spread evenly over the panels. Senders may have more to send: if
+one process column holds a panel, each of its ranks sends a copy to every rank that needs the panel, and all receivers
+wait for its link. `Phase.slow` is that factor: the number of ranks that need a panel over the number of ranks that have
+it. If ranks begin with different panels (`SummaC.first`), each rank sends one copy at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 
 def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
-    """Panels of op(A) and op(B) along K, then the whole partial product if D's owners do not form it."""
+    """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
     position = cuboids.d.coordinates(view.rank)
     m, n, k = (
@@ -33,7 +32,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
     if position is not None and k:
         steps, width = _panels_of_layer(plan, position[2]), plan.width
         needed = [_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width)]
-        # Some rank has its part of the panel of op(A) and of that of op(B) too, and sends both.
+        # Some ranks hold parts of both panels, and send both.
         slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
         kept_a, kept_b = (_share(place, view) for place in (a, b))
         peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
@@ -47,7 +46,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
 
 
 def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
-    """op(A) at once if it moves; panels of op(B) along N, each followed by its partial products."""
+    """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
     position = cuboids.a.coordinates(view.rank)
     a, b = placed(plan.oriented.a), placed(plan.oriented.b)
@@ -77,7 +76,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
 
 
 def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
-    """Partial products to the ranks that add them: no GEMM is left to hide this."""
+    """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
     nbytes = plan.product.itemsize * plan.delivered_elements(view.rank)
     if nbytes:
         yield Phase(1, after=_traffic(view, nbytes, _share(plan.cuboids.d, view), _layers(plan)))
@@ -85,11 +84,12 @@ def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
 
 
 def _layers(plan: Summa) -> int:
+    """Number of layers from which a rank receives partial products, at least 1."""
     return max(1, len(plan.cuboids.layers) - plan.in_place)
 
 
 def _panels_of_layer(plan: SummaC, layer: int) -> int:
-    """How many panels a layer has; those of owners are counted by kinds of owners."""
+    """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
     k = plan.cuboids.k
     if not plan.by_owner:
         return max(1, sum(cut_count(plan.cut_at, start, stop, plan.width) for start, stop in k.runs(layer)))
@@ -102,19 +102,19 @@ def _panels_of_layer(plan: SummaC, layer: int) -> int:
 
 
 def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
-    """By how much the senders of a panel are slower than its receivers: ranks that need it over ranks that have it.
+    """The factor `Phase.slow` of the panels of an operand: ranks that need a panel over ranks that have it, at least 1.
 
     Args:
-        plan: whose panels they are (global).
-        place: of the operand, rows by columns where columns are cut into panels (global).
-        across: the split that is cut (global).
-        width: of a panel (global).
+        plan: the plan (global).
+        place: placement of the operand, transposed if rows are cut into panels (global).
+        across: the split that is cut into panels (global).
+        width: width of a panel (global).
     """
     p1, p2, p3 = plan.cuboids.extents
     if plan.in_turn:
         return 1.0
     run = across.max_count if plan.by_owner else across.nb
-    # The next panel is on its way too, now and then from the next owner.
+    # The next panel is in flight at the same time, sometimes from the next owner.
     owners = -(-min(width, across.n) // run) + min(1.0, width / run)
     holders = min(across.nprocs, across.nblocks, owners * plan.panel_layers)
     holders *= min(place.rows.nblocks, place.rows.nprocs)
@@ -122,13 +122,13 @@ def _slow(plan: Summa, place: Placement, across: Split, width: int) -> float:
 
 
 def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
-    """Messages that bring a panel, about: the ranks among which its rows and its columns are spread."""
+    """Approximate number of messages per panel: the ranks over which its rows and columns are distributed."""
     down = 1 if held.equivalent(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
     return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
 
 
 def _share(place: Placement, view: View) -> float:
-    """The approximate fraction of a rank's received elements of an operand that comes from its own node."""
+    """Approximate fraction of a rank's received elements of an operand that comes from its own node."""
     first = view.rank - view.rank % view.ranks_per_node
     stop = min(first + view.ranks_per_node, view.nprocs)
     position = place.coordinates(view.rank)
@@ -145,14 +145,14 @@ def _share(place: Placement, view: View) -> float:
 
 
 def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
-    """Traffic of bytes of which the fraction `near_share` comes from the own node."""
+    """Traffic of `nbytes` bytes in `messages` messages; a fraction `near_share` of it comes from the own node."""
     if not nbytes:
         return Traffic()
     if view.transport == "shared":
         return Traffic(read=nbytes)
     near_nbytes = int(nbytes * near_share)
     far_nbytes = nbytes - near_nbytes
-    brought = Traffic(far=far_nbytes, far_messages=messages if far_nbytes else 0)
+    traffic = Traffic(far=far_nbytes, far_messages=messages if far_nbytes else 0)
     if view.transport == "mixed":
-        return replace(brought, read=near_nbytes)
-    return replace(brought, near=near_nbytes, near_messages=messages if near_nbytes else 0)
+        return replace(traffic, read=near_nbytes)
+    return replace(traffic, near=near_nbytes, near_messages=messages if near_nbytes else 0)

@@ -26,29 +26,32 @@ _KINDS = ("gemm", "sum", "copy", "wait", "agree")
 
 
 class Trace:
-    """The operations of the ranks of a context; complete when its `with` block has ended. Made by `Context.trace`.
+    """The recorded operations of the ranks of a context. Created by `Context.trace`; complete after its `with` block.
 
     Args:
-        title: of pictures (global).
+        title: title of pictures (global).
         nprocs: ranks (global).
     """
 
     def __init__(self, title: str, nprocs: int) -> None:
         self.title, self.nprocs = title, nprocs
         self.events: tuple[Event, ...] = ()
-        """The operations of all ranks, by rank, lane and time, in seconds since the first; only on rank 0 (local)."""
+        """The operations of all ranks, sorted by rank, lane and time, on rank 0; empty on the others (local).
+
+        Times are seconds since the first operation began.
+        """
         self.is_whole = True
-        """Whether all was recorded: a rank keeps 200,000 operations (local)."""
+        """Whether all operations were recorded: a rank keeps the first 200,000 (local)."""
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the events, on rank 0; a whole file or none (local).
+        """Write the events to a file, on rank 0; a failed call leaves no partial file (local).
 
         Args:
-            path: `.json` for Perfetto and chrome://tracing, `.png` or `.svg` for a picture, which takes Matplotlib.
+            path: `.json` for Perfetto and chrome://tracing; `.png` or `.svg` for a picture, which needs Matplotlib.
 
         Raises:
-            ArgumentError: no path, or another suffix.
-            BackendError: no Matplotlib.
+            ArgumentError: not a path, or another suffix.
+            BackendError: Matplotlib is not installed.
             FileFormatError: the file cannot be written.
         """
         suffix = _suffix(path)
@@ -60,10 +63,13 @@ class Trace:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Trace:
-        """A trace from a `.json` file that `write` has made (local).
+        """Read a trace from a `.json` file that `write` has made (local).
+
+        Args:
+            path: path of the file.
 
         Raises:
-            ArgumentError: no path.
+            ArgumentError: not a path.
             FileFormatError: no such file, or another format.
         """
         name = files.checked_path("trace", path)
@@ -89,31 +95,33 @@ class Trace:
         for rank, times in sorted(spans.items()):
             seconds = (max(times) - min(times), *(sums.get((rank, kind), 0.0) for kind in _KINDS))
             lines.append(f"{rank:>10}" + "".join(f"{1e3 * second:10.3f}" for second in seconds))
-        return "\n".join(lines if self.is_whole else [*lines, f"what came after {MOST_EVENTS:,} operations is missing"])
+        missing = f"incomplete: a rank records its first {MOST_EVENTS:,} operations only"
+        return "\n".join(lines if self.is_whole else [*lines, missing])
 
 
 class Tracing:
-    """**Collective.** A `with` block in which all that the ranks of a context do is recorded; it yields a `Trace`.
+    """**Collective.** A `with` block that records the operations of all ranks of a context; it yields a `Trace`.
 
     Args:
-        runtime: of the context (global).
-        paths: where rank 0 writes it at the end (global).
-        title: of pictures (global).
-        verb: for messages (global).
-        fresh: leave a file that is there already as it is, and take another name, which is printed to stderr (global).
+        runtime: runtime of the context (global).
+        paths: files that rank 0 writes at the end (global).
+        title: title of pictures (global).
+        verb: name of the call, for messages (global).
+        fresh: never replace a file: choose an unused name, and print it to stderr (global).
 
     Raises:
-        ArgumentError, BackendError: see `Trace.write`; before anything is run.
-        FileFormatError: there is no such folder, before anything is run; the file cannot be written, at the end.
+        ArgumentError, BackendError: see `Trace.write`; raised when the block begins.
+        FileFormatError: the folder does not exist (raised when the block begins), or the file cannot be written (raised
+            when it ends).
     """
 
     def __init__(
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
     ) -> None:
         self._runtime, self._verb, self._fresh = runtime, verb, fresh
-        argument: Any = paths  # an invalid path is an error on all ranks: __enter__ checks it
+        argument: Any = paths  # __enter__ checks it, so that an invalid path is an error on all ranks
         several = isinstance(argument, Iterable) and not isinstance(argument, str | os.PathLike)
-        self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # read more than once
+        self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # an iterator can be read once only
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:
@@ -123,7 +131,7 @@ class Tracing:
                 _suffix(path, self._verb)
                 if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
                     raise errors.FileFormatError(
-                        f"{self._verb}: {path} cannot be written: there is no such folder; make it first"
+                        f"{self._verb}: {path} cannot be written: its folder does not exist; make it first"
                     )
         runtime.agree(self._verb, {"paths": list(map(str, self._paths))})
         self._recorder = runtime.backend.recorder()
@@ -134,7 +142,7 @@ class Tracing:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._recorder.__exit__(kind, error, trace)
-        if kind is not None:  # the ranks may be anywhere
+        if kind is not None:  # an exception: the ranks may be in different calls, so no agreement is possible
             return
         self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
         if self._paths:
@@ -144,21 +152,28 @@ class Tracing:
             self._runtime.agree(f"{self._verb}: write", {})
 
     def _write(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace (rank 0)."""
         if not self._fresh:
             self._trace.write(path)
             return
-        free = files.unused(path)
-        self._trace.write(free)
-        print(f"pblas: a trace of {ranks_text(self._runtime.nprocs)} is in {free}", file=sys.stderr, flush=True)
+        unused_path = files.unused(path)
+        self._trace.write(unused_path)
+        traced = ranks_text(self._runtime.nprocs)
+        print(f"pblas: a trace of {traced} was written to {unused_path}", file=sys.stderr, flush=True)
 
 
 def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:
-    """The suffix of a file that a trace can be written to; other paths raise."""
+    """The suffix of a path, checked.
+
+    Raises:
+        ArgumentError: not a path, or a suffix other than .json, .png and .svg.
+        BackendError: a picture without Matplotlib.
+    """
     text = files.checked_path(verb, path)
     suffix = Path(text).suffix
     if suffix not in (".json", ".png", ".svg"):
         raise errors.ArgumentError(
-            f"{verb}: {text!r} must end in .json, for Perfetto, or in .png or .svg, for a picture"
+            f"{verb}: {text!r} must end in .json (for Perfetto), or in .png or .svg (for a picture)"
         )
     if suffix != ".json":
         chart.check()

@@ -1,4 +1,4 @@
-"""A trace as a picture by Matplotlib: a group of rows for each rank, a row for each of its lanes."""
+"""Pictures of traces with Matplotlib: each rank has a group of rows, one row for each of its lanes."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ _IN, _GAP = "in", 0.6
 
 
 def check() -> None:
-    """Raise BackendError unless there is a library that draws."""
+    """Raise BackendError unless Matplotlib is installed."""
     if find_spec("matplotlib") is None:
         raise BackendError("trace: pictures need Matplotlib, which is not installed; pip install 'pblas[plot]'")
 
 
 def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> bytes:
-    """A timeline of the first 16 ranks.
+    """Draw a timeline of the first 16 ranks.
 
     Args:
-        title: of the picture (local).
+        title: title of the picture.
         nprocs: ranks (global).
-        events: of all ranks (local).
-        form: "png" or "svg".
+        events: events of all ranks.
+        form: file format, "png" or "svg".
+
+    Returns:
+        The content of the file.
     """
     from matplotlib.figure import Figure
 
@@ -66,7 +69,7 @@ def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> byte
             if event.kind == kind:
                 row = rows[event.rank, _row(event.lane)]
                 bars.setdefault(row, []).append((scale * event.start, scale * (event.stop - event.start)))
-        alpha = 0.6 if kind == "message" else 1.0  # messages from several ranks share a row
+        alpha = 0.6 if kind == "message" else 1.0  # messages from several ranks share a row and may overlap
         for row, spans in bars.items():
             axes.broken_barh(spans, (row, 0.9), facecolor=colour, alpha=alpha)
         if bars:
@@ -87,5 +90,5 @@ def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> byte
 
 
 def _row(lane: str) -> str:
-    """The row of a lane: messages from all ranks have one together."""
+    """The row of a lane: messages from all ranks share one row."""
     return _IN if lane.startswith("from") else lane

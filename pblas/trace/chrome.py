@@ -1,4 +1,4 @@
-"""The format that Perfetto and chrome://tracing read: a rank is a process, a lane a thread, times are microseconds.
+"""The file format of Perfetto and chrome://tracing: a rank is a process, a lane a thread, times are microseconds.
 
 Source: Google, "Trace Event Format" (2016).
 """
@@ -24,7 +24,7 @@ def place(lane: str) -> tuple[int, str]:
 
 
 def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
-    """Each lane of each rank with its number there."""
+    """The number of each lane among the lanes of its rank, by (rank, lane)."""
     ordered = sorted({(e.rank, e.lane) for e in events}, key=lambda row: (row[0], place(row[1])))
     counts: dict[int, int] = {}
     numbers = {}
@@ -34,13 +34,13 @@ def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
 
 
 def text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> bytes:
-    """A trace as a file of this format.
+    """The content of a file in this format.
 
     Args:
-        title: of pictures (local).
+        title: title of pictures.
         nprocs: ranks (global).
-        is_whole: whether all was recorded (local).
-        events: of all ranks (local).
+        is_whole: whether all operations were recorded.
+        events: events of all ranks.
     """
     numbers = lanes(events)
     entries: list[dict[str, Any]] = []
@@ -66,7 +66,13 @@ def text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> by
 
 
 def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
-    """Title, ranks, whether it is complete, and events of a file that `text` has made.
+    """Parse a file that `text` has made.
+
+    Args:
+        content: content of the file.
+
+    Returns:
+        Title, number of ranks, whether all operations were recorded, events.
 
     Raises:
         KeyError, TypeError, ValueError: another format.

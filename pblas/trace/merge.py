@@ -1,4 +1,4 @@
-"""Events of all ranks on rank 0, by one clock."""
+"""Collects the events of all ranks on rank 0, with the times of rank 0's clock."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 TAG = 1040
 _ROUNDS = 8
-"""Number of clock queries; the one with the fastest answer counts."""
+"""Number of clock queries per rank; the query with the fastest answer is used."""
 
 
 def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:
-    """**Collective.** What all ranks have recorded, and whether that is all; on rank 0, nothing elsewhere.
+    """**Collective.** The recorded events of all ranks, on rank 0.
 
     Args:
-        runtime: of the context (global).
-        recorder: which has ended (local).
+        runtime: runtime of the context (global).
+        recorder: this rank's recorder, which has ended (local).
+
+    Returns:
+        The events, and whether all operations were recorded; no events on other ranks than 0.
     """
     own = recorder.events(), recorder.sends, recorder.arrivals, recorder.is_full
     if runtime.rank:
@@ -56,14 +59,14 @@ def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], boo
 
 
 def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequence[Sequence[Arrival]]) -> list[Event]:
-    """Messages on the lanes of their receivers: from when both ends have asked for them to when they were seen.
+    """Events of messages, on lanes of the receiving ranks: one lane for each rank that sends.
 
-    Between two ranks messages of one tag arrive in the order in which they were sent. A lane has those from one rank,
-    and one begins there when the one before has arrived.
+    A message begins when both ranks have posted it and ends when its arrival was seen. Messages of one tag between two
+    ranks arrive in the order in which they were sent. On a lane, a message begins after the previous one has arrived.
 
     Args:
-        sends: of each rank, rank, tag and time of each message that it sent.
-        arrivals: of each rank, its messages in the order in which they were asked for.
+        sends: for each rank its sent messages: (receiving rank, tag, time).
+        arrivals: for each rank its received messages, in the order in which they were posted.
 
     >>> [event] = messages([[(1, 7, 2.0)], []], [[], [Arrival(0, 7, 16, 1.0, 5.0)]])
     >>> event.rank, event.lane, event.start, event.stop, event.details
@@ -97,18 +100,20 @@ def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequen
 
 
 def _shifted(event: Event, seconds: float) -> Event:
+    """The event `seconds` later."""
     return replace(event, start=event.start + seconds, stop=event.stop + seconds)
 
 
 def _on_clock(arrival: Arrival, offset: float) -> Arrival:
+    """The arrival with times of a clock that is `offset` seconds behind."""
     done = None if arrival.done is None else arrival.done - offset
     return replace(arrival, posted=arrival.posted - offset, done=done)
 
 
 def _offset(runtime: Runtime, peer: int) -> float:
-    """The time on the clock of a rank when rank 0's clock is 0 (rank 0).
+    """Seconds by which the clock of a rank is ahead of rank 0's clock (rank 0).
 
-    It is known to half the time of an answer. Two clocks that differ by less may be one, and ranks of a node have one.
+    The error is at most half the time of an answer. A smaller offset counts as 0: ranks of one node share a clock.
 
     Source: Cristian, "Probabilistic clock synchronization" (1989).
     """
@@ -116,10 +121,10 @@ def _offset(runtime: Runtime, peer: int) -> float:
     for _ in range(_ROUNDS):
         asked = time.perf_counter()
         _move(runtime, "send", np.zeros((1, 1)), peer)
-        there = _move(runtime, "receive", np.zeros((1, 1)), peer)[0, 0]
+        peer_time = _move(runtime, "receive", np.zeros((1, 1)), peer)[0, 0]
         answered = time.perf_counter()
         if answered - asked < best:
-            best, offset = answered - asked, float(there) - (asked + answered) / 2
+            best, offset = answered - asked, float(peer_time) - (asked + answered) / 2
     return 0.0 if abs(offset) < best / 2 else offset
 
 
@@ -131,11 +136,13 @@ def _answer(runtime: Runtime) -> None:
 
 
 def _send(runtime: Runtime, text: bytes) -> None:
+    """Send bytes to rank 0, their number first."""
     _move(runtime, "send", np.array([[len(text)]]), 0)
     _move(runtime, "send", np.frombuffer(text, np.uint8)[:, None], 0)
 
 
 def _receive(runtime: Runtime, peer: int) -> bytes:
+    """Receive bytes from a rank (rank 0)."""
     nbytes = _move(runtime, "receive", np.zeros((1, 1), np.int64), peer)[0, 0]
     return bytes(_move(runtime, "receive", np.empty((nbytes, 1), np.uint8), peer))
 

@@ -97,7 +97,7 @@ def test_matmul_writes_the_product_of_numpy(options: str, folder: Path, capsys: 
         ("demo --a a.npy --b b.npy", "disagree on K"),
         ("matmul none.npy a.npy -o d.npy", "No such file"),
         ("matmul a.npy a.npy -o none/d.npy", "there is no folder"),
-        ("matmul a.npy a.npy -o .", "this name is not that of a file"),
+        ("matmul a.npy a.npy -o .", "a folder, device or pipe has this name"),
         (f"matmul a.npy a.npy -o d.npy --grid {NPROCS + 1}x1", "use a smaller grid"),
     ],
 )

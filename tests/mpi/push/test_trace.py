@@ -196,7 +196,7 @@ def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.Monkey
             (lambda: ctx.trace("x.gif").__enter__(), pblas.ArgumentError, "must end in .json"),
             (lambda: ctx.trace(3).__enter__(), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]
             (lambda: pblas.plan_matmul(a, a).trace(a, a, paths=3), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]
-            (lambda: ctx.trace(folder / "no" / "x.json").__enter__(), pblas.FileFormatError, "no such folder"),
+            (lambda: ctx.trace(folder / "no" / "x.json").__enter__(), pblas.FileFormatError, "its folder does not exist"),
             (lambda: ctx.trace(folder / "x.png").__enter__(), pblas.BackendError, "Matplotlib"),
             (
                 lambda: pblas.plan_matmul(a.desc, a.desc, dtype="float64").trace(a, a),
@@ -242,7 +242,7 @@ def test_the_environment_asks_for_traces(
         assert {"random", "pmatmul"} <= names
         assert any(name.startswith("GEMM") for name in names)
     assert ("t.1.json" in capsys.readouterr().err) == (RANK == 0)
-    for name, text in (("t.txt", "must end in .json"), ("none/t.json", "there is no such folder")):
+    for name, text in (("t.txt", "must end in .json"), ("none/t.json", "its folder does not exist")):
         monkeypatch.setenv("PBLAS_TRACE", str(folder / name))
         with pytest.raises(pblas.errors.PblasError, match=f"^PBLAS_TRACE: .*{text}"):
             Context()

@@ -247,7 +247,7 @@ def described(**changes: Any) -> MatrixDescriptor:
         ({"mb": 0}, "mb is 0; expected an integer >= 1."),
         ({"nb": "3"}, "nb is '3', a str; expected an integer >= 1."),
         ({"nb": True}, "nb is True, a bool; expected an integer >= 1."),
-        ({"grid": (2, 3)}, "grid is (2, 3), a tuple; expected a Grid, as Grid(2, 3)."),
+        ({"grid": (2, 3)}, "grid is (2, 3), a tuple; expected a Grid, for example Grid(2, 3)."),
         ({"rsrc": 2}, "rsrc is 2; expected an integer in -1..1 (nprow - 1; -1 is replicated)."),
         ({"csrc": -2}, "csrc is -2; expected an integer in -1..2 (npcol - 1; -1 is replicated)."),
         ({"order": "R"}, "order is 'R'; expected 'F' (column-major) or 'C' (row-major)."),

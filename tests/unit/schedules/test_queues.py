@@ -59,7 +59,7 @@ def test_plans_with_a_queue_take_roads_that_leave_room(layout: str, chunks: int 
                 assert beside.algorithm in shortlist(beside, chunks, topology)
                 assert {algorithm.kind for algorithm in shortlist(beside, chunks, topology)} <= allowed
                 assert replace(alone, queue=3, algorithm=beside.algorithm) == beside
-                assert "queue      3: executions run beside those of other queues" in beside.explain()
+                assert "queue      3: executions run concurrently with other queues" in beside.explain()
 
 
 @pytest.mark.parametrize("queue", [True, -1, 8, 1.0, "0"])

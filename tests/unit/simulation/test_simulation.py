@@ -340,8 +340,8 @@ def test_results_can_be_pasted_and_read() -> None:
     text = str(simulation)
     assert "8 ranks of nvlink" in text
     assert f"{simulation.received_nbytes:,} bytes" in text
-    assert "MORE THAN IT HAS" not in text
-    assert "MORE THAN IT HAS" in str(replace(simulation, memory_limit=1))
+    assert "DOES NOT FIT" not in text
+    assert "DOES NOT FIT" in str(replace(simulation, memory_limit=1))
     inf = float("inf")
     assert eval(repr(LAPTOP), {"Hardware": Hardware, "Link": Link, "inf": inf}) == LAPTOP
 
