@@ -1,8 +1,8 @@
-"""Epilogues, applied to a result before it is stored: elementwise expressions, and a few with names.
+"""Epilogues: elementwise functions applied to a result before it is stored, as expressions or by name.
 
-An expression is Python's, of a short white list. It is parsed into a tree of three kinds of nodes, which knows no array
-library: `pblas.backends.cpu.pointwise` evaluates it with NumPy; a printer of CUDA source
-code needs the same two tables, `FUNCTIONS` and `COMPARISONS`.
+An expression is a Python expression of allowed operators and functions. It is parsed into a tree of three kinds of
+nodes, without an array library. `pblas.backends.cpu.pointwise` evaluates the tree with NumPy, and
+`pblas.backends.cuda.pointwise` prints it as CUDA source code.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 from pblas import errors
 
 RESULT = "x"
-"""The name of the added elements in an expression."""
+"""The name of the result in an expression."""
 COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
-"""Functions of complex arrays too, as operators are."""
+"""Functions of real and complex arrays, with their numbers of arguments; operators take both, too."""
 REAL_FUNCTIONS = MappingProxyType(
     {"maximum": 2, "minimum": 2, "where": 3}
     | dict.fromkeys(("abs", "erf", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"), 1)
 )
-"""Functions of real arrays only. gelu is the exact one: half of x (1 + erf(x / sqrt(2))). gelu_tanh is the
-approximation that some models are trained with: half of x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+"""Functions of real arrays only, with their numbers of arguments. gelu is exact: x / 2 (1 + erf(x / sqrt(2))).
+gelu_tanh is the approximation that some models are trained with: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """The functions of expressions, with their numbers of arguments."""
 _TANH_OF_AUX = "tanh(0.7978845608028654 * (aux + 0.044715 * aux * aux * aux))"
@@ -50,8 +50,9 @@ NAMED = MappingProxyType(
         "dswiglu_up": "x * silu(gate)",
     }
 )
-"""Expressions with names. Those that begin with d turn the gradient by a function's value into the one by its argument,
-which is the operand `aux`, and of swiglu's two arguments into the one that is named."""
+"""Expressions by name. A name that begins with d is a backward pass: x is the gradient with respect to the function's
+value, the result the gradient with respect to its argument. The operand `aux` is that argument; for swiglu the two
+arguments are `gate` and `up`."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """Functions that are allowed as the first argument of `where`, and nowhere else."""
 
@@ -75,10 +76,10 @@ _RESULT_WORD = re.compile(rf"\b{RESULT}\b")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal.
+    """A literal number.
 
     Args:
-        value: finite.
+        value: the number, finite.
     """
 
     value: float
@@ -86,10 +87,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The added elements, or an operand.
+    """The result or an operand.
 
     Args:
-        name: `RESULT` or the operand's.
+        name: `RESULT`, or the name of the operand.
     """
 
     name: str
@@ -97,11 +98,11 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A function of other nodes.
+    """A function applied to other nodes.
 
     Args:
-        function: a key of `FUNCTIONS`, one of `COMPARISONS`, or what an operator becomes: "add", "negative".
-        arguments: as many as it takes.
+        function: a key of `FUNCTIONS`, one of `COMPARISONS`, or the name of an operator: "add", "negative", ...
+        arguments: the arguments of the function.
     """
 
     function: str
@@ -112,7 +113,7 @@ Node = Number | Name | Apply
 
 
 def nodes(tree: Node) -> Iterator[Node]:
-    """All nodes of a tree, each before its arguments.
+    """All nodes of a tree; each node comes before its arguments.
 
     >>> [type(node).__name__ for node in nodes(parse("2 * x"))]
     ['Apply', 'Number', 'Name']
@@ -124,7 +125,7 @@ def nodes(tree: Node) -> Iterator[Node]:
 
 
 def operand_names(tree: Node) -> list[str]:
-    """The operands of an expression, in the order in which they first stand there.
+    """The names of the operands of an expression, in the order of their first use.
 
     >>> operand_names(parse("x * s + bias * s"))
     ['s', 'bias']
@@ -133,13 +134,17 @@ def operand_names(tree: Node) -> list[str]:
 
 
 def parse(text: str) -> Node:
-    """The tree of an expression.
+    """Parse an expression.
 
     Args:
-        text: numbers, names, + - * / **, calls of `FUNCTIONS`; a comparison as the first argument of `where`.
+        text: an expression of numbers, names, + - * / **, and calls of `FUNCTIONS`; a comparison is allowed as the
+            first argument of `where`.
+
+    Returns:
+        The tree.
 
     Raises:
-        ArgumentError: anything else, with its column, counted from 1.
+        ArgumentError: another kind of expression; the text has its column, counted from 1.
 
     >>> parse("relu(x)")
     Apply(function='relu', arguments=(Name(name='x'),))
@@ -154,20 +159,20 @@ def parse(text: str) -> Node:
 
 @lru_cache(_MAX_PARSED)
 def _parsed(line: str) -> Node:
-    """The tree of an expression in one line; programs have few of them, and make them again with every call."""
-    if "#" in line:  # Python would ignore the rest of the line, also where the text had several lines
-        raise _error(line, line.index("#") + 1, "an expression has no comments")
+    """Parse an expression in one line; cached, since programs parse the same few expressions with every call."""
+    if "#" in line:  # Python would ignore the rest of the line, even if the text had several lines
+        raise _error(line, line.index("#") + 1, "comments are not allowed in an expression")
     try:
         body = ast.parse(line, mode="eval").body
     except SyntaxError as caught:
         raise _error(line, caught.offset or len(line) + 1, caught.msg) from None
-    except (ValueError, RecursionError, MemoryError):  # a zero byte; parentheses a thousand deep
-        raise _error(line, 1, "this is no expression") from None
+    except (ValueError, RecursionError, MemoryError):  # a zero byte; a thousand nested parentheses
+        raise _error(line, 1, "this is not an expression") from None
     return _Parser(line).node(body, 0)
 
 
 class _Parser:
-    """Converts Python's tree into ours, or raises with the column of the error."""
+    """Converts a tree of the module ast into nodes; errors name the column."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -194,7 +199,7 @@ class _Parser:
             case ast.BinOp():
                 raise self._no_operator(expression)
             case ast.Compare():
-                raise self._error(expression, "a comparison is the first argument of where(...) only")
+                raise self._error(expression, "a comparison is allowed as the first argument of where(...) only")
             case ast.Call():
                 return self._call(expression, depth)
         raise self._error(expression, "expected numbers, names, + - * / ** and calls of functions")
@@ -204,9 +209,9 @@ class _Parser:
         if name not in FUNCTIONS:
             unknown = f"there is no function {ast.unparse(call.func)}"
             raise self._error(call, f"{unknown}; there are {', '.join(sorted(FUNCTIONS))}")
-        number = FUNCTIONS[name]
-        if len(call.args) != number or call.keywords:
-            takes = f"{name} takes {number} argument{'s' if number > 1 else ''} without names"
+        nargs = FUNCTIONS[name]
+        if len(call.args) != nargs or call.keywords:
+            takes = f"{name} takes {nargs} positional argument{'s' if nargs > 1 else ''}"
             raise self._error(call, f"{takes}, got {len(call.args) + len(call.keywords)}")
         first, *others = call.args
         start = self._comparison(first, depth + 1) if name == "where" else self.node(first, depth + 1)
@@ -218,7 +223,7 @@ class _Parser:
             or len(comparison.ops) != 1
             or type(comparison.ops[0]) not in _OPERATORS
         ):
-            raise self._error(comparison, "the first argument of where must be one comparison, as x > 0")
+            raise self._error(comparison, "the first argument of where must be one comparison, for example x > 0")
         arguments = tuple(self.node(side, depth + 1) for side in (comparison.left, comparison.comparators[0]))
         return Apply(_OPERATORS[type(comparison.ops[0])], arguments)
 
@@ -242,12 +247,12 @@ class _Parser:
         return _error(self._text, self._column(expression.col_offset), text)
 
     def _column(self, nbytes: int) -> int:
-        """The column, from 1, of what Python counts in bytes from 0."""
+        """The column in characters, from 1, of an offset in bytes, from 0, as the module ast counts."""
         return len(self._text.encode()[:nbytes].decode()) + 1
 
 
 def substituted(text: str, argument: str) -> str:
-    """The text of an expression of another one.
+    """The text of an expression in which another expression replaces x.
 
     >>> substituted("silu(x) * s", "x + b")
     'silu((x + b)) * s'
@@ -256,30 +261,33 @@ def substituted(text: str, argument: str) -> str:
 
 
 def _error(text: str, column: int, what: str) -> errors.ArgumentError:
-    """The error of an expression; a long expression is shown around the column only."""
+    """The error of an expression; of a long expression, the text shows only the part around the column."""
     start, stop = (0, len(text)) if len(text) <= _MAX_SHOWN else (max(0, column - 30), column + 30)
     shown = f"{'…' * (start > 0)}{text[start:stop]}{'…' * (stop < len(text))}"
     return errors.ArgumentError(f"{shown!r}, column {column}: {what}")
 
 
 class Epilogue:
-    """A function that is applied to a result before it is stored, in the precision of the last addition.
+    """A function applied to a result before it is stored, computed in the precision of the last addition.
 
-    Made once, it can be used in many calls. The call that gets it raises its errors, on every rank.
+    One epilogue can be used in many calls. Its errors are raised by these calls, on every rank.
 
     Args:
-        expression: an elementwise expression, in which `x` is the result, as "silu(x * s) + bias"; with numbers, names
-            of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu, gelu,
-            gelu_tanh, silu and where(x > 0, x, 0.1 * x). Or the name of one: "bias" (x + bias), "relu", "gelu",
-            "gelu_tanh", "silu", "swiglu" (silu(gate) * x), "drelu", "dgelu", "dgelu_tanh" and "dsilu" (gradients, where
-            the operand `aux` was the argument), "dswiglu_gate" and "dswiglu_up" (where `gate` and `up` were). Or
-            "rmsnorm": each row of the last dimension, divided by the square root of the mean of its squares plus `eps`,
-            and multiplied by `weight`; with `residual`, which is added to x before that, and in which the sum is stored
-            (global).
-        operands: numbers; arrays of one dimension, one element for each column of the last dimension; arrays of the
-            result's shape. Arrays have the dtype of the result, or the one in which it is added, and the same elements
-            on every rank. For "rmsnorm": `weight`, one element for each column (all ones without it); `eps`, a number
-            (1e-6); `residual`, of the result's shape and dtype (global).
+        expression: one of (global):
+            an elementwise expression in which `x` is the result, for example "silu(x * s) + bias". It may use numbers,
+            names of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu,
+            gelu, gelu_tanh, silu, and where(x > 0, x, 0.1 * x);
+            the name of an expression: "bias" (x + bias), "relu", "gelu", "gelu_tanh", "silu", "swiglu"
+            (silu(gate) * x);
+            the name of a backward pass, in which `x` is the gradient of the function's value: "drelu", "dgelu",
+            "dgelu_tanh" and "dsilu", with the function's argument as operand `aux`; "dswiglu_gate" and "dswiglu_up",
+            with swiglu's arguments `gate` and `up`;
+            "rmsnorm": each row along the last dimension, divided by the square root of (the mean of its squares plus
+            `eps`), and multiplied by `weight`. An operand `residual` is added to x first, and the sum is stored in it.
+        operands: the operands by name: numbers; arrays of one dimension, with one element for each column of the last
+            dimension; arrays of the result's shape. Arrays have the dtype of the result or of its additions, and the
+            same elements on every rank. For "rmsnorm": `weight`, one element for each column (default: ones); `eps`, a
+            number (default: 1e-6); `residual`, of the result's shape and dtype (global).
 
     Source of "rmsnorm": Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
 
@@ -293,9 +301,9 @@ class Epilogue:
         self.expression = NAMED.get(str(expression), expression)
         self.operands = MappingProxyType(operands)
         self.tree: Node | None = None
-        """The expression's tree; None of "rmsnorm" (global)."""
+        """The tree of the expression; None for "rmsnorm" (global)."""
         self.problem: str | None = None
-        """The error of the expression or of the names of the operands; None if there is none (global)."""
+        """The text of the error in the expression or in the names of the operands; None if they are valid (global)."""
         try:
             if self.is_rmsnorm:
                 _check_rmsnorm(operands)
@@ -312,15 +320,19 @@ class Epilogue:
 
     @property
     def needs_real(self) -> str | None:
-        """A function that complex numbers do not have, if the expression uses one (global)."""
+        """A function of real numbers only that the expression uses; None if complex numbers are allowed (global)."""
         if self.is_rmsnorm:
             return "rmsnorm"
-        assert self.tree is not None, "asked of a good expression"
+        assert self.tree is not None, "the expression is valid"
         used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
         return next((name for name in used if name in REAL_FUNCTIONS), None)
 
     def check(self, verb: str, dtype: Any) -> None:
-        """Raise ArgumentError unless elements of a dtype can be given to this, and it is an epilogue at all (global).
+        """Raise ArgumentError unless the epilogue is valid and can be applied to elements of a dtype (global).
+
+        Args:
+            verb: name of the call, for the message.
+            dtype: dtype of the result.
 
         >>> import numpy as np
         >>> Epilogue("relu").check("allreduce", np.dtype("complex64"))
@@ -335,15 +347,21 @@ class Epilogue:
             )
 
     def after_bias(self, bias: Any) -> Epilogue:
-        """The same of x + bias.
+        """The epilogue of x + bias.
+
+        Args:
+            bias: the operand `bias` of the new epilogue (global).
+
+        Raises:
+            ArgumentError: the epilogue is "rmsnorm", or has an operand `bias`.
 
         >>> Epilogue("silu(x) * s", s=2.0).after_bias(1.0)
         Epilogue('silu((x + bias)) * s', s=2.0, bias=1.0)
         """
         text = substituted(self.expression, NAMED["bias"])
         if self.is_rmsnorm or "bias" in self.operands:
-            taken = "which adds none" if self.is_rmsnorm else "which has an operand of that name"
-            raise errors.ArgumentError(f"there is a bias beside the epilogue {self.expression!r}, {taken}")
+            taken = "which cannot add it" if self.is_rmsnorm else "which has an operand of that name"
+            raise errors.ArgumentError(f"there is a bias and the epilogue {self.expression!r}, {taken}")
         return Epilogue(text, **self.operands, bias=bias)
 
     def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
@@ -354,12 +372,12 @@ class Epilogue:
 
 
 def _epilogue(expression: str, operands: dict[str, Any]) -> Epilogue:
-    """An epilogue from its parts, for copies and pickles."""
+    """An epilogue from its expression and operands, for copy and pickle."""
     return Epilogue(expression, **operands)
 
 
 def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:
-    """Raise ArgumentError unless names and operands belong together."""
+    """Raise ArgumentError unless the names in an expression are those of the operands."""
     used = {node.name for node in nodes(tree) if isinstance(node, Name)}
     if isinstance(tree, Name) and tree.name != RESULT and not operands:
         names = ", ".join((*NAMED, "rmsnorm"))
@@ -376,6 +394,7 @@ def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:
 
 
 def _check_rmsnorm(operands: Mapping[str, Any]) -> None:
+    """Raise ArgumentError unless all operands are operands of "rmsnorm"."""
     for name in operands:
         if name not in ("weight", "eps", "residual"):
             raise errors.ArgumentError(f"'rmsnorm': there is no operand {name}; there are weight, eps and residual")

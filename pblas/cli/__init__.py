@@ -31,9 +31,7 @@ _FUNCTION = re.compile(r"^(plan_matmul|random): ")
 
 def make_parser(rank: int) -> Parser:
     """The parser of all commands; it prints on rank 0 only."""
-    parser = Parser(
-        "pblas", rank=rank, description="Distributed dense matrix products, from the shell.", epilog=_EPILOG
-    )
+    parser = Parser("pblas", rank=rank, description="Distributed dense matrix products from the shell.", epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"pblas {pblas.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for module in _COMMANDS:
@@ -45,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the command line.
 
     Args:
-        argv: arguments without the program's name; None for those of this process (global).
+        argv: arguments without the program's name; None for the arguments of this process (global).
 
     Returns:
         Exit status, the same on every rank: 0, or 1 after an error or a failed check.
@@ -58,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
-        if rank == 0 or isinstance(error, PeerTimeout):  # rank 0 may be the one that did not arrive
+        if rank == 0 or isinstance(error, PeerTimeout):  # rank 0 may be the rank that did not arrive
             print(f"pblas: error: {_text(arguments, error)}{_remedy(arguments, error)}", file=sys.stderr, flush=True)
         status = 1
     if status:

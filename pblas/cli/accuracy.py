@@ -1,4 +1,4 @@
-"""The distance of a product from NumPy's: the scaled residual of the PBLAS tests, here `gauge`."""
+"""The accuracy of a product: the gauge, which is the scaled residual of the PBLAS tests."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def magnitude(a: Array) -> Array:
 
 
 def gauge(d: Array, reference: Array, growth: Array) -> float:
-    """max |D - reference| / (eps G), where eps is that of D's dtype.
+    """max |D - reference| / (eps G), with the machine epsilon of D's dtype.
 
     Args:
         d: m x n result.
-        reference: m x n, more precise if possible.
-        growth: m x n, G = |A| |B|; where it is 0 the results must be equal.
+        reference: m x n result of another computation, in a more precise dtype if possible.
+        growth: m x n, G = |A| |B|; if an element is 0, D and the reference must be equal there.
 
     Returns:
         The gauge: below 16 for a sound product, infinite or NaN for a wrong one.

@@ -1,4 +1,4 @@
-"""`demo`: each plan multiplies real distributed matrices, checked against NumPy."""
+"""`demo`: each plan multiplies distributed matrices, and the results are checked against NumPy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ the PBLAS tests, max |D - reference| / (eps |A| |B|), which must not exceed 16; 
 
 
 class Case(NamedTuple):
-    """One plan, and the layouts of A, B and D that lead to it."""
+    """One plan, and layouts of A, B and D for which it is chosen."""
 
     name: str
     a: Kind
@@ -58,11 +58,11 @@ class Reference:
     """NumPy's product on rank 0.
 
     Args:
-        left: A in its dtype, 16-bit ones in float32 (local).
-        right: B, in the same dtype (local).
-        product: A B, in a wider dtype where that is fast (local).
-        growth: |A| |B| (local).
-        threads: BLAS threads for NumPy, all cores of rank 0 (local).
+        left: A in its dtype; a 16-bit A in float32 (local).
+        right: B in the dtype of `left` (local).
+        product: A B, computed in a more precise dtype (local).
+        growth: |A| |B|, for the gauge (local).
+        threads: BLAS threads for NumPy: all cores of rank 0 (local).
     """
 
     left: Array
@@ -72,7 +72,10 @@ class Reference:
     threads: int
 
     def seconds(self) -> float:
-        """Best time of two products by NumPy, since another BLAS library's threads may still be awake (local)."""
+        """Best time of two products by NumPy, seconds (local).
+
+        In the first product, threads of the other BLAS library may still be polling.
+        """
         out = np.empty((self.left.shape[0], self.right.shape[1]), self.left.dtype)
         with threadpool_limits(self.threads, user_api="blas"):
             return min(_time(lambda: np.matmul(self.left, self.right, out=out)) for _ in range(2))
@@ -80,7 +83,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Times and accuracy of a plan."""
+    """Best times, seconds, of a plan and of NumPy, and the accuracy of the plan."""
 
     case: Case
     planned: PlannedMatmul
@@ -97,13 +100,13 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--m", type=size, default=2048, help="rows of A and D (%(default)s)")
     parser.add_argument("--n", type=size, default=2048, help="columns of B and D (%(default)s)")
     parser.add_argument("--k", type=size, default=2048, help="columns of A, rows of B (%(default)s)")
-    parser.add_argument("--a", metavar="A.npy", help="a matrix of your own; its sizes replace m and k")
-    parser.add_argument("--b", metavar="B.npy", help="a matrix of your own; its sizes replace k and n")
-    parser.add_argument("--dtype", type=dtype, help="of all matrices (float64, or that of A.npy)")
+    parser.add_argument("--a", metavar="A.npy", help="read A from a file; its sizes replace m and k")
+    parser.add_argument("--b", metavar="B.npy", help="read B from a file; its sizes replace k and n")
+    parser.add_argument("--dtype", type=dtype, help="dtype of all matrices (float64, or that of A.npy)")
     parser.add_argument(
-        "--repeat", type=size, default=3, help="times that each plan runs; the best counts (%(default)s)"
+        "--repeat", type=size, default=3, help="executions of each plan; the table has the best time (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random matrices (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random matrices (%(default)s)")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for a rank (%(default)s)")
 
 
@@ -137,10 +140,7 @@ def run(arguments: Any, console: Console) -> int:
 
 
 class Operands:
-    """A and B, random or from files, in the layouts that the cases ask for.
-
-    **Collective.**
-    """
+    """**Collective.** A and B, random or from files, in the layouts that the cases need."""
 
     def __init__(self, ctx: Context, arguments: Any) -> None:
         self._ctx, self._arguments = ctx, arguments
@@ -198,7 +198,10 @@ def _plan(ctx: Context, operands: Operands, case: Case) -> PlannedMatmul:
 def _measure(
     operands: Operands, case: Case, planned: PlannedMatmul, reference: Reference | None, repeat: int
 ) -> Result:
-    """**Collective.** Run once to warm up and `repeat` times for the clock, check; NumPy runs in between."""
+    """**Collective.** Execute a plan once to warm up and `repeat` times for the time; check the result.
+
+    NumPy's product is timed after each execution, so that both see the same load of the machine.
+    """
     a, b = operands.a[case.a], operands.b[case.b]
     d = planned.execute(a, b)
     seconds, numpy_seconds = math.inf, math.inf
@@ -213,6 +216,7 @@ def _measure(
 
 
 def _time(call: Any) -> float:
+    """Seconds of a call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
@@ -225,7 +229,7 @@ def _broadcast_from_rank_0(ctx: Context, number: float) -> float:
 
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
-    """Shape of the matrix in a file; `Context.load` reports an unreadable file on all ranks."""
+    """Shape of the matrix in a file; (0, 0) if it is unreadable, which `Context.load` reports on all ranks."""
     from pblas.matrices.npy import read_header
 
     if path is None:
@@ -242,7 +246,7 @@ def _print_operands(console: Console, ctx: Context, operands: Operands) -> None:
     console.print(f"BLAS threads per rank: {facts['BLAS threads per rank']}, cores: {facts['cores for this rank']}")
     console.print(f"{' '.join(facts['MPI library'].split())}; {facts['transport']}\n", soft_wrap=True)
     for title, desc in (("row-wise", operands.a["row"].desc), ("column-wise", operands.a["column"].desc)):
-        console.print(f"Who owns A when it is {title}", style="bold")
+        console.print(f"The owners of A if it is {title}", style="bold")
         console.print(desc.picture(), end="\n\n", soft_wrap=True)
 
 
@@ -280,22 +284,25 @@ def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
     bigger = 2 * max(operands.m, operands.n, operands.k)
     own = "--a A.npy --b B.npy" if arguments.a is None else "--dtype float32"
     console.print(f"All results agree with NumPy's (the gauge may reach {LIMIT:g}). Try next", style="bold")
-    hidden = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
-    for command, what in (
+    is_inactive = sys.prefix != sys.base_prefix and "VIRTUAL_ENV" not in os.environ
+    for command, purpose in (
         *(
-            [(f". {os.path.relpath(sys.prefix)}/bin/activate", "lets the shell find the next commands")]
-            if hidden
+            [(f". {os.path.relpath(sys.prefix)}/bin/activate", "activates the environment of this program")]
+            if is_inactive
             else []
         ),
         (f"{run_it.format(2)} demo --m {bigger} --n {bigger} --k {bigger}", "larger, on two ranks"),
         (f"{run_it.format(4)} demo {own}", "other matrices"),
         (f"{run_it.format(4)} matmul A.npy B.npy -o D.npy", "files larger than one rank's memory"),
-        ("python -m pblas plan --m 8192 --n 8192 --k 8192 --ranks 8", "what would move, without running it"),
+        (
+            "python -m pblas plan --m 8192 --n 8192 --k 8192 --ranks 8",
+            "the data that a product moves, without running it",
+        ),
         ("python -m pblas layout 20 12 --block 4x3 --grid 2x3", "draw a block-cyclic layout"),
-        ("python -m pblas info", "what this machine offers"),
+        ("python -m pblas info", "MPI, BLAS, GPUs and missing packages on this machine"),
         (
             "mpiexec -n 4 python -m mpi4py examples/pca.py",
             "principal components of scikit-learn's digits",
         ),
     ):
-        console.print(f"  {command}\n      {what}", soft_wrap=True)
+        console.print(f"  {command}\n      {purpose}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The GPU part of `info`: the GPUs, the rank of each, and missing packages."""
+"""The GPU part of `info`: the GPUs, their ranks, and missing packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
 
 def absent() -> tuple[str, str]:
-    """(GPU line, missing package) if CuPy is not installed; the second is "" if there is no GPU either."""
+    """(line about GPUs, missing package) if CuPy is not installed; the second is "" if there is no GPU."""
     count = driver_count()
     if not count:
         return "none found, CuPy is not installed; matrices are multiplied on CPUs", ""
@@ -39,7 +39,7 @@ def has_cupy() -> bool:
 
 
 def driver_count() -> int:
-    """GPUs that the driver lists."""
+    """Number of GPUs that the driver lists."""
     if not shutil.which("nvidia-smi"):
         return 0
     try:
@@ -50,7 +50,7 @@ def driver_count() -> int:
 
 
 def number(diagnostics: Diagnostics) -> float:
-    """This rank's GPU as a number to send to other ranks: the first digits of its UUID, -1 for none.
+    """This rank's GPU as a number, which can be sent in a matrix: the first digits of its UUID; -1 for no GPU.
 
     >>> from pblas.backends.gpu_info import Diagnostics
     >>> number(Diagnostics())
@@ -75,11 +75,14 @@ def uuid_of(number: float) -> str:
 
 
 def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
-    """Lines of the table, as rank 0 sees the GPUs.
+    """Lines of the table, about the GPUs that rank 0 sees.
 
     Args:
-        diagnostics: of this rank (local).
+        diagnostics: diagnostics of this rank (local).
         numbers: `number` of every rank (global).
+
+    Returns:
+        Text by the name of the line.
     """
     if not diagnostics.devices:
         return {"GPUs": diagnostics.problem}
@@ -118,10 +121,10 @@ def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
 
 
 def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
-    """Obstacles to multiplying on GPUs, each with its remedy.
+    """The reasons why GPUs cannot be used, each with its remedy.
 
     Args:
-        diagnostics: of this rank (local).
+        diagnostics: diagnostics of this rank (local).
         numbers: `number` of every rank (global).
     """
     if not diagnostics.devices:
@@ -133,7 +136,7 @@ def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
     without = [rank for rank, value in enumerate(numbers) if value < 0]
     if without:
         lines.append(
-            f"GPUs for {_ranks(without)}: the others would multiply on CPUs too; pass Context() the ranks that have one"
+            f"GPUs for {_ranks(without)}: all ranks would multiply on CPUs; pass Context() the ranks that have a GPU"
         )
     reached = set(diagnostics.peers)
     count = len(diagnostics.devices)

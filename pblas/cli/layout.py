@@ -22,19 +22,23 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("n", type=extent, help="columns")
     parser.add_argument("--grid", type=pair, default=(2, 2), metavar="PxQ", help="process rows x columns (2x2)")
     parser.add_argument("--block", type=pair, metavar="MBxNB", help="rows x columns of a block (one per process)")
-    parser.add_argument("--rsrc", type=int, default=0, help="process row that owns row 0; -1: all rows on every one")
-    parser.add_argument("--csrc", type=int, default=0, help="process column that owns column 0; -1: all")
+    parser.add_argument("--rsrc", type=int, default=0, help="process row that owns row 0 (0); -1: every process row")
+    parser.add_argument(
+        "--csrc", type=int, default=0, help="process column that owns column 0 (0); -1: every process column"
+    )
     parser.add_argument("--order", choices=("F", "C"), default="F", help="order of the local arrays (%(default)s)")
-    parser.add_argument("--grid-order", choices=("C", "R"), default="C", help="ranks down columns or along rows (C)")
+    parser.add_argument(
+        "--grid-order", choices=("C", "R"), default="C", help="ranks numbered down columns or along rows (%(default)s)"
+    )
     parser.add_argument("--width", type=int, default=100, help="characters per line (%(default)s)")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture as SVG too")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the picture as SVG")
 
 
 def run(arguments: Any, console: Console) -> int:
-    """Print the picture, and write it."""
+    """Print the picture, and write it to a file if one is asked for."""
     nprow, npcol = arguments.grid
-    one_each = (max(1, -(-arguments.m // nprow)), max(1, -(-arguments.n // npcol)))
-    mb, nb = arguments.block or one_each
+    one_block_each = (max(1, -(-arguments.m // nprow)), max(1, -(-arguments.n // npcol)))
+    mb, nb = arguments.block or one_block_each
     desc = MatrixDescriptor(
         *(arguments.m, arguments.n, mb, nb, Grid(nprow, npcol, arguments.grid_order)),
         rsrc=arguments.rsrc,

@@ -1,4 +1,4 @@
-"""Short names of layouts: row, column, replicated, row:64, column:64, and grids: 2x2, 2x2:64x64."""
+"""Layouts named on the command line: row, column, replicated, row:64, column:64, and grids: 2x2, 2x2:64x64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Named:
     block: int | None = None
 
     def descriptor(self, m: int, n: int, nprocs: int) -> MatrixDescriptor:
-        """The layout of an m x n matrix on nprocs ranks."""
+        """The descriptor of an m x n matrix on nprocs ranks."""
         if self.kind == "replicated":
             return MatrixDescriptor.replicated(m, n, nprocs)
         if self.kind == "row":
@@ -35,7 +35,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class OnGrid:
-    """A layout over process rows x process columns, in one block for each process if no block is given.
+    """A layout over a process grid; without a block size each process has one block.
 
     >>> OnGrid((2, 2)).descriptor(6, 3).local_shape(0)
     (3, 2)
@@ -47,7 +47,7 @@ class OnGrid:
     def descriptor(
         self, m: int, n: int, nprocs: int | None = None, *, order: Literal["F", "C"] = "F"
     ) -> MatrixDescriptor:
-        """The layout of an m x n matrix on the ranks of the grid, the first of nprocs."""
+        """The descriptor of an m x n matrix on the ranks of the grid; `nprocs` has no effect."""
         del nprocs
         nprow, npcol = self.grid
         mb, nb = self.block or (max(1, -(-m // nprow)), max(1, -(-n // npcol)))
@@ -55,7 +55,7 @@ class OnGrid:
 
 
 def named(text: str) -> Named | OnGrid:
-    """The layout that an argument names.
+    """Parse a layout.
 
     >>> named("column:64"), named("2x3:64x32")
     (Named(kind='column', block=64), OnGrid(grid=(2, 3), block=(64, 32)))
@@ -74,6 +74,6 @@ def named(text: str) -> Named | OnGrid:
 def on_grids(
     grids: tuple[tuple[int, int], tuple[int, int]], blocks: tuple[tuple[int, int], tuple[int, int]] | None
 ) -> tuple[OnGrid, OnGrid]:
-    """The layouts of A and B that --grid and --block name."""
-    of_a, of_b = blocks or (None, None)
-    return OnGrid(grids[0], of_a), OnGrid(grids[1], of_b)
+    """The layouts of A and B from the options --grid and --block."""
+    block_a, block_b = blocks or (None, None)
+    return OnGrid(grids[0], block_a), OnGrid(grids[1], block_b)

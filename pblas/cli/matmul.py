@@ -15,35 +15,37 @@ if TYPE_CHECKING:
     from pblas.layouts import MatrixDescriptor
 
 _DETAILS = """\
-Every rank reads and writes its own part of the files only, so that matrices larger than one rank's memory work.
+Every rank reads and writes only its own part of the files, so matrices may be larger than one rank's memory.
 
---grid says how the stored A and B are spread, in ScaLAPACK's words (process rows x process columns):
+--grid is the process grid of the stored A and B (process rows x process columns):
   Px1      row-wise: each rank has whole rows (the default, with P ranks)
   1xP      column-wise: each rank has whole columns
   1xP,Px1  A column-wise, B row-wise
   PxQ      blocks over P process rows and Q process columns
---block MBxNB deals out rows in blocks of MB, columns in blocks of NB; without it each rank has one block. D takes the
-layout that moves the fewest bytes, and C that of D. `plan` with the same --grid and --block says what will move.
+--block MBxNB deals out rows in blocks of MB and columns in blocks of NB; without it each rank has one block. D gets the
+layout that moves the fewest bytes, and C the layout of D. `plan` with the same --grid and --block prints what moves.
 """
 
 
 def add_parser(commands: Any, rank: int) -> None:
     """Add the command."""
     parser = add_command(
-        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C from and to .npy files.", details=_DETAILS
+        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C, with .npy files.", details=_DETAILS
     )
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="B.npy")
     parser.add_argument("-o", "--output", required=True, metavar="D.npy")
     parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
     parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
-    parser.add_argument("--alpha", type=scalar, default=1.0, help="(%(default)s)")
-    parser.add_argument("--beta", type=scalar, help="(1 with --c, else 0)")
-    parser.add_argument("--c", metavar="C.npy", help="matrix that is added")
+    parser.add_argument("--alpha", type=scalar, default=1.0, help="factor of op(A) op(B) (%(default)s)")
+    parser.add_argument("--beta", type=scalar, help="factor of C (1 with --c, else 0)")
+    parser.add_argument("--c", metavar="C.npy", help="matrix to add")
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="see above")
     parser.add_argument("--dtype", type=dtype, help="convert the matrices to this dtype")
-    parser.add_argument("--order", choices=("F", "C"), default="F", help="of local arrays and of D.npy (%(default)s)")
+    parser.add_argument(
+        "--order", choices=("F", "C"), default="F", help="storage order of local arrays and of D.npy (%(default)s)"
+    )
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
 
 
@@ -54,7 +56,7 @@ def run(arguments: Any, console: Console) -> int:
     from pblas.operations.matmul import plan_matmul
 
     folder = destination(arguments.output).parent
-    if not folder.is_dir():  # checked before the work, on every rank: all see the folder
+    if not folder.is_dir():  # checked on every rank before the work, with the same result on all of them
         raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
@@ -90,7 +92,7 @@ def run(arguments: Any, console: Console) -> int:
 
 
 def _descriptor(path: str, layout: OnGrid, order: Any) -> MatrixDescriptor:
-    """The layout of the matrix in a file; `Context.load` reports an unreadable file on all ranks."""
+    """The descriptor of the matrix in a file; 0 x 0 if it is unreadable, which `Context.load` reports on all ranks."""
     from pblas.matrices.npy import read_header
 
     try:

@@ -1,4 +1,4 @@
-"""Shared by the commands: output on rank 0 only, a progress bar, and parsers of their arguments."""
+"""Helpers of the commands: output on rank 0 only, a progress bar, and parsers of option values."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO, Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-# Variables in which launchers tell a process its rank: MPICH and Intel MPI, PMIx, Open MPI, MVAPICH, Slurm.
+# Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _HEAD_START = 0.5  # seconds
 _WIDTH = 120  # characters, if the output is not a terminal
 
 
 def launcher_rank() -> int:
-    """This process's rank from the launcher's environment, without MPI; 0 if it is not there."""
+    """This process's rank from the launcher's environment, without MPI; 0 without a launcher."""
     for name in _RANKS:
         rank = os.environ.get(name, "")
         if rank.isdigit():
@@ -34,9 +34,10 @@ def wait_for_rank_0(rank: int) -> None:
 
 
 def make_console(rank: int) -> Console:
-    """A console on which rank 0 prints; on other ranks it swallows everything.
+    """A console that prints on rank 0 and is silent on other ranks.
 
-    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file; it is treated as a file.
+    Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file, so its output is treated as a
+    file.
     """
     plain = "OMPI_COMM_WORLD_RANK" in os.environ or not sys.stdout.isatty()
     options: dict[str, Any] = {"width": _WIDTH, "force_terminal": False} if plain else {}
@@ -44,7 +45,7 @@ def make_console(rank: int) -> Console:
 
 
 def make_progress(console: Console) -> Progress:
-    """A progress bar that vanishes when it is done; on a terminal only."""
+    """A progress bar, on a terminal only, which disappears when it is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
 
@@ -64,7 +65,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End this process; only rank 0 prints, and it ends first."""
+        """End this process; only rank 0 prints, and it exits first."""
         if message:
             self._print_message(message, sys.stderr)
         if status:
@@ -72,13 +73,25 @@ class Parser(argparse.ArgumentParser):
         sys.exit(status)
 
     def print_help(self, file: IO[str] | None = None) -> None:  # type: ignore[override]
-        """The help, on rank 0."""
+        """Print the help on rank 0."""
         if self.rank == 0:
             super().print_help(file)
 
 
 def add_command(commands: Any, name: str, rank: int, run: Any, *, text: str, details: str = "") -> Parser:
-    """A parser for one command, whose function is `run`."""
+    """Add a command.
+
+    Args:
+        commands: the subparsers of the program.
+        name: name of the command.
+        rank: this process's rank (local).
+        run: function of the command: run(arguments, console) -> exit status.
+        text: one sentence for the help.
+        details: more text for the command's own help.
+
+    Returns:
+        The parser of the command.
+    """
     parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
     parser.set_defaults(run=run)
     return parser
@@ -157,7 +170,7 @@ def trans(text: str) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """A number of bytes for people.
+    """A number of bytes as text with a unit.
 
     >>> bytes_text(24576), bytes_text(3 << 30)
     ('24.0 KiB', '3.0 GiB')

@@ -1,4 +1,4 @@
-"""`trace`: run a product of random matrices, and write a timeline of every rank."""
+"""`trace`: run a product of random matrices, and write a timeline of all ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _DETAILS = f"""\
-Of several executions the last is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
-are pictures; the time of each kind of operation is printed. With an existing trace file, nothing is run.
+The last of several executions is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
+are pictures. The time of each kind of operation is printed. With an existing trace file, nothing is run.
 
   mpiexec -n 4 python -m mpi4py -m pblas trace --m 4096 --n 4096 --k 4096 -o trace.json
   python -m pblas trace trace.json -o trace.png
@@ -30,12 +30,16 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
     add_product(parser, required=False)
     parser.add_argument(
-        "-o", "--output", default=[], action="append", metavar="FILE", help="may be given twice; none: only times"
+        "-o", "--output", default=[], action="append", metavar="FILE", help="file to write; may be given several times"
     )
-    parser.add_argument("--title", help="of pictures (the plan)")
-    parser.add_argument("--repeat", type=size, default=3, help="executions (%(default)s)")
-    parser.add_argument("--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="(%(default)s)")
-    parser.add_argument("--transport", choices=("auto", "shared", "message"), default="auto", help="(%(default)s)")
+    parser.add_argument("--title", help="title of pictures (the plan)")
+    parser.add_argument("--repeat", type=size, default=3, help="number of executions (%(default)s)")
+    parser.add_argument(
+        "--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="CPUs or GPUs (%(default)s)"
+    )
+    parser.add_argument(
+        "--transport", choices=("auto", "shared", "message"), default="auto", help="how data moves (%(default)s)"
+    )
     parser.add_argument(
         "--link", type=link, metavar="LATENCY,BANDWIDTH", help="emulate a network: seconds, bytes per second"
     )
@@ -57,7 +61,7 @@ def link(text: str) -> tuple[float, float]:
 
 
 def run(arguments: Any, console: Console) -> int:
-    """Execute a product and write the trace, or draw one."""
+    """Execute a product and write its trace, or convert an existing trace."""
     from pblas.context import Context
     from pblas.operations.matmul import plan_matmul
     from pblas.trace import Trace

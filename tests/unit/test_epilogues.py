@@ -144,10 +144,10 @@ def test_infinities_and_nan_are_results() -> None:
         ("x + foo(x)", 5, "there is no function foo; there are abs, erf, exp"),
         ("x + x.real", 5, "expected numbers"),
         ("x + exp", 5, "exp is a function"),
-        ("exp(x, 1)", 1, "exp takes 1 argument without names, got 2"),
+        ("exp(x, 1)", 1, "exp takes 1 positional argument, got 2"),
         ("maximum(x)", 1, "maximum takes 2 arguments"),
-        ("exp(a=x)", 1, "exp takes 1 argument without names, got 1"),
-        ("x > 0", 1, "a comparison is the first argument of where(...) only"),
+        ("exp(a=x)", 1, "exp takes 1 positional argument, got 1"),
+        ("x > 0", 1, "a comparison is allowed as the first argument of where(...) only"),
         ("where(x, 1, 2)", 7, "must be one comparison"),
         ("where(0 < x < 1, 1, 2)", 7, "must be one comparison"),
         ("where(x in x, 1, 2)", 7, "must be one comparison"),
@@ -161,7 +161,7 @@ def test_infinities_and_nan_are_results() -> None:
         ("__import__('os')", 1, "there is no function __import__"),
         ("+".join("x" * 200), 1, "nested more than 100 deep"),
         ("x\n  @ x", 3, "there is no operator @"),
-        ("x  # doubled\n + x", 3, "an expression has no comments"),
+        ("x  # doubled\n + x", 3, "comments are not allowed in an expression"),
     ],
 )
 def test_what_is_no_expression_is_refused_at_its_column(text: str, column: int, message: str) -> None:
@@ -236,7 +236,7 @@ def test_a_bias_comes_before_the_expression() -> None:
         assert both.tree is not None
         assert np.array_equal(evaluate(both.tree, x, both.operands), plain)
     for epilogue in (Epilogue("bias", bias=1.0), Epilogue("rmsnorm")):
-        with pytest.raises(errors.ArgumentError, match="there is a bias beside"):
+        with pytest.raises(errors.ArgumentError, match="there is a bias and the epilogue"):
             epilogue.after_bias(bias)
 
 

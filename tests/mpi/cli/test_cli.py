@@ -40,7 +40,7 @@ def test_demo_checks_every_plan(dtype: str, capsys: Capture) -> None:
     out = printed(capsys)
     if out is None:
         return
-    for text in ("AG(B)", "AG(A)", "RS", "AR", "Who owns A when it is row-wise", "GFLOP/s", "Try next", dtype):
+    for text in ("AG(B)", "AG(A)", "RS", "AR", "The owners of A if it is row-wise", "GFLOP/s", "Try next", dtype):
         assert text in out
     assert out.count(" ok ") == 4
     assert "FAILED" not in out

@@ -196,7 +196,11 @@ def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.Monkey
             (lambda: ctx.trace("x.gif").__enter__(), pblas.ArgumentError, "must end in .json"),
             (lambda: ctx.trace(3).__enter__(), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]
             (lambda: pblas.plan_matmul(a, a).trace(a, a, paths=3), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]
-            (lambda: ctx.trace(folder / "no" / "x.json").__enter__(), pblas.FileFormatError, "its folder does not exist"),
+            (
+                lambda: ctx.trace(folder / "no" / "x.json").__enter__(),
+                pblas.FileFormatError,
+                "its folder does not exist",
+            ),
             (lambda: ctx.trace(folder / "x.png").__enter__(), pblas.BackendError, "Matplotlib"),
             (
                 lambda: pblas.plan_matmul(a.desc, a.desc, dtype="float64").trace(a, a),
