@@ -1,4 +1,7 @@
-"""Rounds in which MPI ranks time several columns together, each column once a round."""
+"""Timing of several columns on MPI ranks, in rounds: each round runs every column once.
+
+A column is one way to compute the same result, such as pblas or NumPy.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ Name = TypeVar("Name")
 
 
 def together(work: Callable[[], Any], settle: Callable[[], Any] = lambda: None) -> float:
-    """**Collective.** Seconds from a barrier until the last rank has done its `work`.
+    """**Collective.** Seconds from a barrier until the last rank has finished `work`.
 
     Args:
         work: the timed function (local).
-        settle: waits for this rank's GPU, before the barrier and after the work (local).
+        settle: function that waits for this rank's GPU; called before the barrier and after the work (local).
     """
     comm = MPI.COMM_WORLD
     settle()
@@ -30,13 +33,13 @@ def together(work: Callable[[], Any], settle: Callable[[], Any] = lambda: None) 
 def rounds(
     columns: Mapping[Name, Callable[[], float]], repeats: int, *, warm: int = 2, pause: float = 0.0
 ) -> dict[Name, list[float]]:
-    """Seconds of each column, once per round, in rotated order.
+    """Seconds of each column in each round; the order of the columns rotates.
 
     Args:
-        columns: functions to run, each of which returns its seconds.
-        repeats: rounds that count.
-        warm: rounds before them, which are left out.
-        pause: seconds before each call.
+        columns: functions by the name of the column; each returns its seconds.
+        repeats: number of rounds.
+        warm: number of warm-up rounds before them, which are left out of the result.
+        pause: seconds to sleep before each call.
     """
     names = list(columns)
     times: dict[Name, list[float]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""A product whose left operand is larger than the memory of a GPU, or of all of them.
+"""A product whose left operand is larger than the memory of one GPU, or of all GPUs.
 
 mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py
 mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --m 115000 --k 60000 --n 1024     28 GB, on GPUs
@@ -8,10 +8,10 @@ mpiexec -n 4 python -m mpi4py examples/bigger_than_one_gpu.py --file A.npy --mem
 Rows of A, m x k, are distributed over the ranks, so each rank needs memory for its rows only. If these do not fit, the
 rank generates them, or reads them from a file, one panel of rows at a time, in the same memory:
 
-    one panel:      B is split by rows, and travels while it is multiplied (AG + GEMM)
-    more of them:   B is gathered on every rank once, and each rank multiplies its panels
+    one panel:        B is split by rows, and travels while it is multiplied (AG + GEMM)
+    several panels:   B is gathered on every rank once, and each rank multiplies its panels
 
-Some elements of the result on every rank are compared with float64.
+Some elements of the result are compared with float64 on every rank.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def fill(out: Any, first: int) -> None:
 
 
 def numbers(indices: Any) -> Any:
-    """The numbers at these indices in A, which count along rows."""
+    """The elements of A at some indices, which count along rows."""
     words = indices * np.uint64(0x9E3779B97F4A7C15)
     words ^= words >> np.uint64(32)
     words *= np.uint64(0xBF58476D1CE4E5B9)
@@ -70,8 +70,8 @@ word ^= word >> 32;
 word *= 0xBF58476D1CE4E5B9ull;
 out = (word >> 40) * 5.9604644775390625e-8f - 0.5f;
 """  # the same on a GPU
-_BLOCK = 1 << 27  # elements generated at once
-_COLUMNS = 16  # of the result that are compared with float64
+_BLOCK = 1 << 27  # elements that are generated at once
+_COLUMNS = 16  # number of columns of the result that are compared with float64
 
 
 def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> tuple[Any, pblas.Plan]:
@@ -79,9 +79,9 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
 
     Args:
         ctx: the ranks (global).
-        A: a source of all rows (global).
-        B: split by rows if there is one panel, whole on every rank if there are more (global).
-        step: rows (global).
+        A: source of all rows (global).
+        B: split by rows if there is one panel, replicated if there are more (global).
+        step: rows of a panel on each rank (global).
     """
     xp, shard = library(ctx), tp.local_shard(A.m, ctx.rank, ctx.nprocs)
     npanels = -(-tp.local_shard(A.m, 0, ctx.nprocs).stop // step)
@@ -99,14 +99,14 @@ def multiply(ctx: pblas.Context, A: Source, B: pblas.DistMatrix, step: int) -> t
 
 
 def everywhere(ctx: pblas.Context, B: pblas.DistMatrix) -> pblas.DistMatrix:
-    """B, all of it on every rank."""
+    """B, replicated on every rank."""
     return pblas.redistribute(B, MatrixDescriptor.replicated(*B.shape, ctx.nprocs, order="C"))
 
 
 def largest_error(ctx: pblas.Context, A: Source, result: Any) -> float:
-    """Largest error of some elements of this rank's rows of A B against float64, relative to the largest element.
+    """Largest error of some elements of this rank's rows of A B, compared with float64, over the largest element.
 
-    The host generates their rows and columns anew, so the check does not rely on the ranks' work.
+    The host generates the operands of the check again, so the check does not depend on the measured computation.
     """
     rows, n = tp.local_shard(A.m, ctx.rank, ctx.nprocs), result.shape[1]
     checked_rows = sorted({0, len(result) // 2, len(result) - 1}) if len(result) else []
@@ -121,7 +121,7 @@ def largest_error(ctx: pblas.Context, A: Source, result: Any) -> float:
 
 
 def library(ctx: pblas.Context) -> Any:
-    """NumPy, or CuPy where the context multiplies on GPUs."""
+    """NumPy, or CuPy if the context multiplies on GPUs."""
     return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
 
 
@@ -130,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--m", type=int, default=1150)
     parser.add_argument("--k", type=int, default=600)
     parser.add_argument("--n", type=int, default=64)
-    parser.add_argument("--file", type=Path, help="of A, .npy; instead of --m and --k")
-    parser.add_argument("--memory", type=float, help="bytes for A on a rank; default: 3/4 of what a GPU has free")
+    parser.add_argument("--file", type=Path, help="read A from this .npy file, instead of --m and --k")
+    parser.add_argument("--memory", type=float, help="bytes for A on a rank; default: 3/4 of a GPU's free memory")
     options = parser.parse_args(argv)
     if options.memory is not None and not options.memory > 0:
         parser.error(f"--memory must be more than 0 bytes, got {options.memory:g}")
@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         result[:1].tolist()  # waits for the GPU
         seconds = float(ctx.allreduce(xp.asarray([time.perf_counter() - start]), op="max")[0])
         say(f"panels of {step} rows on each rank: {npanels}, each by {plan.name}")
-        say(f"{seconds:.3f} s, in which A was read or made")
+        say(f"{seconds:.3f} s, including the time to read or generate A")
         error = largest_error(ctx, A, result)
         say(f"largest error {float(ctx.allreduce(xp.asarray([error]), op='max')[0]):.1e}, of sums over {A.k} terms")
     return 0

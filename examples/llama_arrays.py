@@ -1,4 +1,4 @@
-"""The array operations of the decoder layers of tp_llama.py, by NumPy and by torch."""
+"""The array operations of the decoder layers in tp_llama.py, with NumPy and with torch."""
 
 import importlib
 import os
@@ -67,9 +67,10 @@ class NumPyOps:
         return self.array(np.cos(angles)), self.array(np.sin(angles))
 
     def turned(self, z: Any, cache: Any, span: tuple[int, int], turns: tuple[Any, Any]) -> Any:
-        """The queries of z; keys and values go into the cache.
+        """The rotated queries of z; rotated keys, and values, are stored in the cache.
 
-        Pairs of elements of queries and keys, half a head apart, are turned by angles that grow with the position.
+        Rotary position embedding: pairs of elements of queries and keys, half a head apart, are rotated by angles that
+        grow with the position.
 
         Args:
             z: sequences x tokens x heads x head: queries, keys, values (local).
@@ -118,13 +119,13 @@ class NumPyOps:
         return call
 
     def wait(self) -> None:
-        """Wait for the device; NumPy calls have waited already."""
+        """Wait for the device; NumPy calls return when they are done."""
 
     def join(self, comm: MPI.Intracomm) -> None:
-        """Start the plain collectives; with NumPy they are pblas' own."""
+        """Start the separate collectives; with NumPy they are those of pblas."""
 
     def close(self) -> None:
-        """End the plain collectives."""
+        """End the separate collectives."""
 
 
 class Float64Ops(NumPyOps):
@@ -173,11 +174,11 @@ __global__ void turn(T* z, float* cos, float* sin, T* queries, T* keys, T* value
     pack(to + at + half) = high;
 }
 """
-"""`turned` as one kernel, for heads of a multiple of 16 elements."""
+"""`turned` as one kernel, for heads with a multiple of 16 elements."""
 
 
 class TorchOps:
-    """Array operations of the model by torch on this rank's GPU; calls are captured into CUDA graphs."""
+    """Array operations of the model by torch on this rank's GPU; calls are captured in CUDA graphs."""
 
     def __init__(self, ctx: pblas.Context, dtype: str) -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -304,5 +305,5 @@ def operations(ctx: pblas.Context, dtype: str) -> Any:
     if "GPU" not in ctx.describe():
         return NumPyOps(ctx)
     if not find_spec("torch"):
-        sys.exit("On GPUs the attention is torch's: pip install torch")
+        sys.exit("On GPUs this example needs torch for the attention: pip install torch")
     return TorchOps(ctx, dtype)

@@ -2,14 +2,14 @@
 
 mpiexec -n 4 python -m mpi4py examples/pca.py
 
-The samples X (1797 x 64) are split by rows. Everything that needs all samples is a product:
+The samples X (1797 x 64) are split by rows. Each step that needs all samples is a product:
 
     mean     1/s 1^T X             k is split: GEMM + all-reduce, D on every rank
     C        1/(s-1) X^T X         k is split: GEMM + all-reduce, or reduce-scatter with --scatter
     scores   X V                   V is on every rank: nothing moves
 
-The eigenvectors V of the small matrix C are computed on every rank; C has the same bits on all of them, so V has too.
-The answer is checked against NumPy's singular value decomposition on rank 0.
+Every rank computes the eigenvectors V of the small matrix C. C has the same bits on all ranks, and so has V. Rank 0
+checks the result against NumPy's singular value decomposition.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SHAPE = SAMPLES, FEATURES = 1797, 64
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Principal components of scikit-learn's digits.")
     parser.add_argument("--components", type=int, default=8)
-    parser.add_argument("--scatter", action="store_true", help="C is split by columns (GEMM + RS) and then collected")
+    parser.add_argument("--scatter", action="store_true", help="split C by columns (GEMM + RS), then collect it")
     options = parser.parse_args(argv)
     if not 1 <= options.components <= FEATURES:
         parser.error(f"--components must be 1 to {FEATURES}, got {options.components}")
@@ -90,17 +90,18 @@ def show(explained: Array, plans: Sequence[tuple[str, pblas.Plan]], nprocs: int)
 
 
 def check(data: Array, variances: Array, scores: Array) -> int:
-    """Compare with the serial answer; 0 if it agrees within what perturbation theory allows.
+    """Compare with NumPy's result; 0 if the difference is within the bounds of perturbation theory, else 1.
 
-    Each entry of C is off by 16 eps |X|^T |X| / (s - 1) at most. Eigenvalues move by no more than the norm of that
-    (Weyl), the space of the first eigenvectors by no more than it divided by the gap (Davis and Kahan).
+    The error of each entry of C is at most 16 eps |X|^T |X| / (s - 1). The error of an eigenvalue is at most the norm
+    of this matrix (Weyl). The error of the space of the first eigenvectors is at most that norm divided by the gap
+    between eigenvalues (Davis and Kahan).
     """
     serial = data - data.mean(axis=0)
     left, singular, _ = np.linalg.svd(serial, full_matrices=False)
     count = scores.shape[1]
     bound = 16 * np.finfo(float).eps * np.linalg.norm(np.abs(serial).T @ np.abs(serial)) / (SAMPLES - 1)
     off_variance = np.abs(singular**2 / (SAMPLES - 1) - variances).max()
-    # Scores and left singular vectors span the same space: the part outside is the sine of the angle.
+    # Scores and left singular vectors span the same space; the part outside it is the sine of the angle.
     inside = left[:, :count]
     outside = np.linalg.norm(scores - inside @ (inside.T @ scores)) / np.linalg.norm(scores)
     gap = variances[count - 1] - variances[count] if count < FEATURES else np.inf

@@ -3,22 +3,22 @@
 mpiexec -n 4 python -m mpi4py examples/tp_llama.py                                     toy sizes, anywhere
 mpiexec -n 4 python -m mpi4py examples/tp_llama.py --size 8B --tokens 4096 --batch 1 16 64 --ranks 1 2 4      on GPUs
 
-Attention heads and the features of the feed-forward block are cut over the ranks. A layer has four products:
+Attention heads and the features of the feed-forward block are split over the ranks. A layer has four products:
 
     q, k, v = h W^T                      column: each rank has the rows of its heads
-    r, h    = r + a O^T, norm of it      row: each rank has the columns of its heads, and all add up what they have
+    r, h    = r + a O^T, norm(r)         row: each rank has the columns of its heads; the partial sums are added
     g       = silu(h G^T) * (h U^T)      column
-    r, h    = r + g D^T, norm of it      row
+    r, h    = r + g D^T, norm(r)         row
 
-In prefill tokens are cut, too: a column product gathers them (`allgather_linear`), a row product reduces and scatters
-(`linear_reduce_scatter`). In decode every rank has all of the few tokens: column products move nothing,
-row products are all-reduced (`linear_allreduce`). The residual and the norm after a row product are its epilogue. Each
-time is compared with the same model with plain collectives: pblas' own on CPUs, NCCL's on GPUs. GPUs need torch, and
-both models are captured in CUDA graphs. llama_arrays.py has the operations of either array library.
+In prefill tokens are split, too: a column product gathers them (`allgather_linear`), a row product reduces and scatters
+(`linear_reduce_scatter`). In decode every rank has all tokens, which are few: column products move nothing, row
+products are all-reduced (`linear_allreduce`). The residual and the norm after a row product are its epilogue. Each time
+is compared with the same model with separate collectives: those of pblas on CPUs, NCCL on GPUs. On GPUs the example
+needs torch, and both models are captured in CUDA graphs. llama_arrays.py has the operations of both array libraries.
 
-The check, at the sizes and on the ranks that are timed: prefill, and tokens decoded after it, in the graphs that are
-timed, against the whole stack on one GPU in float32, on CPUs in float64. The reference draws one layer's weights at a
-time, so that it fits on one GPU even if the model does not.
+The check compares prefill and the tokens decoded after it, in the timed graphs, at the timed sizes and on the timed
+ranks, with the whole stack on one rank: in float32 on a GPU, in float64 on CPUs. The reference draws one layer's
+weights at a time, so it fits on one GPU even if the model does not.
 """
 
 import argparse
@@ -65,8 +65,8 @@ class Model:
 
     Args:
         config: sizes (global).
-        layers: weights of each, a list or drawn when asked for (local).
-        turns: cosines and sines of the angles by which pairs of elements turn, positions x head / 2 (global).
+        layers: weights of each layer: a list, or `Weights`, which draws them on demand (local).
+        turns: cosines and sines of the rotary position embedding, positions x head / 2 (global).
     """
 
     config: Config
@@ -82,7 +82,7 @@ def forward(products: Any, ops: Any, model: Model, x: Any, caches: Any, span: tu
         ops: array operations (local).
         model: sizes and weights of this rank (local).
         x: tokens x hidden (local).
-        caches: keys and values of each layer; those of these tokens are stored there (local).
+        caches: keys and values of each layer; the keys and values of these tokens are added (local).
         span: positions of the tokens, the same in all sequences (global).
     """
     residual, layers = ops.copy(x), model.layers
@@ -108,7 +108,7 @@ def attend(ops: Any, model: Model, z: Any, cache: Any, span: tuple[int, int]) ->
 
 
 class Cut:
-    """Tokens are cut over the ranks."""
+    """Prefill: tokens are split over the ranks."""
 
     def __init__(self, ctx: pblas.Context, ntokens: int, *, autotune: bool = False) -> None:
         self.ctx, self.ntokens, self.options = ctx, ntokens, {"ctx": ctx, "autotune": autotune}
@@ -122,7 +122,7 @@ class Cut:
 
 
 class Whole:
-    """Every rank has all tokens, so column products run on a context of one rank."""
+    """Decode: every rank has all tokens, so column products run on a context of one rank."""
 
     def __init__(self, ctx: pblas.Context, alone: pblas.Context, *, autotune: bool = False) -> None:
         self.ctx, self.alone, self.options = ctx, alone, {"autotune": autotune}
@@ -136,7 +136,7 @@ class Whole:
 
 
 class PlainCut(Cut):
-    """The same with collectives before and after the products."""
+    """Prefill with separate collectives before and after the products."""
 
     def __init__(self, ctx: pblas.Context, ntokens: int, ops: Any) -> None:
         super().__init__(ctx, ntokens)
@@ -151,7 +151,7 @@ class PlainCut(Cut):
 
 
 class PlainWhole:
-    """The same with an all-reduce after the product."""
+    """Decode with a separate all-reduce after the product."""
 
     def __init__(self, ops: Any) -> None:
         self.ops = ops
@@ -174,7 +174,7 @@ class Reference(PlainWhole):
 
 
 class Weights:
-    """All ranks' weights of the stack; those of a layer are drawn on demand, the same on every rank.
+    """The unsharded weights of the stack; the weights of a layer are drawn on demand, the same on every rank.
 
     Args:
         config: sizes (global).
@@ -230,7 +230,7 @@ def empty_caches(ops: Any, config: Config, nprocs: int, batch: int, length: int)
 # The check and the times.
 
 
-STEPS = 3  # of decode that are checked
+STEPS = 3  # number of checked steps of decode
 
 
 def expected(config: Config, ops: Any, x: Any) -> Any:
@@ -247,8 +247,8 @@ def error(
     """The largest difference of prefill and of steps of decode, relative to the largest element of the reference.
 
     Args:
-        ctx: of the ranks (global).
-        comm: of the same (global).
+        ctx: context of the ranks (global).
+        comm: communicator of the same ranks (global).
         ops: array operations (local).
         model: sizes and weights of this rank (local).
         phases: the products of prefill and of decode (global).
@@ -268,7 +268,7 @@ def error(
 
 
 def timed(ops: Any, comm: MPI.Intracomm, calls: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
-    """Median seconds of each of some calls, which take turns, on the slowest rank."""
+    """Median seconds of each call on the slowest rank; the calls alternate."""
     ready, seconds = [ops.recorded(call) for call in calls], [list[float]() for _ in calls]
     for _ in range(repeat):
         for call, samples in zip(ready, seconds, strict=True):
@@ -314,7 +314,7 @@ class Row(NamedTuple):
 def measured(
     ctx: pblas.Context, comm: MPI.Intracomm, ops: Any, config: Config, options: Any
 ) -> tuple[Errors, list[Row]]:
-    """Errors; a row for a prompt, and one for each number of sequences that are decoded together, one token of each."""
+    """The errors, and rows of times: one for a prompt, one for each number of sequences that are decoded together."""
     ntokens, most, tuned = options.tokens, max(options.batch), options.autotune
     layers = [part_of(whole, config, ops, ctx.rank, ctx.nprocs) for whole in Weights(config, ops, ops)]
     model, rows = Model(config, layers, ops.turns(ntokens + STEPS, config.head)), list[Row]()
@@ -349,14 +349,14 @@ def measured(
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Llama decoder layers over ranks.")
     parser.add_argument("--size", choices=SIZES, default="toy")
-    parser.add_argument("--layers", type=int, help="fewer than the model has")
-    parser.add_argument("--tokens", type=int, default=24, help="of a prompt; on GPUs a multiple of the number of ranks")
+    parser.add_argument("--layers", type=int, help="number of layers; default: that of the model")
+    parser.add_argument("--tokens", type=int, default=24, help="tokens of a prompt; on GPUs a multiple of the ranks")
     parser.add_argument("--batch", type=int, nargs="+", default=[4], help="sequences that are decoded together")
-    parser.add_argument("--ranks", type=int, nargs="+", help="on how many of the ranks, one after the other")
-    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="on GPUs; on CPUs it is float32")
-    parser.add_argument("--autotune", action="store_true", help="choose GEMM algorithms by trying them, on GPUs")
+    parser.add_argument("--ranks", type=int, nargs="+", help="numbers of ranks to measure; default: all ranks")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="dtype on GPUs; on CPUs it is float32")
+    parser.add_argument("--autotune", action="store_true", help="on GPUs, measure algorithms and take the fastest")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="a list of runs, to which this one is added")
+    parser.add_argument("--json", type=Path, help="file with a list of runs, to which this run is added")
     options = parser.parse_args(argv)
     world, config = MPI.COMM_WORLD, SIZES[options.size]
     config, counts, rows = replace(config, layers=options.layers or config.layers), options.ranks, list[Row]()

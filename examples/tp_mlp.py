@@ -3,14 +3,14 @@
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py
 mpiexec -n 4 python -m mpi4py examples/tp_mlp.py --tokens 4096 --hidden 4096 --ff 14336 --dtype float16    (on GPUs)
 
-Tokens, the rows of x, are cut over the ranks. So are the features of the hidden layer: each rank has some rows of G,
-below them the same rows of U, and the same columns of D.
+Tokens, the rows of x, are split over the ranks, and so are the features of the hidden layer: each rank has some rows of
+G, below them the same rows of U, and the same columns of D.
 
-    h = silu(x G^T) * (x U^T)     x is gathered while it is multiplied; h stays where its features are
-    y = h D^T                     each rank gets the sums for its tokens while they are multiplied
+    h = silu(x G^T) * (x U^T)     x is gathered while it is multiplied; each rank keeps its features of h
+    y = h D^T                     the sums are reduced and scattered while they are multiplied
 
-These are two calls, and each plans once. They are compared with the code without them: an all-gather, products of the
-array library, and a reduce-scatter, one after the other. The result is checked against that of one rank.
+These are two calls; each plans once. They are compared with an all-gather, products of the array library and a
+reduce-scatter, one after the other. The result is checked against that of one rank.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ff % ctx.nprocs:
             parser.error(f"--ff {ff} must be a multiple of {ctx.nprocs}, the number of ranks")
         xp = library(ctx)
-        rng = np.random.default_rng(0)  # the same on every rank, which keeps its part
+        rng = np.random.default_rng(0)  # every rank draws the same arrays, and keeps its shards
         x, gate, up, down = (
             rng.standard_normal(shape, np.float32) / np.float32(scale)
             for shape, scale in (((tokens, hidden), 1), *[((ff, hidden), hidden**0.5)] * 2, ((hidden, ff), ff**0.5))
@@ -79,12 +79,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def library(ctx: pblas.Context) -> Any:
-    """NumPy, or CuPy where the context multiplies on GPUs."""
+    """NumPy, or CuPy if the context multiplies on GPUs."""
     return importlib.import_module("cupy" if "GPU" in ctx.describe() else "numpy")
 
 
 def timed(xp: Any, repeat: int, function: Callable[..., Any], *arguments: Any) -> float:
-    """Median seconds of a call, after three: the first plans, on GPUs the next two record graphs."""
+    """Median seconds of a call, after three warm-up calls: the first plans, and on GPUs the next two capture graphs."""
     seconds = []
     for _ in range(3 + repeat):
         start = time.perf_counter()

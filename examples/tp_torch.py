@@ -1,9 +1,9 @@
-"""Tensor-parallel layers as torch modules, with gradients: a block trained over all ranks, and on one.
+"""Tensor-parallel layers as torch modules, with gradients: a block is trained over all ranks, and on one rank.
 
-mpiexec -n 4 python -m mpi4py examples/tp_torch.py        CPUs, or GPUs where every rank has one
+mpiexec -n 4 python -m mpi4py examples/tp_torch.py        on GPUs if every rank has one, else on CPUs
 
-`ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is cut over the ranks. Tokens are cut as well:
-the first gathers them while it multiplies, the second reduces and scatters its sums while it multiplies, and in the
+`ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is split over the ranks. Tokens are split, too:
+`ColumnLinear` gathers them while it multiplies, `RowLinear` reduces and scatters its sums while it multiplies. In the
 backward pass they swap roles. pblas does not need torch; this file is the whole binding.
 """
 
@@ -18,7 +18,7 @@ import pblas
 from pblas import tp
 
 if not find_spec("torch"):
-    sys.exit("This example is about torch: pip install torch")
+    sys.exit("This example needs torch: pip install torch")
 torch: Any = importlib.import_module("torch")
 
 
@@ -58,12 +58,12 @@ class LinearScatter(torch.autograd.Function):
 
 
 class ColumnLinear(torch.nn.Module):
-    """A linear layer whose features out are cut over the ranks.
+    """A linear layer whose output features are split over the ranks.
 
     Args:
-        whole: the unsharded layer, of which this rank takes its shard.
-        epilogue: None, "relu", "gelu" or "silu".
-        ctx: the ranks.
+        whole: the unsharded layer; this rank copies its shard (global).
+        epilogue: None, "relu", "gelu" or "silu" (global).
+        ctx: the ranks (global).
     """
 
     def __init__(self, whole: Any, epilogue: str | None, ctx: pblas.Context) -> None:
@@ -78,11 +78,11 @@ class ColumnLinear(torch.nn.Module):
 
 
 class RowLinear(torch.nn.Module):
-    """A linear layer whose features in are cut over the ranks.
+    """A linear layer whose input features are split over the ranks.
 
     Args:
-        whole: the unsharded layer, of which this rank takes its shard.
-        ctx: the ranks.
+        whole: the unsharded layer; this rank copies its shard (global).
+        ctx: the ranks (global).
     """
 
     def __init__(self, whole: Any, ctx: pblas.Context) -> None:
@@ -109,8 +109,8 @@ def train(model: Any, x: Any, target: Any, ntokens: int, steps: int) -> list[flo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="A block that is trained over ranks, and on one.")
-    parser.add_argument("--tokens", type=int, default=8, help="of each rank")
+    parser = argparse.ArgumentParser(description="Train a block over all ranks, and on one rank.")
+    parser.add_argument("--tokens", type=int, default=8, help="tokens of each rank")
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args(argv)

@@ -1,4 +1,7 @@
-"""The chart of the GPU benchmark: E of pblas, of the best of the others, and at the bound, as SVG without a library."""
+"""The chart of the GPU benchmark as SVG, without a library: E of pblas, of the fastest other library, and at the bound.
+
+E is the time of cuBLAS alone over the time of a column.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ LEFT, TOP, HEIGHT, GAP, BAR, FOOT = 46, 34, 150, 14, 13, 66
 
 
 def chart(file: dict[str, Any]) -> str:
-    """One panel per op: two bars per model and M >= 512, a line at the bound; of the rows with the most GPUs."""
+    """One panel per op, of rows with the most GPUs; two bars and a line at the bound for each model and M >= 512."""
     gpus = max((row["gpus"] for row in file["rows"]), default=0)
     drawn = [row for row in file["rows"] if row["gpus"] == gpus and row["m"] >= LEAST_M and "e" in row]
     panels = [op for op in OPS if any(row["op"] == op for row in drawn)]
@@ -83,7 +86,7 @@ def _legend(file: dict[str, Any], gpus: int, y: float) -> list[str]:
 
 
 def _short(m: int) -> str:
-    """M in at most three letters.
+    """M in at most three characters.
 
     >>> [_short(m) for m in (512, 2048, 16384)]
     ['512', '2k', '16k']

@@ -22,7 +22,7 @@ class Line:
 
 
 def lines_chart(panels: dict[str, Sequence[Line]], y_label: str, note: str, *, x_label: str = "ranks") -> str:
-    """Panels side by side with common axes, both logarithmic; `ideal` lines are grey and dashed."""
+    """Panels side by side with the same logarithmic axes; `ideal` lines are grey and dashed."""
     lines = [line for panel in panels.values() for line in panel]
     xs, ys = ([point[i] for line in lines for point in line.points] for i in (0, 1))
     x_axis, y_axis = (min(xs), max(xs)), _decades(min(ys), max(ys))

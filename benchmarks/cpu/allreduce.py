@@ -1,12 +1,12 @@
-"""How fast is an all-reduce of NumPy arrays, against MPI.Allreduce, and what does an epilogue cost?
+"""How fast is an all-reduce of NumPy arrays compared with MPI.Allreduce, and how much time does an epilogue take?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.allreduce [--kib 1,64] [--dtype float32] [--repeats 15] [--json FILE]
 
 The columns of one size run in one job, in rounds: each round runs every column once, in rotated order, from a barrier
-to the last rank's return. Arrays are the rank's own, unless a column says that they are in the context's shared memory;
-every call checks its arguments and agrees on them with the other ranks, which MPI.Allreduce does not. `fused` is the
-fastest of these with relu(x * s + bias) as its epilogue, `apart` the same all-reduce, then NumPy's functions.
-Numbers compared are medians. The table in pblas/plans/collective.py comes from this measurement.
+to the last rank's return. Arrays are in private memory; in the column `shared` they are in the context's shared memory.
+Every call checks its arguments and agrees on them with the other ranks, which MPI.Allreduce does not do. `fused` is
+algorithm "auto" with the epilogue relu(x * s + bias); `apart` is "auto" followed by NumPy's functions. The table has
+medians. The limits in pblas/plans/collective.py come from this measurement.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def columns(ctx: pblas.Context, rows: int, dtype: Any) -> dict[str, Callable[[],
 
 
 def measure(ctx: pblas.Context, rows: int, dtype: Any, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each column in each round, as the last rank sees them."""
+    """Seconds of each column in each round, from a barrier to the last rank's return."""
     calls = columns(ctx, rows, dtype)
     names = [name for name in calls if not (name == "one_shot" and rows * COLUMNS > 1 << 22)]
     return rounds({name: partial(together, calls[name]) for name in names}, repeats)
@@ -68,9 +68,9 @@ def measure(ctx: pblas.Context, rows: int, dtype: Any, repeats: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kib", default="2,8,16,32,64,128,256,1024,4096,16384,65536", help="sizes, KiB per rank")
-    parser.add_argument("--dtype", default="float32", help="of the arrays")
-    parser.add_argument("--repeats", type=int, default=15, help="rounds")
-    parser.add_argument("--transport", default="auto", help="of the context")
+    parser.add_argument("--dtype", default="float32", help="dtype of the arrays")
+    parser.add_argument("--repeats", type=int, default=15, help="number of rounds")
+    parser.add_argument("--transport", default="auto", help="transport of the context")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     dtype, rows = np.dtype(arguments.dtype), []

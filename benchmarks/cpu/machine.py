@@ -1,4 +1,4 @@
-"""What benchmarks on CPUs write beside their figures: when, on what, with what."""
+"""The header of the files of benchmarks on CPUs: date, processor and versions."""
 
 from __future__ import annotations
 

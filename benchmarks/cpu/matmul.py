@@ -1,13 +1,13 @@
-"""How fast is a planned product on CPUs, against numpy.matmul with as many threads as there are ranks?
+"""How fast is a planned product on CPUs compared with numpy.matmul with as many threads as there are ranks?
 
 mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.matmul [--sections goals,plans,link,small,thin] [--repeats 9] [--json F]
 
-Everything that is compared runs in one job, in rounds: each round runs every column once, in rotated order. NumPy runs
-on rank 0 while the other ranks sleep outside MPI, since a rank that waits inside MPI would take a core from it; a NumPy
-in a process of its own, which knows nothing of MPI, is one more column: the two must agree. Before each column all
-ranks sleep then, because OpenBLAS's worker threads go on polling for a tenth of a second after a product. Times
-of a distributed product are from a barrier to the last rank's return. The host slows machines without a trace, so the
-best of all rounds is compared; the median and the range are also reported.
+All columns run in one job, in rounds: each round runs every column once, in rotated order. NumPy runs on rank 0 while
+the other ranks sleep outside MPI, because a rank that waits inside MPI occupies a core. One more column is NumPy in a
+separate process without MPI; the two columns must agree. All ranks sleep before each column, because OpenBLAS's worker
+threads poll for a tenth of a second after a product. The time of a distributed product is from a barrier to the last
+rank's return. Other load of the host can slow any round, so the best rounds are compared; the file also has the median
+and the worst round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pblas.tp.products import Caller
 COMM = MPI.COMM_WORLD
 PAUSE = 0.25
 CONSOLE = Console(quiet=COMM.rank != 0, width=150)
-# A NumPy that shares nothing with this job: multiplies once for every line that it reads, and answers with the seconds.
+# A separate process with NumPy and without MPI: for every line that it reads it multiplies once and prints the seconds.
 ALONE = """
 import sys, time, numpy as np
 m, n, k, threads = map(int, sys.argv[1:])
@@ -81,7 +81,7 @@ def timed(work: Callable[[], Any]) -> float:
 
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """A with block in which an attribute is another."""
+    """A with block in which an attribute of `owner` has another value."""
     kept = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -91,7 +91,7 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class Alone:
-    """NumPy in a process of its own, asleep between calls."""
+    """NumPy in a separate process, which sleeps between calls."""
 
     def __init__(self, m: int, n: int, k: int) -> None:
         arguments = [sys.executable, "-c", ALONE, *map(str, (m, n, k, COMM.size))]
@@ -149,12 +149,12 @@ class Case:
         return self.mm.execute(self.a, self.b, out=self.d)
 
     def move_only(self) -> Any:
-        """The same movements without the GEMM."""
+        """The same execution without the GEMMs: the communication alone."""
         with patched(HostArrays, "gemm", lambda *_, **__: None):
             return self.execute()
 
     def once(self) -> Any:
-        """pmatmul: validation and planning included."""
+        """The same product by pmatmul, which also checks its arguments and plans."""
         return pblas.pmatmul(self.a, self.b, out=self.d)
 
 
@@ -171,7 +171,7 @@ GOALS = (
 
 
 def against_numpy(repeats: int) -> list[dict[str, Any]]:
-    """Every goal's product beside numpy.matmul with as many threads as ranks, by sizes."""
+    """The products of GOALS compared with numpy.matmul with as many threads as ranks, size by size."""
     rows = []
     for sizes in dict.fromkeys(sizes for _, _, sizes, _ in GOALS):
         m, n, k = sizes
@@ -182,12 +182,12 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
         a, b, d = (rng.random(s) if COMM.rank == 0 else None for s in ((m, k), (k, n), (m, n)))
         alone = Alone(m, n, k) if COMM.rank == 0 else None
 
-        def numpy_here(a: Any = a, b: Any = b, d: Any = d) -> float:
+        def numpy_on_rank_0(a: Any = a, b: Any = b, d: Any = d) -> float:
             with threadpool_limits(COMM.size, user_api="blas"):
                 return timed(lambda: np.matmul(a, b, out=d))
 
         columns: dict[str, Callable[[], float]] = {
-            "numpy": lambda run=numpy_here: sleep_until_called(run),
+            "numpy": lambda run=numpy_on_rank_0: sleep_until_called(run),
             "numpy alone": lambda run=alone.run if alone else None: sleep_until_called(run),
         }
         for plan, transport, _, _ in goals:
@@ -255,7 +255,7 @@ def by_plan(repeats: int) -> list[dict[str, Any]]:
 
 
 def on_a_link(repeats: int) -> list[dict[str, Any]]:
-    """Overlap on an emulated network that takes about as long as the GEMM and no CPU time."""
+    """Overlap on emulated networks that take 0.5, 1 and 2 times as long as the GEMM, and no CPU time."""
     n, rows = 1536, []
     a = np.asfortranarray(np.random.default_rng(0).random((n // COMM.size, n)))
     b = np.asfortranarray(np.random.default_rng(1).random((n, n)))
@@ -282,20 +282,20 @@ def on_a_link(repeats: int) -> list[dict[str, Any]]:
 
 
 def small(repeats: int, n: int = 64) -> list[dict[str, Any]]:
-    """What `execute` and planning cost beyond the GEMM, at a size where nothing else counts, and layers of that size.
+    """The cost of `execute` and of planning without the GEMM, at a size where the GEMM is short, and of small layers.
 
-    Layers of few tokens go apart (decision 14); "planned" is their time with plans. These may be
-    other ones than those of the first columns, for which `strict` leaves out arrangements in cuboids.
+    Layers of few tokens run a collective and a local GEMM (decision 14); "planned" is their time with plans. Their
+    plans may differ from those of the other columns, for which `strict` excludes general plans.
     """
     rows = []
     with pblas.Context(threads=1) as ctx:
         rng, share = np.random.default_rng(0), n // COMM.size
         local, whole = np.asfortranarray(rng.random((share, n))), np.asfortranarray(rng.random((n, n)))
-        lying, standing, result = rng.random((share, n)), rng.random((n, share)), np.empty(local.shape, order="F")
+        x_rows, x_columns, result = rng.random((share, n)), rng.random((n, share)), np.empty(local.shape, order="F")
         for plan, kind, x in (
-            ("AG(B)", "allgather", lying),
-            ("RS", "reduce_scatter", standing),
-            ("AR", "allreduce", standing),
+            ("AG(B)", "allgather", x_rows),
+            ("RS", "reduce_scatter", x_columns),
+            ("AR", "allreduce", x_columns),
         ):
             case, layer = Case(ctx, plan, (n, n, n), strict=True), tp.Linear(x, kind, ctx=ctx)
             y = layer(x)
@@ -337,13 +337,16 @@ THIN = (
 
 
 def thin(repeats: int) -> list[dict[str, Any]]:
-    """Little products and shards of few rows: plans of the table of layouts, and over grids, if any is comparable."""
+    """Small products and shards of few rows: the one-dimensional plan compared with a plan over a grid, if they differ.
+
+    The columns are "plain" (one-dimensional), "grids" (general) and "taken" (the planner's choice).
+    """
     rows, chosen = [], (planner._LITTLE, planner._is_thin)  # noqa: SLF001
-    asked = {"plain": (math.inf, lambda _: False), "grids": (0, lambda _: True), "taken": chosen}
+    settings = {"plain": (math.inf, lambda _: False), "grids": (0, lambda _: True), "taken": chosen}
     for transport, (plan, (m, n, k)) in product(("shared", "message"), THIN):
         with pblas.Context(ranks_per_node=1 if transport == "message" else None) as ctx:
             cases = dict[str, Case]()
-            for name, (little, is_thin) in asked.items():
+            for name, (little, is_thin) in settings.items():
                 planner._remembered.cache_clear()  # noqa: SLF001
                 with patched(planner, "_LITTLE", little), patched(planner, "_is_thin", is_thin):
                     cases[name] = Case(ctx, plan, (m, n, k))
@@ -370,12 +373,12 @@ def print_rows(title: str, rows: list[dict[str, Any]], formats: dict[str, str]) 
 
 
 def main() -> None:
-    """Run the sections that were asked for, print tables, write JSON."""
+    """Run the sections of --sections, print tables, write JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sections", default="goals,plans,link,small,thin")
-    parser.add_argument("--repeats", type=int, default=9, help="rounds, at least 7 for figures that are quoted")
+    parser.add_argument("--repeats", type=int, default=9, help="number of rounds; use at least 7 for published figures")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured, for the file")
+    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     sections, report = options.sections.split(","), {}
     ms = ".2f"

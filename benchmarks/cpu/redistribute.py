@@ -1,14 +1,13 @@
-"""How fast does a matrix move from one layout to another, against an Alltoallv of the same bytes, already packed?
+"""How fast does a matrix move from one layout to another, compared with MPI's Alltoallv of the same bytes?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.redistribute [--sizes 2048,4096] [--cases all]
     [--repeats 11] [--json FILE]
 
 The columns of one case run in one job, in rounds: each round runs every column once, in rotated order, from a barrier
-to the last rank's return. `verb` is pblas.redistribute(A, out=B) as a user calls it again and again: it checks its
-arguments each time, and has planned in the rounds of warming up. `planned` is the execution of a plan; `Alltoallv`
-moves, from and to contiguous buffers, as many bytes between every two ranks as the redistribution does, what a rank
-keeps included, and nothing else: no packing, no unpacking. The goal is the ratio of medians, verb to Alltoallv, of at
-most 1.5.
+to the last rank's return. `verb` is repeated calls of pblas.redistribute(A, out=B): each call checks its arguments; the
+plan is cached in the warm-up rounds. `planned` is the execution of a plan. `Alltoallv` moves as many bytes between
+every two ranks as the redistribution, from and to contiguous buffers, without packing; the bytes that a rank keeps are
+included. The goal is a ratio of medians, verb to Alltoallv, of at most 1.5.
 """
 
 from __future__ import annotations
@@ -62,6 +61,7 @@ def cases(p: int) -> dict[str, dict[str, Any]]:
 
 
 def described(n: int, layout: tuple[Grid, int, int, Any]) -> MatrixDescriptor:
+    """The descriptor of an n x n matrix in a layout of `cases`."""
     grid, mb, nb, order = layout
     return MatrixDescriptor(n, n, mb, nb, grid, order=order)
 
@@ -81,16 +81,16 @@ def alltoallv(a: MatrixDescriptor, b: MatrixDescriptor, trans: str, fraction: fl
 
 
 def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each column, once per round, in rotated order; two rounds of warming up are left out."""
+    """Seconds of each column in each round; two warm-up rounds are left out."""
     options = {name: value for name, value in case.items() if name not in ("a", "b")}
     a_desc, b_desc = described(n, case["a"]), described(n, case["b"])
     a, b = ctx.random(a_desc, seed=1), ctx.random(b_desc, seed=2)
     planned = pblas.plan_redistribution(a, out=b, **options)
-    agreement = alltoallv(a_desc, b_desc, options.get("trans", "N"), 0.5 if "uplo" in options else 1.0)
+    exchange = alltoallv(a_desc, b_desc, options.get("trans", "N"), 0.5 if "uplo" in options else 1.0)
     columns: dict[str, Callable[[], Any]] = {
         "verb": lambda: pblas.redistribute(a, out=b, **options),
         "planned": lambda: planned.execute(a, out=b),
-        "Alltoallv": agreement,
+        "Alltoallv": exchange,
     }
     times = rounds({name: partial(together, work) for name, work in columns.items()}, repeats)
     planned.close()
@@ -100,9 +100,9 @@ def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> d
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="2048,4096", help="n of the n x n matrices")
-    parser.add_argument("--cases", default="", help="only those whose name contains this")
-    parser.add_argument("--repeats", type=int, default=11, help="rounds")
-    parser.add_argument("--transport", default="auto", help="of the context")
+    parser.add_argument("--cases", default="", help="run only cases whose name contains this text")
+    parser.add_argument("--repeats", type=int, default=11, help="number of rounds")
+    parser.add_argument("--transport", default="auto", help="transport of the context")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     arguments = parser.parse_args()
     rows = []

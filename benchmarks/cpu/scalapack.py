@@ -1,20 +1,20 @@
-"""How fast are pdgemm, pdtran and pdgemr2d through pblas.scalapack and through ScaLAPACK itself, on the same arrays?
+"""How fast are pdgemm, pdtran and pdgemr2d of pblas.scalapack compared with ScaLAPACK, on the same arrays?
 
-    make peer                                            once, which installs Debian's ScaLAPACK and sets build/peer up
+    make peer                                            once; it installs Debian's ScaLAPACK and prepares build/peer
     LD_LIBRARY_PATH=build/peer mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.scalapack --json FILE   1 x 2, 2 x 1
     LD_LIBRARY_PATH=build/peer mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.scalapack --json FILE   2 x 2
 
-With MKL's, whose wheel is installed in an environment V:
+With MKL's ScaLAPACK, from its wheel in an environment V:
 
     L=V/lib; LD_PRELOAD=$L/libmkl_intel_lp64.so.3:$L/libmkl_sequential.so.3:$L/libmkl_core.so.3 LD_LIBRARY_PATH=$L \
         mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.scalapack --library mkl --json FILE
 
-Both run in one job, on the same local arrays in Fortran's order, with one BLAS thread per rank, in rounds: each round
-runs every column once, in rotated order. Debian's ScaLAPACK runs twice, as it is built and with its inner block of K
-raised from 32 to 256; stock it is a straw man. pdgemr2d goes from blocks of nb to blocks of nb / 2 + 1. Times are from
-a barrier to the last rank's return. The host slows machines without a trace, so the best of all rounds is
-compared; the file also has the median and the worst. Results are compared before anything is timed. The
-column GEMM is a lower bound for all libraries: NumPy's product of each rank's share, with nothing to move.
+Both run in one job, on the same local arrays in Fortran order, with one BLAS thread per rank, in rounds: each round
+runs every column once, in rotated order. Debian's ScaLAPACK has two columns: "stock" as it is built, and "tuned" with
+its inner block of K raised from 32 to 256, which is the fair comparison. pdgemr2d redistributes from blocks of nb to
+blocks of nb / 2 + 1. Times are from a barrier to the last rank's return. Other load of the host can slow any round, so
+the best rounds are compared; the file also has the median and the worst round. Results are compared before the timing.
+The column GEMM is a lower bound for all libraries: NumPy's product of each rank's share, without communication.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SIZES, BLOCKS = (1024, 2048, 4096), (64, 128, 256)
 
 
 def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> dict[str, Callable[[], float]]:
-    """Functions that return the seconds of a call of one routine, by column."""
+    """For each column a function that calls the routine and returns its seconds."""
 
     def tuned(block: int) -> float:
         peer.block = block
@@ -66,14 +66,14 @@ def columns(name: str, peer: Library, ours: Timed, theirs: Timed, kind: str) -> 
 
 
 def local_gemm(timed: Timed) -> float:
-    """**Collective.** Seconds that NumPy takes for each rank's share of the product, with all operands local."""
+    """**Collective.** Seconds of NumPy for each rank's share of the product, with all operands local."""
     (rows, columns), n = timed.c[0].shape, timed.n
     x, y, out = np.ones((rows, n)), np.ones((n, columns)), np.ones((rows, columns))
     return together(lambda: np.matmul(x, y, out=out))
 
 
 def difference(name: str, ours: Timed, theirs: Timed) -> float:
-    """**Collective.** Largest difference of the two results, after a call of each."""
+    """**Collective.** Call the routine of both libraries; the largest difference of their results."""
     for timed in (ours, theirs):
         timed.run(name)
     local = float(np.abs(ours.result(name) - theirs.result(name)).max(initial=0.0))
@@ -89,9 +89,9 @@ def rows(peer: Library, options: argparse.Namespace) -> list[dict[str, Any]]:
                 ours = Timed(scalapack, *shape, n, nb)
                 theirs = Timed(peer, *shape, n, nb, ours)
                 for name in ROUTINES:
-                    limit = 4e-14 * n if name == "pdgemm" else 0.0  # 2 (K + 1) eps of numbers up to 1, rounded up
-                    apart = difference(name, ours, theirs)
-                    assert apart <= limit, f"{name}: results differ by {apart}"
+                    limit = 4e-14 * n if name == "pdgemm" else 0.0  # above 2 (K + 1) eps, for elements up to 1
+                    largest = difference(name, ours, theirs)
+                    assert largest <= limit, f"{name}: results differ by {largest}"
                     repeats = options.rounds if name == "pdgemm" and n > SIZES[0] else 2 * options.rounds
                     times = rounds(columns(name, peer, ours, theirs, options.library), repeats, warm=1)
                     row: dict[str, Any] = {"routine": name, "grid": list(shape), "n": n, "nb": nb}
@@ -107,9 +107,9 @@ def rows(peer: Library, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    """Print some rows: milliseconds, and how many times as long as pblas the others take."""
+    """Print some rows: milliseconds, and the times of the other columns over the time of pblas."""
     table = Table(show_header=True, box=None)
-    others = [name for name in rows[0]["columns"] if name != "pblas"]  # of pdgemm, which has one more
+    others = [name for name in rows[0]["columns"] if name != "pblas"]  # row 0 is pdgemm, which has all columns
     for title in ("routine", "grid", "n", "nb", "pblas, ms", *others, *(f"{name} / pblas" for name in others)):
         table.add_column(title, justify="right")
     for row in rows:
@@ -124,10 +124,10 @@ def show(rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", choices=("debian", "mkl"), default="debian", help="which ScaLAPACK")
-    parser.add_argument("--rounds", type=int, default=7, help="of large products; twice as many of all else")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of large products; all others get twice as many")
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=list(SIZES))
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured, for the file")
+    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     peer = Library(ROOT / "build" / "peer", DEBIAN if options.library == "debian" else MKL)
     report = rows(peer, options)

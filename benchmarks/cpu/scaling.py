@@ -1,12 +1,12 @@
-"""How far does a plan scale? Simulated, up to a million ranks; and how good is the simulation, on two ranks?
+"""How far does a plan scale, by simulation up to a million ranks, and how accurate is the simulation?
 
 mpiexec -n 8 python -m mpi4py -m benchmarks.cpu.scaling --emulate [--repeats 3] [--json FILE]
 python -m benchmarks.cpu.scaling [--json FILE] [--charts DIRECTORY]
 
-The first form runs products by every plan over emulated links, with and without overlap, with pauses in the place of
-GEMMs, so that eight ranks have GEMMs and links of their own on two cores; the best of all rounds is what the simulation
-is compared with. The second needs no MPI: it simulates strong and weak scaling on the presets, and the products with
-real GEMMs that cpu_matmul.py measured, and draws all charts.
+The first form measures products by every plan over emulated links, with and without overlap. Pauses replace the GEMMs,
+so that eight ranks on two cores behave as if each had its own core and link. The best round is compared with the
+simulation. The second form needs no MPI: it simulates strong and weak scaling on the presets, simulates the products
+that cpu_matmul.json has measured with real GEMMs, and draws all charts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Sizes = tuple[int, int, int]
 
 
 def weak(base: int) -> dict[str, Callable[[int], Sizes]]:
-    """m, n, k on P ranks, each of which multiplies as much as one does with base x base x base."""
+    """Functions of the number of ranks P that return m, n and k: each rank does the work of base x base x base."""
     return {
         "square": lambda p: (round(base * p ** (1 / 3)),) * 3,
         "tall": lambda p: (base * p, base, base),
@@ -44,7 +44,7 @@ def weak(base: int) -> dict[str, Callable[[int], Sizes]]:
 
 
 def strong(base: int) -> dict[str, Callable[[int], Sizes]]:
-    """m, n, k on any number of ranks: 512 or 1024 times as much."""
+    """Functions that return the same m, n and k for any number of ranks: 512 or 1024 times base x base x base."""
     return {
         "square": lambda _: (8 * base, 8 * base, 8 * base),
         "tall": lambda _: (1024 * base, base, base),
@@ -59,7 +59,7 @@ KINDS = (
 
 
 def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware, dtype: str) -> ProductPlan:
-    """A plan for layouts of a kind."""
+    """The plan for layouts of a kind in KINDS."""
     m, n, k = sizes
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     if kind == "layouts left open":
@@ -82,7 +82,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         if kind == KINDS[3]:
             blocks = [max(8, block // 32) for block in blocks]
         mb, nb, kb = blocks
-        kb_b = kb + 1 if kind == KINDS[3] else kb  # panels then have the order of K, not that of their owners
+        kb_b = kb + 1 if kind == KINDS[3] else kb  # different blocks of K, so that panels span several owners
         shapes = ((m, k, mb, kb), (k, n, kb_b, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
     return choose(dtype, *descs, nprocs=nprocs, topology=machine.topology, hardware=machine)
@@ -103,7 +103,7 @@ def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: s
 
 
 def chart(rows: list[dict[str, Any]], value: str, y_label: str, note: str) -> str:
-    """A panel for each shape; ranks that lack memory are left out."""
+    """A chart with a panel for each shape; points that do not fit into memory are left out."""
     panels: dict[str, list[Line]] = {}
     for shape in dict.fromkeys(row["shape"] for row in rows):
         lines = []
@@ -119,7 +119,7 @@ def chart(rows: list[dict[str, Any]], value: str, y_label: str, note: str) -> st
 
 
 def write_charts(file: dict[str, Any], directory: Path) -> None:
-    """Simulate on the presets, and draw."""
+    """Simulate on the presets, and draw all charts."""
     directory.mkdir(parents=True, exist_ok=True)
     for machine, dtype, base in ((FAT_TREE, "float64", 4096), (NVLINK, "bfloat16", 16384)):
         where = f"{machine.name}, {dtype}, {machine.ranks_per_node} ranks per node"
@@ -143,7 +143,7 @@ def write_charts(file: dict[str, Any], directory: Path) -> None:
 
 
 def real_gemms() -> list[tuple[float, float, str]]:
-    """(measured, simulated, what) of the products in cpu_matmul.json: two ranks, in memory and over emulated links."""
+    """(measured, simulated, label) of the products in cpu_matmul.json, in shared memory and over emulated links."""
     file, points = json.loads((PERFORMANCE / "cpu_matmul.json").read_text(encoding="utf-8")), []
     nprocs = file["ranks"]
 
@@ -185,10 +185,10 @@ def layouts(plan: str, n: int, nprocs: int) -> tuple[MatrixDescriptor, ...]:
 
 
 def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, Any]]:
-    """Best seconds of products with pauses for GEMMs over emulated links, with and without overlap, and the simulation.
+    """Best seconds of products over emulated links, with and without overlap, and their simulation.
 
-    Links and GEMMs only take time, so that any number of ranks have their own on any number of cores. All else is what
-    an execution does: its steps, its messages, its waits.
+    Pauses replace the GEMMs. Links and pauses take time but no core, so any number of ranks fits on any number of
+    cores. Steps, messages and waits are those of a real execution.
     """
     from mpi4py.MPI import COMM_WORLD as COMM
 
@@ -236,9 +236,9 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
 def main() -> None:
     """Measure, or simulate and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--emulate", action="store_true", help="products of pauses, on any number of ranks")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=PERFORMANCE / "scaling.json", help="what was emulated")
+    parser.add_argument("--emulate", action="store_true", help="measure over emulated links, on any number of ranks")
+    parser.add_argument("--repeats", type=int, default=3, help="number of rounds")
+    parser.add_argument("--json", type=Path, default=PERFORMANCE / "scaling.json", help="file of emulated products")
     parser.add_argument("--charts", type=Path, default=PERFORMANCE, help="directory of the charts")
     options = parser.parse_args()
     file = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}

@@ -1,16 +1,16 @@
-"""Which algorithm of a product is the fastest, how good is its estimate, and when does each operation run?
+"""Which algorithm of a product is the fastest, how accurate is its estimate, and when does each operation run?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms [--ops gemm_rs] [--models 8B] [--m 512 4096] [--json FILE]
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms sm_push copy_engine:1,1,2 ...
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms two-shot:1,1,1 --timeline ...  its operations
 python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      algorithms and their estimates; needs no GPU
 
-The products are those of `overlap.py`, and so is the method: every algorithm is a column of one job, timed in rounds
-and back to back, and checked against float32. `--sets` says how many sets of arrays take turns (each has graphs of its
-own); `CUDA_DEVICE_MAX_CONNECTIONS` in the environment, how many hardware queues there are.
+Products and method are the same as in `overlap.py`: every algorithm is a column of one job, timed in rounds and back to
+back, and checked against float32. `--sets` is the number of sets of arrays that are used in turn; each set has its own
+CUDA graphs. The environment variable `CUDA_DEVICE_MAX_CONNECTIONS` is the number of hardware queues.
 
-A timeline is made of traces (docs/traces.md): medians of rank 0, in us since the execution began. An operation begins
-when the one before it on its lane has ended, and those of other lanes that it follows.
+A timeline is made from traces (docs/traces.md): medians of rank 0, in us since the execution began. An operation begins
+when the previous operation of its lane, and the operations of other lanes that it depends on, have ended.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from benchmarks.gpu.columns import Ours
     from benchmarks.gpu.timing import Job
 
-HOPELESS = 2.0  # times the least estimate
-EXECUTIONS = 6  # of a timeline; the first is left out
+HOPELESS = 2.0  # algorithms with an estimate of more than this times the least estimate are not measured
+EXECUTIONS = 6  # executions that a timeline records; the first is left out
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """What `--algorithms` takes."""
+    """Parse an algorithm of `--algorithms`."""
     try:
         return Algorithm.read(name)
     except ValueError as error:
@@ -54,18 +54,18 @@ def algorithm_of(name: str) -> Algorithm:
 
 
 def plan_of(row: Row) -> ProductPlan:
-    """The plan of a row, with the algorithm that the planner chooses."""
+    """The plan of a row with the algorithm that the planner chooses."""
     a, b, d = descriptors(row)
     return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, topology=topology(row))
 
 
 def topology(row: Row) -> Topology:
-    """GPUs of one host, on which tiles can wait."""
+    """The topology of a row: Hopper GPUs of one host."""
     return Topology(row.gpus, shared=True, push=True, tiles=True)
 
 
-def roads_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
-    """Those that were asked for and suit the row, or those between which the planner chooses, but for hopeless ones."""
+def algorithms_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
+    """The algorithms to measure: the wanted ones that can run the row, else all candidates with a good estimate."""
     estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if not wanted:
         return [algorithm for algorithm, us in estimates.items() if us <= HOPELESS * min(estimates.values())]
@@ -80,7 +80,7 @@ def roads_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algor
 
 @contextmanager
 def taking(algorithm: Algorithm) -> Iterator[None]:
-    """Plans that are made meanwhile take this algorithm, and measure no other."""
+    """A with block in which new plans use this algorithm, and measure no other."""
     chosen, shortlist = portions.choose_algorithm, tuning.shortlist
     portions.choose_algorithm, tuning.shortlist = (lambda *_: algorithm), (lambda *_: [])
     try:
@@ -90,7 +90,7 @@ def taking(algorithm: Algorithm) -> Iterator[None]:
 
 
 def timeline(job: Job, ours: Ours, algorithm: Algorithm) -> list[dict[str, Any]]:
-    """**Collective.** Lane, name, begin and end of each operation of one execution, on rank 0."""
+    """**Collective.** Lane, name, begin and end (us) of each operation of one execution on rank 0."""
     import cupy
 
     ctx, ops, (desc, _, result) = ours.ctx, ours.ops, ours.descs
@@ -118,7 +118,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
     from benchmarks.gpu.timing import Bench, Operands, fields, give_memory_back
 
     plan, timelines = plan_of(row), {}
-    algorithms = roads_of(row, plan, options.algorithms)
+    algorithms = algorithms_of(row, plan, options.algorithms)
     with job.current():
         ops = Operands(job, row, options.sets)
         ops.refill(0)
@@ -132,7 +132,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
             job.deadline.step(f"{row.title}: timeline of {algorithm.short}")
             timelines[algorithm.short] = timeline(job, ours, algorithm)
         columns.clear()
-        gc.collect()  # arrays of the context
+        gc.collect()  # frees arrays of the context before it closes
         job.deadline.step(f"{row.title}: closing")
         ours.close()
     extra = fields(measured) | {
@@ -149,7 +149,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_algorithms(row: dict[str, Any], console: Console) -> None:
-    """A row, what was estimated, and timelines."""
+    """Print a row, its estimates and its timelines."""
     print_row(row, console)
     estimates = ", ".join(f"{name} {us:.0f}" for name, us in row["estimate_us"].items())
     console.print(f"  chosen: {row['chosen']}; estimated us: {estimates}", highlight=False)
@@ -164,13 +164,13 @@ def print_algorithms(row: dict[str, Any], console: Console) -> None:
 
 
 def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) -> None:
-    """The algorithms of the rows, with their estimates; the chosen one is marked."""
+    """Print the algorithms of the rows with their estimates; the planner's choice is marked."""
     for row in measured:
         plan = plan_of(row)
         table = Table(title=f"{row.title} on {row.gpus} GPUs", title_justify="left")
         for column in ("algorithm", "estimated us", ""):
             table.add_column(column, justify="right" if column == "estimated us" else "left")
-        for algorithm in roads_of(row, plan, options.algorithms):
+        for algorithm in algorithms_of(row, plan, options.algorithms):
             table.add_row(
                 algorithm.short, f"{estimate(plan, algorithm):.1f}", "chosen" if algorithm == plan.algorithm else ""
             )
@@ -181,15 +181,15 @@ def main() -> None:
     """Print the algorithms of a run, or measure them."""
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument(
-        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: all that have a chance"
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: all with a good estimate"
     )
-    options_parser.add_argument("--sets", type=int, default=0, help="sets of arrays that take turns; default: 240 MB")
-    options_parser.add_argument("--timeline", action="store_true", help="also when each operation of an algorithm runs")
+    options_parser.add_argument("--sets", type=int, default=0, help="sets of arrays, used in turn; default: 240 MB")
+    options_parser.add_argument("--timeline", action="store_true", help="record when each operation runs")
     options_parser.add_argument("--dry-run", action="store_true", help="print the algorithms and their estimates")
-    options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
+    options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: number of GPUs")
     options = options_parser.parse_args()
     if options.gpus < 2:
-        options_parser.error("--gpus: an algorithm leads from one GPU to another, so there have to be 2 at least")
+        options_parser.error(f"--gpus is {options.gpus}; expected at least 2, since algorithms move data between GPUs")
     if options.dry_run:
         console = Console(width=120)
         dry_run(fitting(options, options.gpus, console), options, console)

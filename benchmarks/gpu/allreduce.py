@@ -1,21 +1,21 @@
-"""How long does an all-reduce of one array take on the GPUs of a node: NCCL, torch's symmetric memory, pblas?
+"""How long does an all-reduce of one array take on the GPUs of a node by NCCL, torch's symmetric memory and pblas?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.allreduce [--sizes 65536 ...] [--epilogue-sizes 65536 ...] [--json FILE]
 
-bfloat16, sums. Each column is one CUDA graph with several consecutive calls, so that launch cost is excluded. The calls
-start after a barrier of the GPUs, in rounds of rotated order. us of one call: medians over the rounds of the slowest
-rank's time. Every column is checked against float32 first.
+The arrays are bfloat16, the operation is the sum. Each column is one CUDA graph with several consecutive calls, which
+excludes launch cost. The calls start after a barrier of the GPUs, in rounds of rotated order. The table has us per
+call: the median over the rounds of the slowest rank's time. Every column is first checked against float32.
 
     nccl                torch.distributed.all_reduce, in place, NVLink SHARP switched off
     torch one-shot      torch.ops.symm_mem.one_shot_all_reduce, of an array in its symmetric memory to a new one
     torch two-shot      torch.ops.symm_mem.two_shot_all_reduce_, in place, in its symmetric memory
-    pblas               ctx.allreduce(x, x), of arrays like any other
-    pblas symmetric     the same in memory of ctx.empty
-    pblas one-shot, two-shot    both algorithms, of arrays like any other
+    pblas               ctx.allreduce(x, x) of arrays outside symmetric memory
+    pblas symmetric     the same of arrays in memory of ctx.empty
+    pblas one-shot, two-shot    each algorithm, of arrays outside symmetric memory
 
-Then with epilogues, of matrices with 4096 columns. "relu(x * s + bias)" is fused by pblas; after NCCL and torch a
-kernel reads and writes the array once. "rmsnorm" with a residual and a weight is fused by pblas; after NCCL and
-torch it is torch's add and rms_norm.
+Further rows have epilogues, on matrices with 4096 columns. pblas fuses "relu(x * s + bias)"; after NCCL and torch one
+kernel reads and writes the array once. pblas also fuses "rmsnorm" with a residual and a weight; after NCCL and torch
+the epilogue is torch's add and rms_norm.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ SCALE, EPS = 0.5, 1e-5
 
 
 class Work:
-    """One size: arrays of this rank, and the ways to add them.
+    """One size: the arrays of this rank, and the columns that add them.
 
     Args:
         job: the ranks.
-        ctx: of pblas.
-        nbytes: of the array.
-        epilogue: the epilogue of the addition, or "".
+        ctx: a context of pblas.
+        nbytes: bytes of the array.
+        epilogue: the epilogue of the all-reduce, or "".
     """
 
     def __init__(self, job: Job, ctx: Any, nbytes: int, epilogue: str) -> None:
@@ -80,7 +80,7 @@ class Work:
             self.reference = total * torch.rsqrt(total.square().mean(1, keepdim=True) + EPS) * row
 
     def load(self, *arrays: Any) -> None:
-        """The operands of this rank, as they were at first."""
+        """Restore the initial values of this rank's operands."""
         for array in arrays:
             torch_view(array).copy_(torch_view(self.first))
         torch_view(self.h).copy_(torch_view(self.first_h))
@@ -187,12 +187,12 @@ class Work:
 
 
 def relative_error(result: Any, wanted: Any) -> float:
-    """Of the whole array, in the Frobenius norm."""
+    """Relative error of an array in the Frobenius norm."""
     return float(((result.float() - wanted).norm() / wanted.norm()).item())
 
 
 def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]:
-    """**Collective.** A row of the file: us of each column, and why others are missing."""
+    """**Collective.** A row of the file: us of each column, and the reasons for missing columns."""
     graphs: dict[str, tuple[Any, Any, int]] = {}
     missing, errors = {}, {}
     for name, make in work.candidates():
@@ -241,7 +241,7 @@ def measure(job: Job, work: Work, options: argparse.Namespace) -> dict[str, Any]
 
 
 def ratio(row: dict[str, Any]) -> float | None:
-    """The best column of others over the better one of ours.
+    """The time of the fastest other library over the time of the faster pblas column; None if one is missing.
 
     >>> ratio({"us": {"nccl": 12.0, "torch two-shot": 9.0, "pblas": 6.0}})
     1.5
@@ -252,7 +252,7 @@ def ratio(row: dict[str, Any]) -> float | None:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """All rows as a table."""
+    """Print all rows as a table."""
     names = list(dict.fromkeys(name for row in rows for name in row["us"]))
     table = Table("bytes", "epilogue", *names, "best other / pblas")
     for row in rows:
@@ -263,7 +263,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def write(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Rows into a file, in the places of those of the same sizes."""
+    """Write rows to a file; they replace rows of the same size and epilogue."""
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
     keys = {(row["nbytes"], row["epilogue"]) for row in rows}
     kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
@@ -277,8 +277,8 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="bytes; by default 4 KiB to 256 MiB")
     parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="sizes with epilogues")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--deadline", type=float, default=60.0, help="seconds of one step")
-    parser.add_argument("--commit", default="", help="what the file says was measured")
+    parser.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
+    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 

@@ -17,13 +17,13 @@ from benchmarks.gpu.timing import Column, Job, Operands, torch_view
 
 
 class Gemms:
-    """The two ways of cuBLAS and which is the faster one, for the columns that need a GEMM.
+    """cuBLAS alone, by torch.mm and by tuned cuBLASLt, and the faster of the two, for columns that need a GEMM.
 
     Attributes:
-        columns: "torch.mm" and "cublasLt", those that could be made.
-        missing: reasons of the others.
-        multiply: (s) -> D or partial product of set s by the faster way.
-        faster: its name.
+        columns: the columns "torch.mm" and "cublasLt", if they could be made.
+        missing: the reason for each column that could not be made.
+        multiply: (s) -> enqueue the product of set s by the faster one.
+        faster: name of the faster one.
     """
 
     def __init__(self, job: Job, ops: Operands) -> None:
@@ -57,7 +57,7 @@ class Gemms:
 
 
 def gemm_output(ops: Operands) -> Callable[[int], Any] | None:
-    """D, if the GEMM alone makes it (AG, whose A is gathered before); None if D is a sum over ranks."""
+    """D, if it is the result of the GEMM alone (AG+GEMM on a gathered A); None if D is a sum over ranks."""
     return (lambda s: ops.td[s]) if ops.row.op == "ag_gemm" else None
 
 
@@ -74,7 +74,7 @@ def cublaslt(job: Job, ops: Operands) -> tuple[Callable[[int], Any], Callable[[]
 
 
 def nccl_works(ops: Operands, multiply: Callable[[int], Any]) -> Works:
-    """The product by one GEMM and one collective of NCCL, by set."""
+    """For each set of operands, the product by one GEMM and one collective of NCCL."""
     import torch.distributed as dist
 
     def ag(s: int) -> None:
@@ -94,7 +94,7 @@ def nccl_works(ops: Operands, multiply: Callable[[int], Any]) -> Works:
 
 
 def nccl_rest(ops: Operands) -> dict[str, Any]:
-    """Output and poison of the NCCL columns; gathered and unreduced workspace is poisoned too."""
+    """Output and poison of the NCCL columns; the gathered A and the partial D are poisoned too."""
 
     def poison(s: int) -> None:
         nan(ops.td[s], ops.tpartial[s])
@@ -116,7 +116,7 @@ def nccl_graph(ops: Operands, multiply: Callable[[int], Any]) -> Column:
 
 
 def two_shot(job: Job, ops: Operands) -> Column:
-    """torch.mm into symmetric memory and torch's two-shot all-reduce in place, in one graph; no multimem."""
+    """torch.mm into symmetric memory and torch's two-shot all-reduce in place, in one graph, without multicast."""
     import torch
     import torch.distributed._symmetric_memory as symm_mem
 
@@ -150,7 +150,7 @@ def two_shot(job: Job, ops: Operands) -> Column:
 
 
 def torch_fused(job: Job, ops: Operands) -> Column:
-    """torch's fused operator, which allocates D itself; without multicast it pipelines on two streams, eagerly."""
+    """torch's fused operator, which allocates D; without multicast it is a pipeline on two streams, without a graph."""
     import torch
 
     if ops.row.op == "gemm_ar":
@@ -168,7 +168,7 @@ def torch_fused(job: Job, ops: Operands) -> Column:
 
     call = ag if ops.row.op == "ag_gemm" else rs
 
-    def poison(s: int) -> None:  # the allocator hands the same memory out again
+    def poison(s: int) -> None:  # the allocator returns the same memory for the next output
         if s in outputs:
             nan(outputs.pop(s))
 
@@ -176,16 +176,16 @@ def torch_fused(job: Job, ops: Operands) -> Column:
 
 
 def triton(job: Job, ops: Operands) -> Column:
-    """A kernel in Triton that waits for copy engines, where torch and Triton are."""
+    """A kernel in Triton that waits for copy engines; an ImportError without torch or Triton is the missing reason."""
     from benchmarks.gpu.triton import column
 
     return column(job, ops)
 
 
 class Ours:
-    """pblas on one context: a column with plain CuPy arrays and one with A and D in symmetric memory.
+    """pblas on one context: a column with A and D in plain CuPy arrays, and one with A and D in symmetric memory.
 
-    B, which no other rank reads, is the same array in both.
+    Both columns use the same B, which no other rank reads.
     """
 
     def __init__(self, job: Job, ops: Operands) -> None:
@@ -206,7 +206,7 @@ class Ours:
         return mm
 
     def plain(self) -> Column:
-        """Operands that are CuPy arrays like any other."""
+        """The column "pblas": operands are CuPy arrays outside symmetric memory."""
         a = [self.ctx.from_local(x, self.descs[0]) for x in self.ops.a]
         d = [self.ctx.from_local(x, self.descs[2]) for x in self.ops.d]
         mm = self.plan(a[0], d[0])
@@ -241,19 +241,19 @@ class Ours:
         return Column(name, lambda s: calls[s](), output, poison, facts=facts)
 
     def poison_workspace(self) -> None:
-        """Fill the slots of both parities, not the flags before them, with bytes that are NaN in every float type."""
+        """Fill the slots of both parities with bytes that are NaN in every float type; keep the flags before them."""
         from cupy.cuda import runtime
 
         from pblas.backends.nvshmem.workspace import PARITIES
 
-        work = self.ctx.runtime.backend.engine().reserve(0, 0)  # what the plans have reserved
+        work = self.ctx.runtime.backend.engine().reserve(0, 0)  # the workspace that the plans have reserved
         slots = work.peers[self.job.rank] + work.pitch - work.nbytes
         for parity in range(PARITIES):
             runtime.memset(slots + parity * work.pitch, 0xFF, work.nbytes)
         runtime.deviceSynchronize()
 
     def close(self) -> None:
-        """End the plans and the context, which may be broken."""
+        """Close the plans and the context, which may be broken."""
         self.ops.mirrors.clear()
         for mm in self.plans:
             with suppress(Exception):
@@ -265,12 +265,12 @@ class Ours:
 
 
 class Columns:
-    """**Collective.** All columns of a row that can be made, and why the others cannot.
+    """**Collective.** The columns of a row that can be made, and the reasons for the others.
 
     Args:
         job: the ranks.
         ops: the operands.
-        left_out: names of columns that are not wanted.
+        left_out: names of columns to leave out.
     """
 
     def __init__(self, job: Job, ops: Operands, left_out: frozenset[str] = frozenset()) -> None:
@@ -301,7 +301,7 @@ class Columns:
         yield "pblas symmetric", lambda: self._ours().symmetric()
 
     def _ours(self) -> Ours:
-        """**Collective.** The context of both columns; the second gives up where a rank has none."""
+        """**Collective.** The context of both pblas columns; the second column fails if a rank has no context."""
         if not self.tried:
             self.tried = True
             self.ours = Ours(self.job, self.ops)
@@ -311,7 +311,7 @@ class Columns:
         return self.ours
 
     def _add(self, name: str, make: Callable[[], Column]) -> None:
-        """Make a column; where that fails on one rank, none has it."""
+        """Make a column; if that fails on one rank, the column is missing on all ranks."""
         self.job.deadline.step(f"{self.ops.row.title}: {name}: building")
         if name in self.left_out:
             self.missing[name] = "left out by --without"
@@ -323,7 +323,7 @@ class Columns:
             self.columns.append(column)
 
     def close(self) -> None:
-        """Release all columns, whose arrays may be the context's; then close pblas and the shared resources."""
+        """Release all columns first, because their arrays may belong to the context; then close pblas and cuBLAS."""
         for column in reversed(self.columns):
             with suppress(Exception):
                 column.close()

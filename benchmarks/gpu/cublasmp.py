@@ -1,12 +1,12 @@
-"""cuBLASMp 0.7 through nvmath-python 0.8, beside its own cuBLAS: the column "cublasmp" of the GPU benchmark.
+"""The column "cublasmp" of the GPU benchmark: cuBLASMp 0.7 through nvmath-python 0.8, compared with cuBLAS.
 
 mpiexec -n 8 python -m mpi4py -m benchmarks.gpu.cublasmp --wheels DIR [--ops ag_gemm] [--models 8B] --json FILE
 
-A process of its own: pblas wants a newer nvmath-python, whose cuBLASMp wants a newer NCCL than torch brings. DIR holds
-the wheels nvmath_python-0.8* and nvidia_cublasmp_cu13-0.7*, which are unpacked into a temporary folder and patched
-there for today's cuda.core; without --wheels an installed nvmath-python is used as it is. The method and the operands
-are those of overlap.py, and "cublasmp anchor" is torch.mm in a graph in this process. Never the algorithms that may
-use NVLink multicast: SPLIT_P2P and NO_OVERLAP only, and no GEMM+AR.
+It is a separate program because pblas needs a newer nvmath-python, whose cuBLASMp needs a newer NCCL than torch has.
+DIR has the wheels nvmath_python-0.8* and nvidia_cublasmp_cu13-0.7*, which are unpacked into a temporary folder and
+patched there for cuda.core 1. Without --wheels an installed nvmath-python is used unchanged. Method and operands are
+the same as in overlap.py; "cublasmp anchor" is torch.mm in a graph in this program. Algorithms that may use NVLink
+multicast are excluded: only SPLIT_P2P and NO_OVERLAP run, and no GEMM+AR.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", "16G")
 
 WHEELS = ("nvmath_python-0.8*.whl", "nvidia_cublasmp_cu1*-0.7*.whl")
 PATCHED = ("nvmath/internal/utils.py", "nvmath/linalg/advanced/matmulmod.py")
-"""cuda.core 1 calls an event's option timing_enabled; nvmath-python 0.8 was written when it was enable_timing."""
+"""Files of nvmath-python 0.8 that use an event's option enable_timing, which cuda.core 1 calls timing_enabled."""
 ALGORITHMS = ("SPLIT_P2P", "NO_OVERLAP")
 NO_ALL_REDUCE = "cuBLASMp's GEMM+AR uses NVLink multicast, which is off here"
 
@@ -57,7 +57,7 @@ def unpacked(wheels: Path, folder: Path) -> None:
 
 
 def load_libraries(folder: Path) -> None:
-    """Load cuBLASMp from the folder, after the libraries that it needs: their loader does not look into it."""
+    """Load the libraries that cuBLASMp needs, then cuBLASMp from the folder, which their loader does not search."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     for name in ("cublasLt", "cublas", "nccl", "nvshmem_host"):
@@ -67,7 +67,7 @@ def load_libraries(folder: Path) -> None:
 
 
 def start(job: Job, wheels: Path | None, folder: Path) -> None:
-    """**Collective.** Make nvmath.distributed ready on this rank's GPU."""
+    """**Collective.** Initialize nvmath.distributed on this rank's GPU."""
     if wheels is not None:
         sys.path.insert(0, str(folder))
         load_libraries(folder)
@@ -79,9 +79,9 @@ def start(job: Job, wheels: Path | None, folder: Path) -> None:
 class CuBlasMp:
     """The columns of one row, on the operands of the benchmark.
 
-    cuBLASMp stores by columns, so D^T = B^T A^T is computed: its first operand is the weight, K x N by columns and
-    transposed by its flag, its second the activation, K x tokens by columns, in symmetric memory, which spares AG+GEMM
-    a copy.
+    cuBLASMp stores matrices by columns, so it computes D^T = B^T A^T. Its first operand is the weight, K x N by columns
+    with the transpose flag. Its second operand is the activation, K x tokens by columns, in symmetric memory, which
+    saves a copy in AG+GEMM.
     """
 
     def __init__(self, job: Job, ops: Operands) -> None:
@@ -114,7 +114,7 @@ class CuBlasMp:
         for weights, activation in zip(self.ops.tb, self.operands, strict=True):
             product = Matmul(weights, activation, distributions=cut, qualifiers=qualifiers, options=options)
             product.plan()
-            product.execute()  # takes its workspace, which waits for all GPUs: none of them may be in a call
+            product.execute()  # allocates its workspace, which synchronizes all GPUs: none of them may be in a call
             self.job.synchronize()
             self.job.comm.Barrier()
             plans.append(product)
@@ -124,14 +124,14 @@ class CuBlasMp:
         def call(s: int) -> None:
             outputs[s] = plans[s].execute()
 
-        def poison(s: int) -> None:  # the allocator hands the same memory out again
+        def poison(s: int) -> None:  # the allocator returns the same memory for the next output
             if s in outputs:
                 outputs.pop(s).fill_(float("nan"))
 
         return Column(f"cublasmp {algorithm.lower()}", call, lambda s: outputs[s].t(), poison, outputs.clear)
 
     def close(self) -> None:
-        """Free what is symmetric, on all ranks in the same order."""
+        """Free the symmetric memory, on all ranks in the same order."""
         self.job.synchronize()
         self.job.comm.Barrier()
         for product in self.products:
@@ -156,7 +156,7 @@ def anchor(ops: Operands) -> Column:
 
 
 def measure(job: Job, row: Row, options: Any) -> dict[str, Any]:
-    """**Collective.** What this process adds to a row of the file."""
+    """**Collective.** The fields that this program adds to a row of the file."""
     job.deadline.step(f"{row.title}: building")
     with job.current():
         ops = Operands(job, row)
@@ -196,7 +196,7 @@ def measure(job: Job, row: Row, options: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure the rows, or write down why they cannot be measured."""
+    """Measure the rows, or write the reason why they cannot be measured."""
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument("--wheels", type=Path, help="folder with the wheels of nvmath-python and cuBLASMp")
     options = options_parser.parse_args()

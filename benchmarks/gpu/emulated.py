@@ -1,16 +1,16 @@
-"""How long would a product take on more GPUs than there are? Two GPUs emulate the ranks, each with its full traffic.
+"""How long would a product take on 4 to 32 GPUs? Two GPUs emulate two of the ranks, each with its full traffic.
 
 mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 [--ops gemm_ar] [--models 8B] [--m 4096] [--json FILE]
 mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.emulated --gpus 8 --algorithms copy_engine:1,1,2,4 tile_signals
 
 GPU 0 is rank 0 and GPU 1 is rank 1 of a context of 4, 8, 16 or 32 ranks. Each GPU sends the data for any other rank to
-the other GPU. The receiver uses the data as if the proper sender of this step had sent it: where ranks meet in the
-order q^1, q^2, ..., rank 0 sends to rank s when rank 1 receives from rank s^1. So each GPU runs the unchanged schedule
-of the plan, with all its copies, flags and waits. It sends and receives as many bytes, and adds as many terms, as if
-there were so many GPUs.
+the other GPU. The receiver uses the data as if the right rank had sent it: if ranks visit their peers in the order q^1,
+q^2, ..., rank 0 sends to rank s when rank 1 receives from rank s^1. So each GPU runs the unchanged schedule of the
+plan, with all its copies, flags and waits. It sends and receives the same number of bytes, and adds the same number of
+terms, as on the full number of GPUs.
 
-Differences from a real run: all traffic is between two GPUs, so that ranks do not contend for a third one, and two GPUs
-are in step more than eight would be. D is not the product. docs/performance.md compares emulated and real times.
+Differences from a real run: all traffic is between two GPUs, so ranks do not contend for a third one, and two GPUs are
+more in step than eight. D is not the product. docs/performance.md compares emulated and real times.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ MOST_ALGORITHMS = 4
 
 
 class Play:
-    """Makes contexts that two ranks open believe that they have more.
+    """Patches of pblas under which a context of two ranks behaves like one of more ranks.
 
     Args:
         rank: 0 or 1 (local).
-        size: emulated ranks, a power of two.
+        size: number of emulated ranks, a power of two (global).
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.other, self.size = rank, 1 - rank, size
 
     def source(self, peer: int) -> int:
-        """The rank for which the other GPU takes this one when this one sends to `peer`."""
+        """The rank as which the other GPU sees this one, when this one sends to `peer`."""
         return peer ^ self.rank ^ self.other
 
     def spread(self, addresses: list[int], pitch: int) -> list[int]:
-        """Addresses of slots, one per rank and `pitch` apart, moved so that they are those of the other GPU."""
+        """Addresses of slots in the other GPU's memory, from addresses for all ranks; slots are `pitch` bytes apart."""
         return [
             address if peer == self.rank else address + (self.source(peer) - self.rank) * pitch
             for peer, address in enumerate(addresses)
         ]
 
     def enlarge(self, backend: Any) -> None:
-        """Before the context has made anything."""
+        """Set the number of ranks of a backend, before the context allocates anything."""
         pes = backend.pes
         backend.size = backend.ranks_per_node = self.size
         backend.pes = backend.arena._pes = tuple(pes[self._player(r)] for r in range(self.size))  # noqa: SLF001
@@ -64,7 +64,7 @@ class Play:
         return self.rank if rank == self.rank else self.other
 
     def patch(self) -> None:
-        """What addresses memory of peers by this rank's number, addresses it by that of `source`."""
+        """Replace the functions that compute addresses in peers' memory: they use `source` instead of this rank."""
         from pblas.backends.nvshmem import workspace
         from pblas.backends.nvshmem.backend import NvshmemBackend
         from pblas.backends.nvshmem.collectives import Halves
@@ -99,7 +99,7 @@ class Play:
             return gathered(self, peer, replace(block, start=block.start + lines, stop=block.stop + lines), x)
 
         def summed_at(self: Any, peer: int, block: Any, x: Any) -> Any:
-            return summed(self, peer, replace(block, slot=play.source(peer)), x)  # this rank puts nothing to itself
+            return summed(self, peer, replace(block, slot=play.source(peer)), x)  # a rank sends nothing to itself
 
         work.flag, Halves.slots, Kernels.barrier, Kernels.pulled = flag_at, slots_at, barrier_of, pulled_by
         RunPushGather._target_at, RunPushReduce._target_at = gathered_at, summed_at  # noqa: SLF001
@@ -107,7 +107,7 @@ class Play:
 
 
 def best_algorithms(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
-    """Those that were asked for, or those that the estimate puts first."""
+    """The wanted algorithms, or by default the four with the best estimates."""
     plan = plan_of(row)
     estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if wanted:
@@ -152,7 +152,7 @@ def main() -> None:
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="emulated ranks")
     options_parser.add_argument(
-        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four that are estimated best"
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four with the best estimates"
     )
     options = options_parser.parse_args()
     from mpi4py import MPI
@@ -160,7 +160,7 @@ def main() -> None:
     from benchmarks.gpu.timing import Job
 
     if MPI.COMM_WORLD.size != 2:
-        options_parser.error("two GPUs play: start two ranks")
+        options_parser.error(f"the emulation needs two ranks, got {MPI.COMM_WORLD.size}; use mpiexec -n 2")
     console = Console(quiet=MPI.COMM_WORLD.rank != 0, width=170)
     measured = fitting(options, options.gpus, console)
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))

@@ -1,11 +1,11 @@
-"""How much does an epilogue of a product cost, fused into the product and as a separate pass over D after it?
+"""How much time does an epilogue of a product take, fused into the product or as a separate pass over D?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.epilogues [--ops gemm_rs] [--models 8B] [--m 16 512 4096] [--json FILE]
 
-The products are those of `overlap.py`, of plain arrays, with the heuristics' GEMMs. Columns of a row are timed in
-rounds of rotated order. Each call starts after a delay, in which the host enqueues it, and a barrier of all GPUs. A
-time is the slowest rank's. "apart" is the product without an epilogue, and one kernel that reads and writes D. Ratios
-are medians of those within a round. The results of both are compared first.
+The products are the same as in `overlap.py`, on plain arrays, with cuBLASLt's default algorithms. Columns of a row are
+timed in rounds of rotated order. Each call starts after a delay, in which the host enqueues it, and a barrier of all
+GPUs. A time is that of the slowest rank. "apart" is the product without an epilogue, followed by one kernel that reads
+and writes D. Ratios are medians of the ratios in each round. The results of both columns are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXPRESSIONS = ("relu(x + bias)", "gelu", "x + h")
 PRODUCT = "product"
 MOST_SETS = 4
 DELAY = 3e-4
-WARM_CALLS = 3  # eager, then captured in both halves
+WARM_CALLS = 3  # one eager call, then one capture for each half of the workspace
 
 
 class Work:
@@ -36,7 +36,7 @@ class Work:
 
     Args:
         job: the ranks.
-        ctx: of pblas.
+        ctx: a context of pblas.
         row: the sizes of the product.
     """
 
@@ -86,7 +86,7 @@ class Work:
         self.calls |= {text: lambda s: self._execute(fused, s), f"{text} apart": separate_pass}
 
     def check(self) -> dict[str, float]:
-        """How far both results of an expression are apart, relative to the largest element."""
+        """For each expression the largest difference of both results, relative to the largest element."""
         errors = {}
         for text in EXPRESSIONS:
             results = []
@@ -98,7 +98,7 @@ class Work:
         return errors
 
     def run(self, rounds: int) -> dict[str, list[float]]:
-        """us of each column, round by round, of the slowest rank."""
+        """us of the slowest rank, for each column in each round."""
         names, times = list(self.calls), dict[str, list[float]]()
         for name in names:
             for s in range(self.ops.sets * WARM_CALLS):
@@ -130,15 +130,15 @@ def reported(row: Row, work: Work, times: dict[str, list[float]], errors: dict[s
 
 
 def main() -> None:
-    """Measure the rows of a run, and print or keep them."""
+    """Measure the rows of a run, print them, and write them to a file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["8B"])
     parser.add_argument("--m", nargs="+", type=int, default=[16, 512, 4096], help="rows of the activations")
-    parser.add_argument("--tp", type=int, default=8, help="N and K of a rank are those of this TP")
+    parser.add_argument("--tp", type=int, default=8, help="tensor-parallel size that determines N and K of a rank")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
-    parser.add_argument("--json", type=Path, help="where the rows go")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     import pblas
 

@@ -1,15 +1,15 @@
-"""How fast is the Hopper kernel on one GPU, against the fastest algorithm that cuBLASLt has?
+"""How fast is the Hopper kernel on one GPU, compared with the fastest algorithm of cuBLASLt?
 
 python -m benchmarks.gpu.gemm [--models 8B,70B,405B] [--tokens 4096,8192,16384] [--orders CFC] [--json FILE]
 
-The products are those of one of 8 ranks: "ag" multiplies gathered rows (n = F/8, k = hidden), "rs" makes the partial
-product that is reduced and scattered (n = hidden, k = F/8), in bfloat16. Orders are those of X, Y, Z: CFC is Y stored
-as PyTorch stores weights. cuBLASLt's algorithm is tuned as pblas tunes it. Each column is a CUDA graph of back-to-back
-products on random operands that rotate through more memory than the L2 cache has; in each round every column runs once,
-in rotated order, and medians are compared.
+The products are those of one of 8 ranks, in bfloat16: "ag" multiplies gathered rows (n = F/8, k = hidden), "rs" forms
+the partial product that is reduced and scattered (n = hidden, k = F/8). Orders are the storage orders of X, Y and Z;
+with CFC, Y is stored as PyTorch stores weights. cuBLASLt's algorithm is tuned in the same way as by pblas. Each column
+is a CUDA graph of back-to-back products, on random operands that rotate through more memory than the L2 cache. In each
+round every column runs once, in rotated order; medians are compared.
 
-"parts" is the Hopper kernel on 8 blocks of rows, as many as ranks. In "added" the first 7 of them are partial products
-of the last one, as in GEMM+RS if all ranks were this one: they are signalled when they are stored, and added.
+"parts" is the Hopper kernel on 8 blocks of rows, one per rank. In "added" the first 7 blocks are partial products of
+the last one, as if this GPU were all ranks of a GEMM+RS: the kernel signals them when they are stored, and adds them.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from pblas.backends.nvshmem.hopper.gemm import Hopper
 from pblas.backends.nvshmem.kernels import Watch
 
 RANKS = 8
-SECONDS = 5  # until a kernel that waits gives up
+SECONDS = 5  # deadline of a kernel that waits
 GRAPH_SECONDS = 2e-3
-FLOPS = 700e12  # about; how many products a graph holds depends on it
+FLOPS = 700e12  # approximate rate, from which the number of products per graph is computed
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TOLERANCE = 0.01
-"""Relative, of the whole result: bfloat16 rounds it by 0.0017."""
+"""Largest relative error of the whole result; bfloat16 rounds it by 0.0017."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A product."""
+    """The model, the kind, the sizes and the storage orders of a product."""
 
     model: str
     op: str
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def flop(self) -> int:
-        """Operations."""
+        """Floating-point operations."""
         return 2 * self.m * self.n * self.k
 
 
@@ -102,7 +102,7 @@ def blocks(x: Any) -> list[Any]:
 
 
 def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
-    """All parts of Z but the last are terms of that one."""
+    """The parts of a launch in which all blocks of Z but the last are partial products of the last block."""
     *sent, (x_own, z_own) = zip(blocks(x), blocks(z), strict=True)
     words = [int(flag.data.ptr) for flag in flags]
     terms = tuple(Term(slot, word, source) for source, ((_, slot), word) in enumerate(zip(sent, words, strict=True)))
@@ -111,7 +111,7 @@ def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
 
 
 def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a product, by column and round."""
+    """Seconds of a product, for each column in each round."""
     rng = cupy.random.default_rng(1)
     nbytes = 2 * (row.m * row.k + row.k * row.n + row.m * row.n)
     sets = []
@@ -146,7 +146,7 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for turn in range(rounds + 1):  # the first warms up
         order = rotated(list(graphs), turn)
-        graphs[order[-1]].launch(stream)  # the GPU is as busy before the first column as before the others
+        graphs[order[-1]].launch(stream)  # so that the GPU is busy before the first column, as before the others
         events = [cupy.cuda.Event() for _ in range(len(order) + 1)]
         events[0].record(stream)
         for name, event in zip(order, events[1:], strict=True):

@@ -17,9 +17,9 @@ def nan(*tensors: Any) -> None:
 
 
 def captured(works: Works) -> list[Any]:
-    """CUDA graphs of what the works enqueue on torch's current stream, each run once before.
+    """Run each function once, then capture it on torch's current stream as a CUDA graph.
 
-    torch.cuda.graph() would collect garbage and empty the allocator's cache for every one of them.
+    torch.cuda.graph() is not used, because it collects garbage and empties the allocator's cache for every graph.
     """
     import torch
 
@@ -28,7 +28,7 @@ def captured(works: Works) -> list[Any]:
         work()
         torch.cuda.current_stream().synchronize()
         graph = torch.cuda.CUDAGraph()
-        # Only this thread's calls may break the capture: NCCL's watchdog asks after events in a thread of its own.
+        # Only calls of this thread may invalidate the capture: NCCL's watchdog queries events in another thread.
         graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             work()
@@ -39,6 +39,6 @@ def captured(works: Works) -> list[Any]:
 
 
 def replayed(name: str, works: Works, **options: Any) -> Column:
-    """A column of which every set of operands is one graph."""
+    """A column with one graph for each set of operands."""
     graphs = captured(works)
     return Column(name, lambda s: graphs[s].replay(), close=lambda: [graph.reset() for graph in graphs], **options)

@@ -1,12 +1,11 @@
-"""How long does the host take for an execution: on arrays new to a plan, to capture its graph, on known arrays?
+"""How much CPU time does an execution take: on arrays that are new to a plan, with a graph capture, on known arrays?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.host [--n 64] [--json FILE]
 
-Each algorithm is planned twice, as it is and with nothing recorded (docs/decisions/0018-recorded-launches.md). Both
-plans
-alternate, each on D of its own: once new, twice captured, then known. All GPUs are idle when a call begins, so that
-no queue of launches is full. A time is a median over all D, of the slowest rank; ratios are medians of those of the
-turns. All D are compared at the end.
+Each algorithm is planned twice, with and without recorded launches (docs/decisions/0018-recorded-launches.md). Both
+plans alternate, each on its own arrays D: each D is used once as a new array, twice for a capture, then as a known
+array. All GPUs are idle when a call begins, so no launch queue is full. A time is the median over all D of the slowest
+rank; a ratio is the median over all D. All D are compared at the end.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pblas import MatrixDescriptor
 from pblas.plans.plan import Algorithm
 
 COMM = MPI.COMM_WORLD
-CALLS = {"new": 1, "captured": 2, "known": 5}  # on each D, in this order
+CALLS = {"new": 1, "captured": 2, "known": 5}  # number of calls of each kind on each D, in this order
 MODES = ("recorded", "walked")
 ROWS, COLUMNS, WHOLE = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
 GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (COLUMNS, ROWS, WHOLE)
@@ -36,7 +35,7 @@ GATHERED, SCATTERED, REDUCED = (ROWS, COLUMNS, ROWS), (COLUMNS, ROWS, ROWS), (CO
 
 
 def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Algorithm]]:
-    """Products, their layouts, and the algorithms that they take."""
+    """Products, their layouts, and the algorithms to measure."""
     for name, layouts in (("AG+GEMM", GATHERED), ("GEMM+RS", SCATTERED)):
         stores = (Algorithm("fused_stores"),) if layouts == SCATTERED else ()
         for algorithm in (
@@ -53,7 +52,7 @@ def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Algorithm]]:
 
 @contextmanager
 def nothing_recorded(engine: Any) -> Iterator[None]:
-    """Plans that are made meanwhile walk through their schedule in each execution."""
+    """A with block in which new plans record no launches: each execution walks through the schedule."""
     engine.record = lambda *_: None
     try:
         yield
@@ -62,7 +61,7 @@ def nothing_recorded(engine: Any) -> Iterator[None]:
 
 
 class Plan:
-    """A product as it is planned once, and what its executions took the host."""
+    """A planned product, its arrays, and the CPU times of its executions."""
 
     def __init__(self, ctx: Any, layouts: tuple[Any, ...], n: int, outputs: int) -> None:
         import cupy
@@ -78,7 +77,7 @@ class Plan:
         self.us: dict[str, list[float]] = {kind: [] for kind in CALLS}
 
     def turn(self, number: int) -> None:
-        """All calls on one D."""
+        """Run all calls on one D."""
         for kind, calls in CALLS.items():
             for _ in range(calls):
                 self._wait()
@@ -87,7 +86,7 @@ class Plan:
                 self.us[kind].append(1e6 * (time.perf_counter() - start))
 
     def slowest(self, kind: str) -> list[float]:
-        """us of each call, of the slowest rank."""
+        """us of the slowest rank, for each call."""
         return [max(samples) for samples in zip(*COMM.allgather(self.us[kind]), strict=True)]
 
 
@@ -120,11 +119,11 @@ def measure(ctx: Any, layouts: tuple[Any, ...], algorithm: Algorithm, n: int, ou
 
 
 def main() -> None:
-    """Measure all algorithms, and print or keep them."""
+    """Measure all algorithms, print the rows, and write them to a file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--n", type=int, default=64, help="rows and columns of all matrices")
-    parser.add_argument("--outputs", type=int, default=40, help="D of each plan")
-    parser.add_argument("--json", type=Path, help="where the rows go")
+    parser.add_argument("--outputs", type=int, default=40, help="number of arrays D of each plan")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
     options = parser.parse_args()
     import pblas
 

@@ -1,17 +1,16 @@
-"""How close does an overlapped product on GPUs come to cuBLAS alone, and how far ahead of the alternatives is it?
+"""How close does an overlapped product on GPUs come to the time of cuBLAS alone, and how fast are other libraries?
 
 mpiexec -n 8 python -m mpi4py -m benchmarks.gpu.overlap [--ops ag_gemm] [--models 8B] [--m 512 4096] [--json FILE]
 python -m benchmarks.gpu.overlap --dry-run [--gpus 8]      the rows of a run and their bounds; needs no GPU
 python -m benchmarks.gpu.overlap --summary --json FILE     prints the file, a line per row
-python -m benchmarks.gpu.overlap --chart --json FILE       draws the file, beside it
+python -m benchmarks.gpu.overlap --chart --json FILE       draws the file as SVG, under the same name
 
-Everything but cuBLASMp (`cublasmp.py`) is compared in one job, in rounds: each round fills all operands with new
-values and runs every column once, in rotated order and on another set of operands each. A call is enqueued while a
-delay kernel runs and starts after a barrier of all GPUs; its events exclude both. A time is the maximum over ranks.
-E is the median of the in-round ratios of cuBLAS alone (the faster of torch.mm and tuned cuBLASLt, in a graph) over
-ours. The delay hides the launch cost of every column; calls back to back (steady) and time on the CPU show
-it. After the rounds, each column runs once more on the data of the last one, into an output full of NaN, and is
-compared with float32.
+All columns but cuBLASMp (`cublasmp.py`) run in one job, in rounds: each round fills all operands with new values and
+runs every column once, in rotated order, each on another set of operands. A call is enqueued while a delay kernel runs,
+and starts after a barrier of all GPUs; its time excludes both. A time is the maximum over ranks. E is the median over
+the rounds of the ratio of cuBLAS alone (the faster of torch.mm and tuned cuBLASLt, in a graph) to pblas. The delay
+hides the launch cost of every column; the times of calls back to back (steady) and on the CPU show it. After the rounds
+each column runs once more on the data of the last round, into an output full of NaN, and is compared with float32.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options, of which cublasmp.py has most too."""
+    """The options, which cublasmp.py and others share."""
     result = argparse.ArgumentParser(description=description)
     result.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     result.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
@@ -56,18 +55,21 @@ def parser(description: str) -> argparse.ArgumentParser:
         "--m", nargs="+", type=int, default=[], help="rows of the activations; 16 to 16384 (AR: from 1)"
     )
     result.add_argument(
-        "--tp", type=int, default=8, help="N and K of a rank are those of this TP, on any number of GPUs"
+        "--tp",
+        type=int,
+        default=8,
+        help="tensor-parallel size that determines N and K of a rank, on any number of GPUs",
     )
-    result.add_argument("--rounds", type=int, default=0, help="default 40, or 15 where the GEMM takes more than 2 ms")
-    result.add_argument("--seconds", type=float, default=20.0, help="for the rounds of a row; fewer are run if need be")
+    result.add_argument("--rounds", type=int, default=0, help="default 40, or 15 if the GEMM takes more than 2 ms")
+    result.add_argument("--seconds", type=float, default=20.0, help="limit for the rounds of a row")
     result.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
     result.add_argument("--json", type=Path, help="merge the rows into this file, each as soon as it is measured")
-    result.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    result.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     return result
 
 
 def dry_run(measured: list[Row], console: Console) -> None:
-    """The rows and what to expect: cuBLAS alone by its operations or bytes, the bound, and E at the bound."""
+    """Print the rows with estimates: cuBLAS alone by its operations or bytes, the bound, and E at the bound."""
     table = Table(title="rows, us by the rates of 8 H200", title_justify="left")
     for name in ("op", "model", "M", "N", "K", "sets", "MB received", "GEMM", "bound", "E at the bound", ""):
         table.add_column(name, justify="right")
@@ -80,7 +82,7 @@ def dry_run(measured: list[Row], console: Console) -> None:
 
 
 def print_row(row: dict[str, Any], console: Console) -> None:
-    """One row: its columns, E, the bound, and the missing columns."""
+    """Print one row: its columns, E, the bound, and the missing columns."""
     e, clocks = row.get("e", {}), row.get("sm_mhz", {})
     title = f"{row['op']} {row['model']} M={row['m']} N={row['n']} K={row['k']} on {row['gpus']} GPUs"
     if e:
@@ -113,7 +115,7 @@ def print_row(row: dict[str, Any], console: Console) -> None:
 
 
 def print_summary(file: dict[str, Any], console: Console) -> None:
-    """All rows of a file in a line each: E beside its goal and bound, and how far ahead of the others pblas is."""
+    """Print a line for each row of a file: E, its goal and its bound, and the fastest other library over pblas."""
     table = Table(
         title=f"{file.get('device', '')}, {file.get('date', '')}, {file.get('commit', '')}", title_justify="left"
     )
@@ -173,7 +175,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
 
 
 def fitting(options: argparse.Namespace, gpus: int, console: Console) -> list[Row]:
-    """The rows of a run that can be cut into equal parts; the console says why others cannot."""
+    """The rows of a run that can be cut into equal parts; the reasons for the others are printed."""
     kept = []
     for row in rows(options.ops, options.models, options.m, options.tp, gpus):
         if row.unfit():
@@ -184,7 +186,7 @@ def fitting(options: argparse.Namespace, gpus: int, console: Console) -> list[Ro
 
 
 def publish(job: Job, options: argparse.Namespace, row: dict[str, Any], console: Console) -> None:
-    """Print a row and merge it into the file, on rank 0."""
+    """Print a row and merge it into the file (rank 0)."""
     if job.rank:
         return
     head = about(job.device_name(), job.size, options.commit)
@@ -197,14 +199,14 @@ def publish(job: Job, options: argparse.Namespace, row: dict[str, Any], console:
 def main() -> None:
     """Print the rows of a run, measure them, or draw them."""
     options_parser = parser(__doc__.splitlines()[0])
-    options_parser.add_argument("--without", nargs="+", default=[], help="columns that are left out, by name")
+    options_parser.add_argument("--without", nargs="+", default=[], help="names of columns to leave out")
     options_parser.add_argument("--dry-run", action="store_true", help="print the rows and their bounds")
-    options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: GPUs")
-    options_parser.add_argument("--chart", action="store_true", help="draw the file of --json as SVG beside it")
+    options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: number of GPUs")
+    options_parser.add_argument("--chart", action="store_true", help="draw the file of --json as SVG")
     options_parser.add_argument("--summary", action="store_true", help="print the file of --json, a line per row")
     options = options_parser.parse_args()
     if options.gpus < 1:
-        options_parser.error("--gpus: 1 at least")
+        options_parser.error(f"--gpus is {options.gpus}; expected at least 1")
     if options.chart:
         from benchmarks.charts.gpu_chart import chart
 

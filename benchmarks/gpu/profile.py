@@ -1,16 +1,16 @@
-"""What limits the Hopper kernel in each of its modes? Nsight Compute on one GPU that emulates one of several ranks.
+"""What limits the Hopper kernel in each of its modes? Nsight Compute profiles one GPU as one of several ranks.
 
 python -m benchmarks.gpu.profile [--models 8B 70B] [--m 4096] [--gpus 8] [--json FILE]
 
-The products are those of one of 8 ranks, in bfloat16, as in `gemm.py`. "gemm" is the up-projection in one part,
-"ag" the same in as many parts as ranks, whose flags are set. "rs" is the down-projection: the parts of others are made
-and signalled, then the own one, to which theirs are added. "ar" is "rs" in two pieces, whose sums are stored twice.
-The data of the peers are in memory before the launch: the profiler runs a launch once per group of counters, and a
-kernel that waited for another would hang.
+The products are those of one of 8 ranks, in bfloat16, as in `gemm.py`. "gemm" is the up-projection in one part. "ag" is
+the up-projection in one part per rank; all flags are set. "rs" is the down-projection: the kernel forms and signals the
+parts of the peers, then forms its own part and adds the peers' partial products. "ar" is "rs" in two pieces, whose sums
+are stored twice. The data of the peers are in memory before the launch: the profiler repeats a launch for each group of
+counters, so a kernel that waited for another one would hang.
 
-Clocks are left as they are, so times are those of a GPU at its limit of power or below. The tensor cores' share is that
-of the time from the launch to the end: of all multiprocessors, and of the busiest one. The two
-differ by rounds of tiles that do not fill the GPU. The busiest one and 100 % differ by its work besides multiplying.
+The clocks are not fixed, so times are those of a GPU at or below its power limit. The shares of tensor cores are of the
+time from the launch to the end, on all multiprocessors and on the busiest one. These two differ by rounds of tiles that
+do not fill the GPU. The busiest one differs from 100 % by its work other than multiplying.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MODES = ("gemm", "ag", "rs", "ar")
 PIECES = 2
-SECONDS = 100  # until a kernel that waits gives up
+SECONDS = 100  # deadline of a kernel that waits
 LIMIT = 120  # seconds for one profile
 SHARE = "avg.pct_of_peak_sustained_elapsed"
 TENSOR = "sm__pipe_tensor_cycles_active"
@@ -48,11 +48,11 @@ METRICS = {
     "issue": ("smsp__issue_active.avg.pct_of_peak_sustained_active", 1.0),
     "registers": ("launch__registers_per_thread", 1.0),
 }
-"""Name of a metric in the file: its name in Nsight Compute, and its unit over that of the file."""
+"""Metrics by their names in the file: the name in Nsight Compute, and the factor to the unit of the file."""
 
 
 def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], Any]:
-    """The parts of a launch, as a rank of several orders them, and their flags."""
+    """The parts of a launch in the order in which a rank forms them, and their flags."""
     import cupy
 
     from pblas.backends.nvshmem.hopper.descriptors import Part, Term
@@ -77,7 +77,7 @@ def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], 
 
 
 def launch(mode: str, model: str, m: int, gpus: int) -> None:
-    """A launch that warms up and one that is profiled."""
+    """Launch the kernel twice: the first launch warms up, the profiler records the second."""
     import cupy
 
     from benchmarks.gpu.gemm import matrix
@@ -96,22 +96,22 @@ def launch(mode: str, model: str, m: int, gpus: int) -> None:
 
 
 def sizes(mode: str, model: str) -> tuple[int, int]:
-    """Columns of the GEMM of one of 8 ranks, and its inner length."""
+    """N and K of the GEMM of one of 8 ranks."""
     hidden, forward = MODELS[model]
     return (forward // 8, hidden) if mode in {"gemm", "ag"} else (hidden, forward // 8)
 
 
 def profiler() -> str:
-    """Where Nsight Compute is."""
+    """The path of Nsight Compute."""
     programs = sorted(Path("/opt/nvidia/nsight-compute").glob("*/ncu"))
     path = shutil.which("ncu") or (str(programs[-1]) if programs else None)
     if path is None:
-        raise SystemExit("Nsight Compute (ncu) is not on PATH; it comes with the CUDA Toolkit")
+        raise SystemExit("Nsight Compute (ncu) is not on PATH; install the CUDA Toolkit, which has it")
     return path
 
 
 def profiled(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The second launch of a process, by its metrics."""
+    """Profile the second launch of a process; its metrics."""
     names = ",".join(name for name, _ in METRICS.values())
     choice = ["--kernel-name", "hopper", "--launch-skip", "1", "--launch-count", "1", "--metrics", names]
     ncu = [profiler(), "--clock-control", "none", "--print-units", "base", "--csv", "--page", "raw", *choice]
@@ -128,7 +128,7 @@ def profiled(mode: str, model: str, options: argparse.Namespace) -> dict[str, An
 
 
 def table(file: dict[str, Any]) -> Table:
-    """The file as it is printed."""
+    """The rows of a file as a table."""
     result = Table(
         title=f"the Hopper kernel on one {file['device']} as one of {file['gpus']} ranks", title_justify="left"
     )
@@ -144,13 +144,13 @@ def table(file: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Profile each mode of each model, or be what is profiled."""
+    """Profile each mode of each model; with --launch, run the profiled process."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--m", type=int, default=4096, help="rows of the activations")
-    parser.add_argument("--gpus", type=int, default=8, help="ranks, of which this GPU plays one")
-    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    parser.add_argument("--gpus", type=int, default=8, help="number of ranks, one of which this GPU emulates")
+    parser.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--launch", choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()

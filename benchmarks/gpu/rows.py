@@ -1,4 +1,7 @@
-"""Rows of the GPU benchmark, without a GPU: shapes, bounds, rotation, statistics, parts of a run merged in one file."""
+"""Rows of the GPU benchmark, without a GPU: shapes, bounds, rotation, statistics, and merging runs into one file.
+
+A row is one product; a column is one way to compute it. E is the time of cuBLAS alone over the time of pblas.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ MODELS = {"8B": (4096, 14336), "70B": (8192, 28672), "405B": (16384, 53248)}
 TOKENS = (16, 64, 128, 512, 2048, 4096, 8192, 16384)
 ITEMSIZE = 2
 SET_NBYTES = 240_000_000
-"""Operands rotate over so many bytes, four times the L2 cache of an H200, so that no operand is cached."""
+"""Bytes over which operands rotate: four times the L2 cache of an H200, so that no operand is cached."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "ag_gemm": (
@@ -47,10 +50,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "pblas symmetric",
     ),
 }
-"""Columns of a complete row under "us". A column that is absent is under "missing", with the reason."""
+"""Columns of a complete row, under "us" in the file. An absent column is under "missing", with the reason."""
 
 ALONE = ("cublas", "torch.mm", "cublasLt", "cublasmp anchor")
-"""Columns that multiply and move nothing."""
+"""Columns that multiply without moving data."""
 OURS = ("pblas", "pblas symmetric")
 
 GOALS: dict[Op, dict[str, tuple[float, ...]]] = {
@@ -58,17 +61,17 @@ GOALS: dict[Op, dict[str, tuple[float, ...]]] = {
     "gemm_rs": {"8B": (0.45, 0.48, 0.60, 0.68), "70B": (0.54, 0.80, 0.88, 0.90), "405B": (0.75, 0.92, 0.94, 0.94)},
     "gemm_ar": {"8B": (0.37, 0.34, 0.38, 0.40), "70B": (0.43, 0.62, 0.70, 0.77), "405B": (0.58, 0.80, 0.85, 0.87)},
 }
-"""E to be reached on 8 H200 at M = 512, 4096, 8192, 16384."""
+"""Goals for E on 8 H200 at M = 512, 4096, 8192, 16384."""
 GOAL_TOKENS = (512, 4096, 8192, 16384)
 
 NOT_RUN = {
-    "cublasmp": "benchmarks/gpu/cublasmp.py, which measures it in a process of its own, was not run for this row",
+    "cublasmp": "benchmarks/gpu/cublasmp.py, which measures it in a separate process, was not run for this row",
 }
 
 HBM = 4.3e12
-"""Bytes/s, read and written, of a copy on one H200."""
+"""Bytes per second, read and written, of a copy on one H200."""
 FLOPS = 720e12
-"""FLOP/s of cuBLAS in bfloat16 at M >= 4096 with all 8 H200 busy: 645e12 to 762e12 were measured."""
+"""FLOP/s of cuBLAS in bfloat16 at M >= 4096 with all 8 H200 busy (measured: 645e12 to 762e12)."""
 TRANSFERS = (
     (0.0, 3.5e-6),  # an all-to-all flag barrier in a graph
     (7 / 8 * 8 * 2**20, 30.0e-6),  # SM push, 112 blocks
@@ -76,7 +79,7 @@ TRANSFERS = (
     (7 / 8 * 128 * 2**20, 352.7e-6),  # copy engine, one stream
     (7 / 8 * 256 * 2**20, 654.4e-6),  # copy engine, one stream
 )
-"""(bytes that each rank receives, seconds): the fastest all-gathers of 8 H200, no multicast, measured in a graph."""
+"""(bytes that each rank receives, seconds) of the fastest all-gathers on 8 H200, in a CUDA graph, without multicast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,8 @@ class Row:
         op: "ag_gemm", "gemm_rs" or "gemm_ar".
         model: key of MODELS.
         m: rows of the activations (global).
-        tp: ranks that the layer is cut for: N and K of one rank are those of TP = tp.
-        gpus: ranks that multiply.
+        tp: tensor-parallel size, which determines N and K of a rank (global).
+        gpus: number of ranks (global).
 
     >>> row = Row("gemm_rs", "70B", 4096, 8, 4)
     >>> row.n, row.k, row.sets, row.moved_nbytes
@@ -115,34 +118,34 @@ class Row:
 
     @property
     def key(self) -> tuple[str, str, int, int]:
-        """What makes a row of the file."""
+        """The fields that identify a row in the file."""
         return self.op, self.model, self.m, self.gpus
 
     @property
     def title(self) -> str:
-        """The row in words."""
+        """The row as text."""
         return f"{self.op} {self.model} M={self.m} N={self.n} K={self.k}"
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Rows and columns of A that a rank has (local)."""
+        """Rows and columns of a rank's shard of A (local)."""
         return (self.m // self.gpus if self.op == "ag_gemm" else self.m), self.k
 
     @property
     def d_shape(self) -> tuple[int, int]:
-        """Rows and columns of D that a rank gets (local)."""
+        """Rows and columns of a rank's shard of D (local)."""
         return (self.m // self.gpus if self.op == "gemm_rs" else self.m), self.n
 
     @property
     def goal(self) -> float | None:
-        """E to be reached; None for rows without a goal."""
+        """The goal for E; None for rows without a goal."""
         if (self.tp, self.gpus) != (8, 8) or self.m not in GOAL_TOKENS:
             return None
         return GOALS[self.op][self.model][GOAL_TOKENS.index(self.m)]
 
     @property
     def sets(self) -> int:
-        """Sets of operands that together have SET_NBYTES, at least 2."""
+        """Number of sets of operands with SET_NBYTES bytes together, at least 2."""
         (am, ak), (dm, dn) = self.a_shape, self.d_shape
         return max(2, math.ceil(SET_NBYTES / (ITEMSIZE * (am * ak + self.k * self.n + dm * dn))))
 
@@ -153,12 +156,12 @@ class Row:
 
     @property
     def moved_nbytes(self) -> int:
-        """Bytes that each rank has to receive; all-reduce: as a reduce-scatter and an all-gather."""
+        """Bytes that each rank has to receive; an all-reduce counts as a reduce-scatter and an all-gather."""
         whole = ITEMSIZE * self.m * (self.k if self.op == "ag_gemm" else self.n)
         return (2 if self.op == "gemm_ar" else 1) * whole * (self.gpus - 1) // self.gpus
 
     def unfit(self) -> str | None:
-        """Why the row cannot be cut into equal parts, which the other libraries need; None if it can."""
+        """The reason why the row cannot be cut into equal parts, which other libraries need; None if it can."""
         _, inner = MODELS[self.model]
         if inner % (2 * self.tp):
             return f"{inner} columns of the layer do not divide by TP = {self.tp} into even numbers"
@@ -168,13 +171,13 @@ class Row:
 
 
 def rows(ops: Iterable[Op], models: Iterable[str], tokens: Sequence[int], tp: int, gpus: int) -> list[Row]:
-    """The rows of a run, in its order; GEMM+AR is measured from M = 1 where `tokens` is left to the default."""
+    """The rows of a run, in the order of the run; without `tokens`, GEMM+AR starts at M = 1."""
     default = {op: (1, *TOKENS) if op == "gemm_ar" else TOKENS for op in OPS}
     return [Row(op, model, m, tp, gpus) for op in ops for model in models for m in tokens or default[op]]
 
 
 def descriptors(row: Row) -> tuple[Any, Any, Any]:
-    """Distributions of A, B and D for which pblas plans the row's op; each rank's parts are those of the row."""
+    """Distributions of A, B and D for which pblas plans the row's op, with local arrays of the row's shapes."""
     from pblas import MatrixDescriptor
 
     p, m, n, k = row.gpus, row.m, row.n, row.k
@@ -186,7 +189,7 @@ def descriptors(row: Row) -> tuple[Any, Any, Any]:
 
 
 def heap_nbytes(measured: Sequence[Row]) -> int:
-    """Symmetric memory for the largest row: A and D of all sets, double buffers of gathered or reduced data.
+    """Bytes of symmetric memory for the largest row: A and D of all sets, and double-buffered workspace.
 
     >>> heap_nbytes([Row("gemm_ar", "405B", 16384, 8, 8)]) >> 30
     5
@@ -200,13 +203,13 @@ def heap_nbytes(measured: Sequence[Row]) -> int:
 
 
 def gemm_seconds(row: Row) -> float:
-    """Seconds of one rank's GEMM by its operations, or by its bytes where they take longer; only for plans of a run."""
+    """Estimated seconds of one rank's GEMM: of its operations, or of its bytes if they take longer; for --dry-run."""
     nbytes = ITEMSIZE * (row.m * row.k + row.k * row.n + row.m * row.n)
     return max(row.flops / FLOPS, nbytes / HBM) + 2e-6
 
 
 def transfer_seconds(nbytes: float) -> float:
-    """Seconds in which each of 8 ranks receives `nbytes` from the others, between and beyond what was measured.
+    """Seconds in which each of 8 ranks receives `nbytes` bytes, interpolated and extrapolated from TRANSFERS.
 
     >>> round(transfer_seconds(7 / 8 * 32 * 2**20) * 1e6, 1)
     93.6
@@ -219,10 +222,10 @@ def transfer_seconds(nbytes: float) -> float:
 def bound_seconds(row: Row, gemm: float) -> float:
     """The least seconds that the measured bandwidths allow, given the GEMM alone.
 
-    With t_g the GEMM and t_c the transfer: AG and RS max(t_g, t_c + t_g/P), since the part that comes last is still to
-    be multiplied (AG), and no part can be sent before the first is multiplied (RS); AR max(t_g, t_c) + min(t_g, t_c)/P,
-    with both of its phases in t_c and the product in P pieces. Not in it: flags and barriers (5 to 10 us), GEMMs that
-    fill the GPU badly because they wait for parts, and a reduction that is a pass of its own over memory.
+    Let t_g be the time of the GEMM and t_c the time of the transfer. AG and RS take max(t_g, t_c + t_g/P): the last
+    part is multiplied after it arrives (AG), and the first part is multiplied before it is sent (RS). AR takes
+    max(t_g, t_c) + min(t_g, t_c)/P, with both of its phases in t_c and the product in P pieces. The bound leaves out
+    flags and barriers (5 to 10 us), GEMMs of parts that do not fill the GPU, and reductions in a separate pass.
 
     Args:
         row: the sizes of the product.
@@ -238,7 +241,7 @@ def bound_seconds(row: Row, gemm: float) -> float:
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
-    """The columns of a round, each once: round `turn` starts with another one.
+    """The columns in the order of round `turn`: each round starts with the next column.
 
     >>> rotated(["a", "b", "c"], 4)
     ['b', 'c', 'a']
@@ -248,7 +251,7 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 
 
 def seed_of(*parts: Any) -> int:
-    """31 bits that depend on all parts, the same in every process.
+    """A seed of 31 bits that depends on all parts and is the same in every process.
 
     >>> seed_of("A", 3, 1) != seed_of("A", 3, 2)
     True
@@ -257,16 +260,16 @@ def seed_of(*parts: Any) -> int:
 
 
 def rounds_within(seconds: float, budget: float, gemm: float, wanted: int = 0) -> int:
-    """Rounds of a row: `wanted`, or 40 (15 where the GEMM takes more than 2 ms), or as many as its budget pays for.
+    """Number of rounds of a row: `wanted`, or 40 (15 if the GEMM takes more than 2 ms), limited by the budget.
 
     Args:
-        seconds: one round, measured.
+        seconds: measured seconds of one round.
         budget: seconds for all rounds of the row.
         gemm: seconds of cuBLAS alone.
-        wanted: rounds that were asked for; 0 for the rule.
+        wanted: number of rounds from the options; 0 for the default.
 
     Returns:
-        At least 3. Fewer than the rule are written to the file as they are.
+        The number of rounds, at least 3.
     """
     rule = wanted or (15 if gemm > 2e-3 else 40)
     return max(3, min(rule, int(budget / max(seconds, 1e-9))))
@@ -285,7 +288,7 @@ def quartiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def efficiency(alone: Sequence[float], whole: Sequence[float]) -> dict[str, float]:
-    """E: median and quartiles of the ratios alone / whole, each of one round.
+    """E: median and quartiles over the rounds of the ratio alone / whole.
 
     >>> efficiency([100.0, 110.0, 300.0], [200.0, 220.0, 400.0])["median"]
     0.5
@@ -298,10 +301,10 @@ def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **e
 
     Args:
         row: the sizes of the product.
-        times: seconds by column and round, already the maximum over ranks; "torch.mm" and "cublasLt" are the two that
-            cuBLAS alone is the faster of.
-        missing: reasons by column.
-        extra: further fields.
+        times: seconds for each column and round, maxima over ranks; "cublas" is the faster of "torch.mm" and
+            "cublasLt".
+        missing: reasons for missing columns, by column.
+        extra: further fields of the row.
     """
     alone = [name for name in ("torch.mm", "cublasLt") if name in times]
     times = dict(times)
@@ -328,18 +331,18 @@ def report(row: Row, times: dict[str, list[float]], missing: dict[str, str], **e
 
 
 def best_other(row: dict[str, Any]) -> tuple[str, float] | None:
-    """The fastest column that is neither pblas nor a GEMM alone, and its microseconds."""
+    """Name and microseconds of the fastest column that is neither pblas nor a GEMM alone; None without one."""
     others = {name: us for name, us in row["us"].items() if name not in (*OURS, *ALONE)}
     return min(others.items(), key=lambda item: item[1]) if others else None
 
 
 def merged_row(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A row measured in parts: columns that `new` speaks of, measured or missing, replace those of `old`."""
-    spoken = set(new.get("us", {})) | set(new.get("missing", {}))
+    """Merge two measurements of a row: columns of `new`, measured or missing, replace those of `old`."""
+    replaced = set(new.get("us", {})) | set(new.get("missing", {}))
     merged = old | new
     for key, value in new.items():
         if isinstance(value, dict) and key not in {"e", "e_symmetric"}:
-            kept = {name: entry for name, entry in old.get(key, {}).items() if name not in spoken}
+            kept = {name: entry for name, entry in old.get(key, {}).items() if name not in replaced}
             merged[key] = kept | value
     names = COLUMNS[merged["op"]]
     reasons = {name: why for name, why in merged.get("missing", {}).items() if name not in merged.get("us", {})}
@@ -352,7 +355,7 @@ def merged_row(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A file of which some rows are measured again or for the first time; the key of a row is op, model, m, gpus."""
+    """Merge the rows of a new run into a file; rows are identified by op, model, m and gpus."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return OPS.index(row["op"]), list(MODELS).index(row["model"]), row["gpus"], row["m"]
@@ -365,7 +368,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_merged(path: Path, part: dict[str, Any]) -> dict[str, Any]:
-    """Merge a part into a file: a run that is cut off leaves the last whole one."""
+    """Merge rows into a file; an interrupted run leaves the previous complete file."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     whole = merged(old, part)
     write_json(path, whole)
@@ -373,10 +376,10 @@ def write_merged(path: Path, part: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, file: dict[str, Any]) -> None:
-    """Write a file in one step, in place of the one that may be there."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
-    beside.replace(path)
+    """Write a file in one step; it replaces an existing one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
 
 
 def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
@@ -384,15 +387,15 @@ def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:
 
     Args:
         device: name of the GPUs.
-        gpus: how many of them.
-        measured: the commit that is measured; "" for that of this tree.
+        gpus: number of GPUs.
+        measured: the commit that is measured; "" for the commit of this tree.
     """
     date = dt.datetime.now(dt.UTC).date().isoformat()
     return {"date": date, "device": device, "gpus": gpus, "commit": measured or commit()}
 
 
 def commit() -> str:
-    """The commit of the tree that this file is in, with a + if the tree has changes; empty where git does not say."""
+    """The commit of the tree of this file, with a + if the tree has changes; empty without git."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -1,13 +1,13 @@
-"""How close does a product over a 2D grid of GPUs come to the rate of its GPUs alone?
+"""How close does a product over a 2D grid of GPUs come to the rate of the same GPUs without communication?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.summa [--sizes 8192 16384] [--chunks 8 4] [--json FILE]
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.summa --cublasmp [--wheels DIR] --json FILE
 
-D = A B, all three n x n in square blocks on a grid of all ranks. A time is that of one call on the host, from a barrier
-until the last GPU has D, in rounds of rotated order. "alone" is the product of the same m, n, k that each rank makes,
-by the fastest algorithm of cuBLASLt, on all GPUs at the same time and without any movement: the rate of P GPUs.
-With --chunks there are columns for plans with so many panels, beside the one that the planner chooses.
-cuBLASMp is measured in a job of its own (see cublasmp.py), which merges its times into the file.
+D = A B, all three n x n in square blocks on a grid of all ranks. A time is measured on the host, from a barrier until
+the last GPU has D, in rounds of rotated order. "alone" is each rank's share of the product by the fastest algorithm of
+cuBLASLt, on all GPUs at the same time and without communication: the rate of P GPUs. With --chunks there is a further
+column for each number of panels. cuBLASMp is measured in a separate job (see cublasmp.py), which merges its times into
+the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Columns = dict[str, Callable[[], object]]
 
 
 def grid_of(ranks: int) -> tuple[int, int]:
-    """The grid that is nearest to a square one.
+    """Process rows and columns of the grid that is closest to a square.
 
     >>> grid_of(4), grid_of(8), grid_of(2)
     ((2, 2), (2, 4), (1, 2))
@@ -57,7 +57,7 @@ def timed(columns: Columns, count: int, synchronize: Callable[[], object]) -> di
 
 
 def fill(local: Any, arrays: Any, seed: int) -> None:
-    """Numbers of [-1, 1) on this rank's GPU; their places on another rank give others."""
+    """Fill an array with numbers from [-1, 1) on this rank's GPU; they differ between ranks."""
     import cupy
 
     kernel = cupy.ElementwiseKernel("uint32 seed", "float32 z", FILL, "pblas_benchmark_summa_fill")
@@ -84,7 +84,7 @@ def operands(ctx: Any, n: int, nb: int, dtype: str) -> tuple[Any, Any, Any]:
 
 
 def check(ctx: Any, nb: int, dtype: str) -> float:
-    """Relative error of a small product against float64."""
+    """Relative error of a small product, compared with float64."""
     import numpy as np
 
     a, b, d = operands(ctx, CHECKED, nb, dtype)
@@ -142,7 +142,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
 
 
 def measure_cublasmp(n: int, nb: int, dtype: str, options: Any) -> dict[str, Any]:
-    """**Collective.** The same product by cuBLASMp."""
+    """**Collective.** One row of the file, with cuBLASMp."""
     import nvmath.distributed as nd
     import torch
     from nvmath.distributed.distribution import BlockCyclic, ProcessGrid
@@ -179,7 +179,7 @@ def row_of(n: int, nb: int, dtype: str, times: dict[str, list[float]]) -> dict[s
 
 
 def merge(path: Path, new: dict[str, Any], facts: dict[str, Any]) -> None:
-    """Add a row to the file, or its columns to those of the row that is there."""
+    """Add a row to the file, or its columns to the same row in the file."""
     whole: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
     key = ("n", "dtype", "grid", "block")
     same = [row for row in whole["rows"] if all(row[name] == new[name] for name in key)]
@@ -193,7 +193,7 @@ def merge(path: Path, new: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def publish(row: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
-    """Show a row, and write it."""
+    """Print a row, and merge it into the file (rank 0)."""
     if COMM.rank:
         return
     shown = [f"{name} {us:,.0f} us ({row['tflops_per_gpu'][name]:.1f} TFLOP/s)" for name, us in row["us"].items()]
@@ -204,7 +204,7 @@ def publish(row: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:
 
 
 def run_pblas(options: Any) -> None:
-    """**Collective.** pblas and the GPUs alone."""
+    """**Collective.** Measure pblas and the GPUs alone."""
     import pblas
 
     contexts = {name: pblas.Context(backend=name) for name in options.backends}
@@ -221,7 +221,7 @@ def run_pblas(options: Any) -> None:
 
 
 def run_cublasmp(options: Any) -> None:
-    """**Collective.** cuBLASMp, whose libraries do not go together with those of pblas."""
+    """**Collective.** Measure cuBLASMp, whose libraries conflict with those of pblas."""
     from benchmarks.gpu.cublasmp import load_libraries, unpacked
 
     os.environ.setdefault("NVSHMEM_SYMMETRIC_SIZE", "8G")
@@ -254,14 +254,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=[8192, 16384], help="n")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--blocks", nargs="+", type=int, default=[256], help="MB = NB")
-    parser.add_argument("--backends", nargs="+", default=["nvshmem", "cuda"], help="of pblas")
+    parser.add_argument("--backends", nargs="+", default=["nvshmem", "cuda"], help="backends of pblas")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--chunks", nargs="*", type=int, default=[], help="also with so many panels")
-    parser.add_argument("--no-autotune", dest="autotune", action="store_false", help="cuBLASLt's first algorithms")
-    parser.add_argument("--cublasmp", action="store_true", help="measure cuBLASMp, and nothing else")
+    parser.add_argument(
+        "--chunks", nargs="*", type=int, default=[], help="further columns with these numbers of panels"
+    )
+    parser.add_argument("--no-autotune", dest="autotune", action="store_false", help="use cuBLASLt's first algorithms")
+    parser.add_argument("--cublasmp", action="store_true", help="measure cuBLASMp only")
     parser.add_argument("--wheels", type=Path, help="folder with the wheels of nvmath-python 0.8 and cuBLASMp")
     parser.add_argument("--json", type=Path, help="merge the rows into this file")
-    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
+    parser.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     options = parser.parse_args()
     (run_cublasmp if options.cublasmp else run_pblas)(options)
 

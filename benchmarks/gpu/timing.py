@@ -34,7 +34,7 @@ MOST_DELAY = 4e-3
 STEADY_TURNS, STEADY_SECONDS = 3, 15e-3
 BLOCK = 128
 TOLERANCE = 0.02
-"""A block further from float32 is no rounding: bfloat16 rounds a product by 0.002, a sum of 8 rounded ones by 0.005."""
+"""Largest relative error of a block: bfloat16 rounds a product by 0.002, a sum of 8 rounded products by 0.005."""
 
 DELAY = r"""
 extern "C" __global__ void delay(unsigned long long ns) {
@@ -56,15 +56,15 @@ unsigned int low = __float_as_uint((float)(int)x * 4.6566129e-10f);
 unsigned int high = __float_as_uint((float)(int)y * 4.6566129e-10f);
 pair = (low >> 16) | (high & 0xFFFF0000u);
 """
-"""Two bfloat16 from [-1, 1) that depend on their position and a seed: any rank can make the operand of any other."""
+"""Two bfloat16 from [-1, 1) that depend on their position and a seed, so that any rank can generate any operand."""
 
 
 class Deadline:
-    """Ends the process when a step takes too long: a rank that waits on the GPU for another can do nothing else.
+    """Ends the process when a step takes too long: a rank that waits on the GPU for another rank cannot be interrupted.
 
     Args:
-        seconds: for one step.
-        rank: for the message.
+        seconds: limit for one step.
+        rank: this rank, for the message (local).
     """
 
     def __init__(self, seconds: float, rank: int) -> None:
@@ -73,13 +73,13 @@ class Deadline:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def step(self, name: str) -> None:
-        """A new step begins, for which the time runs anew; an empty name: none does."""
+        """Begin a step, and restart the clock; an empty name stops the clock."""
         now = time.monotonic()
         self._step, self._end = name, now + self._seconds if name else math.inf
         if not name:
             faulthandler.cancel_dump_traceback_later()
             self._armed = -math.inf
-        elif now - self._armed > 5:  # for a hang that keeps Python's lock; not anew in each round, it starts a thread
+        elif now - self._armed > 5:  # for a hang that holds Python's lock; not in every round, since it starts a thread
             faulthandler.dump_traceback_later(self._seconds + 15, exit=True)
             self._armed = now
 
@@ -87,7 +87,8 @@ class Deadline:
         while True:
             time.sleep(0.5)
             if time.monotonic() > self._end:
-                print(f"rank {self._rank}: no end after {self._seconds:.0f} s of: {self._step}", file=sys.stderr)
+                text = f"rank {self._rank}: this step has not ended after {self._seconds:.0f} s: {self._step}"
+                print(text, file=sys.stderr)
                 faulthandler.dump_traceback()
                 sys.stderr.flush()
                 os._exit(75)
@@ -95,15 +96,15 @@ class Deadline:
 
 @dataclass
 class Column:
-    """One way to multiply.
+    """One way to compute the product of a row.
 
     Args:
         name: its name in the file.
-        call: enqueues the product of a set of operands on the current stream.
-        output: D of a set, a torch tensor of the row's d_shape; None where the column is only a part of the product.
-        poison: fills D and the accessible workspace with NaN.
-        close: frees what the column has; collective.
-        facts: what the file should say of it.
+        call: (s) -> enqueue the product of set s of the operands on the current stream.
+        output: (s) -> D of set s, a torch tensor of the row's d_shape; None if the column is a part of the product.
+        poison: (s) -> fill D and the accessible workspace with NaN.
+        close: free the resources of the column; collective.
+        facts: further facts for the file.
     """
 
     name: str
@@ -115,13 +116,11 @@ class Column:
 
 
 class Job:
-    """The ranks, their GPUs and what all columns share: a stream, a barrier, kernels, the clock reading.
-
-    **Collective.**
+    """**Collective.** The ranks, their GPUs, and the resources of all columns: stream, barrier, kernels, clock reading.
 
     Args:
-        comm: an mpi4py communicator of one node.
-        deadline: seconds for one step.
+        comm: an mpi4py communicator of one node (global).
+        deadline: limit for one step, seconds (global).
     """
 
     def __init__(self, comm: Any, deadline: float) -> None:
@@ -168,23 +167,23 @@ class Job:
 
     @contextmanager
     def current(self) -> Any:
-        """The job's stream is the current one, of torch and of CuPy."""
+        """A with block in which the job's stream is the current stream of torch and of CuPy."""
         import torch
 
         with torch.cuda.stream(self.stream), self.cupy_stream:
             yield
 
     def agree(self, reason: str | None) -> str | None:
-        """**Collective.** The first reason that any rank has, or None."""
+        """**Collective.** The reason of the lowest rank that has one, or None."""
         return next((text for text in self.comm.allgather(reason) if text), None)
 
     def attempt(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """**Collective.** What `work` returns, or None; and why it failed on some rank, or None."""
+        """**Collective.** The result of `work`, or None; and the reason why it failed on some rank, or None."""
         result = reason = None
         try:
             result = work()
             self.synchronize()
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is the reason that the file gives
+        except Exception as error:  # noqa: BLE001 - any error of a library becomes the reason in the file
             reason = in_a_line(error)
         return result, self.agree(reason)
 
@@ -195,7 +194,7 @@ class Job:
         return maxima
 
     def _start_symmetric(self) -> str | None:
-        """The barrier by torch's symmetric memory; or why torch has none that is safe here."""
+        """Make the barrier by torch's symmetric memory, or return the reason why that is not possible."""
         try:
             import torch
             import torch.distributed._symmetric_memory as symm_mem
@@ -226,11 +225,11 @@ class Job:
 
             pynvml.nvmlInit()
             return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.runtime.deviceGetPCIBusId(self.device))
-        except Exception:  # noqa: BLE001 - NVML's errors are its own classes; clocks are a detail of the file
+        except Exception:  # noqa: BLE001 - NVML has its own exceptions; clocks are optional in the file
             return None
 
     def sm_clock(self) -> int:
-        """MHz of this rank's SMs now; 0 where NVML does not say (local)."""
+        """Current clock of this rank's multiprocessors, MHz; 0 if NVML does not report it (local)."""
         if self._nvml is None:
             return 0
         pynvml, handle = self._nvml
@@ -250,12 +249,12 @@ class Job:
         self.stream.synchronize()
 
     def start_together(self, delay: float) -> None:
-        """Enqueue a kernel that lasts `delay` seconds, meanwhile the host goes on, and a barrier of all GPUs."""
+        """Enqueue a kernel that takes `delay` seconds, so that the host can enqueue more, and a barrier of all GPUs."""
         self._delay((1,), (1,), (np.uint64(int(1e9 * delay)),))
         self._barrier()
 
     def fill(self, array: Any, seed: int, first: int = 0) -> None:
-        """A dense bfloat16 CuPy array := numbers that depend on the seed and their position, counted from `first`."""
+        """Fill a dense bfloat16 CuPy array with numbers that depend on the seed and their position from `first` on."""
         import cupy
 
         flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(cupy.uint32)
@@ -276,7 +275,7 @@ class Job:
 
 
 def free_port() -> int:
-    """A TCP port that nothing listens on."""
+    """A free TCP port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -303,14 +302,14 @@ class Operands:
     Args:
         job: the ranks.
         row: the sizes of the product.
-        sets: 0 for as many as the row asks for.
+        sets: number of sets; 0 for the number of the row.
 
     Attributes:
-        a, b, d: CuPy arrays by set: a_shape, K x N in F-order, d_shape.
-        full: M x K, what `a` is a part of (AG); the arrays of `a` otherwise.
-        partial: M x N, the product before it is reduced (RS); the arrays of `d` otherwise.
+        a, b, d: CuPy arrays for each set, of a_shape, K x N in F-order, and d_shape.
+        full: AG: M x K, the gathered A, of which `a` is a shard; otherwise the arrays of `a`.
+        partial: RS: M x N, the product before it is reduced; otherwise the arrays of `d`.
         ta, tb, td, tfull, tpartial: torch tensors on the same memory; tb is a transposed view, K x N.
-        mirrors: further arrays of a_shape that get the values of `a`, as (set, array).
+        mirrors: (set, array): further arrays of a_shape that get the values of `a`.
     """
 
     def __init__(self, job: Job, row: Row, sets: int = 0) -> None:
@@ -337,7 +336,7 @@ class Operands:
         return rank * self.row.a_shape[0] * self.row.k if self.row.op == "ag_gemm" else 0
 
     def refill(self, turn: int, first: int = 0) -> None:
-        """New values in all sets, `first` of them first, so that it has left the cache when its turn comes."""
+        """Fill all sets with new values, beginning with set `first`, so that it has left the cache when it is used."""
         self.turn, rank = turn, self.job.rank
         for s in [*range(first, self.sets), *range(first)]:
             self.job.fill(self.a[s], self._a_seed(s, rank), self._a_first(rank))
@@ -349,7 +348,7 @@ class Operands:
                     self.job.fill(mirror, self._a_seed(s, rank), self._a_first(rank))
 
     def reference(self, s: int) -> Any:
-        """D of a set in float32, from operands of all ranks that are made anew here.
+        """D of a set in float32, from operands of all ranks, which this rank generates again.
 
         AG: D = [A_0; ...; A_(P-1)] B_q.  RS: D = (sum_r A_r B_r)[rows of q, :].  AR: D = sum_r A_r B_r.
         """
@@ -375,7 +374,7 @@ class Operands:
 
 
 def worst_block(result: Any, wanted: Any) -> float:
-    """The largest relative error, in the Frobenius norm, of a 128 x 128 block; NaN if there is one."""
+    """The largest relative error of a 128 x 128 block in the Frobenius norm; NaN if an element is NaN."""
     import torch
 
     def blocks(x: Any) -> Any:
@@ -388,15 +387,16 @@ def worst_block(result: Any, wanted: Any) -> float:
 
 @dataclass
 class Measured:
-    """The measurements of a row: seconds by column (maximum over ranks), by round where there are rounds.
+    """The measurements of a row, by column; times are maxima over ranks.
 
     Args:
-        times: seconds on the GPU, by round.
-        steady: seconds of a call among calls back to back.
+        times: seconds on the GPU in each round.
+        steady: seconds per call of many calls back to back.
         host: seconds of a call on the CPU, median.
-        errors: worst relative error of a block.
-        clocks: lowest, median and highest SM clock, MHz, over ranks and rounds.
-        missing: reasons of columns that failed.
+        errors: largest relative error of a block.
+        clocks: lowest, median and highest clock of the multiprocessors, MHz, over ranks and rounds.
+        missing: reasons for columns that failed.
+        delay: seconds of the delay kernel before each call.
     """
 
     times: dict[str, list[float]] = field(default_factory=dict)
@@ -415,8 +415,8 @@ class Bench:
         job: the ranks.
         operands: the operands of the product.
         columns: the timed calls; a column that fails is removed from the list and noted.
-        rounds: rounds; 0 for 40, or 15 above 2 ms.
-        seconds: the limit for all rounds together.
+        rounds: number of rounds; 0 for 40, or 15 if the GEMM takes more than 2 ms.
+        seconds: limit for all rounds together.
     """
 
     def __init__(self, job: Job, operands: Operands, columns: list[Column], rounds: int, seconds: float) -> None:
@@ -426,7 +426,7 @@ class Bench:
         self.calls = 0
 
     def run(self) -> Measured:
-        """All of it."""
+        """Warm up, measure and check all columns."""
         with self.job.current():
             self._warm()
             if self.columns:
@@ -458,7 +458,7 @@ class Bench:
         return None if reason else result
 
     def _warm(self) -> None:
-        """Every column with every set, an odd number of calls per pass, so that both parities of a workspace occur."""
+        """Run every column with every set; an odd number of calls per pass uses both parities of a workspace."""
         self.operands.refill(0)
         self.job.synchronize()
         sets = self.operands.sets
@@ -518,9 +518,9 @@ class Bench:
             self.measured.clocks = {"min": min(everywhere), "median": median, "max": max(everywhere)}
 
     def _steady(self) -> None:
-        """Calls back to back: launch cost is not hidden here.
+        """Measure calls back to back, which do not hide launch cost.
 
-        Each column has its turn after others, in rotated order: it gets hot, and the clocks go down.
+        The order of the columns rotates, because the GPU gets hot and its clocks go down.
         """
         by_name = {column.name: column for column in self.columns}
         names, samples = list(by_name), {name: list[float]() for name in by_name}
@@ -534,7 +534,7 @@ class Bench:
         self.measured.steady |= {column.name: statistics.median(samples[column.name]) for column in self.columns}
 
     def _back_to_back(self, column: Column) -> float:
-        """Seconds of a call among many."""
+        """Seconds per call of many calls back to back."""
         calls = max(10, min(200, int(STEADY_SECONDS / statistics.median(self.measured.times[column.name]))))
 
         def work() -> None:
@@ -544,14 +544,14 @@ class Bench:
         return self.job.timed(work, 200e-6)[0] / calls
 
     def _host(self, column: Column) -> None:
-        """CPU time of a call while the GPU has work: median of up to 1,000, all ranks at once."""
+        """Measure the CPU time of a call while the GPU is busy: median of up to 1,000 calls, on all ranks at once."""
         sets, seconds = self.operands.sets, self.measured.steady[column.name]
         calls = max(50, min(1000, int(0.2 / seconds)))
 
         def several() -> float:
             host = []
             for number in range(calls):
-                if number % 16 == 0:  # a full launch queue would be waited for
+                if number % 16 == 0:  # a full launch queue would block the host
                     self.job.synchronize()
                 began = time.perf_counter()
                 column.call(number % sets)
@@ -563,7 +563,7 @@ class Bench:
             self.measured.host[column.name] = float(self.job.largest(host))
 
     def _check(self) -> None:
-        """D of set 0 with the values of the last round, against float32; outputs are NaN before."""
+        """Compare D of set 0, with the values of the last round, with float32; outputs are filled with NaN before."""
         self._step("reference")
         wanted = self.operands.reference(0)
         for column in list(self.columns):
@@ -586,12 +586,12 @@ class Bench:
 
 
 def wrong(errors: dict[str, float]) -> dict[str, str]:
-    """Columns whose result is not that of the product, and by how much."""
+    """Columns with a wrong result, and its relative error as text."""
     return {name: f"relative error {x:.3g}" for name, x in errors.items() if not x <= TOLERANCE}
 
 
 def fields(measured: Measured) -> dict[str, Any]:
-    """Fields of a row of the file besides the times of the rounds.
+    """Fields of a row of the file other than the times of the rounds.
 
     >>> fields(Measured(steady={"pblas": 1e-5}, errors={"pblas": 0.002}))["steady_us"]
     {'pblas': 10.0}
@@ -605,7 +605,7 @@ def fields(measured: Measured) -> dict[str, Any]:
 
 
 def give_memory_back() -> None:
-    """Return the memory of a row's arrays from the pools of both libraries to the device."""
+    """Return the memory of a row's arrays from the pools of torch and CuPy to the device."""
     import cupy
     import torch
 

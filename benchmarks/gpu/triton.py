@@ -1,9 +1,10 @@
-"""AG+GEMM by one persistent kernel in Triton whose tiles wait for copy engines, the idea of symm-mem-recipes.
+"""AG+GEMM by one persistent kernel in Triton whose tiles wait for copy engines.
 
-Each rank pulls the shards of A in the order rank + 1, rank + 2, ... and sets a flag after each; tiles of its own rows
-come first, then those of the shards as they arrive. A rank's own rows are stored in place in the gathered A.
+Each rank pulls the shards of A in the order rank + 1, rank + 2, ... and sets a flag after each. The kernel multiplies
+the tiles of the rank's own rows first, then the tiles of the shards in the order of their arrival. A rank's own rows
+are stored in place in the gathered A.
 
-Source: github.com/yifuwang/symm-mem-recipes, triton_all_gather_matmul.py; this code was written anew.
+Source: the idea of github.com/yifuwang/symm-mem-recipes, triton_all_gather_matmul.py, in new code.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from benchmarks.gpu.graphs import nan, replayed
 from benchmarks.gpu.timing import Column, Job, Operands
 
-GROUP = tl.constexpr(8)  # rows of tiles that are multiplied with the same columns one after the other
+GROUP = tl.constexpr(8)  # rows of tiles that are multiplied with the same columns, one after the other
 
-# One thread looks, for two seconds at most: then it sets the flag itself, and the check finds the wrong result.
-# The fence orders later TMA reads after the look at the flag.
+# One thread polls the flag, for two seconds at most. Then it sets the flag itself, and the check of the result fails.
+# The fence orders later TMA reads after the read of the flag.
 WAIT = tl.constexpr("""{
     .reg .pred other, there, late;
     .reg .u32 thread, word;
@@ -51,7 +52,7 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How the product is cut: tiles of D, steps of K, buffers of A and B, warps, whether a tile is stored in halves."""
+    """A configuration: tile sizes, number of buffers of A and B, warps, and whether a tile is stored in two halves."""
 
     bm: int
     bn: int
@@ -73,13 +74,13 @@ CONFIGS = (
 
 @triton.jit
 def arrived(flag):
-    """0, when the flag is set."""
+    """Wait until the flag is set; 0."""
     return tl.inline_asm_elementwise(WAIT, "=r,l", [flag], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
 def place(tile, rank, ranks, down, right):
-    """Source of a tile, its row of tiles in the source's shard of `down` x `right` tiles, its column of tiles."""
+    """The source rank of a tile, and its row and column of tiles in the source's shard of `down` x `right` tiles."""
     source, tile = (rank + tile // (down * right)) % ranks, tile % (down * right)
     first = tile // (GROUP * right) * GROUP
     rows = min(down - first, GROUP)
@@ -108,11 +109,11 @@ def multiply(
     stored = tl.program_id(0) - programs
     for tile in tl.range(tl.program_id(0), ranks * down * right, programs, flatten=True):
         source, i, j = place(tile, rank, ranks, down, right)
-        row = source * m_loc + i * bm + arrived(flags + source)  # a sum, so that no load goes before
+        row = source * m_loc + i * bm + arrived(flags + source)  # the sum keeps loads after the wait
         total = tl.zeros((bm, bn), dtype=tl.float32)
         for step in range(tl.cdiv(k, bk)):
             total = tl.dot(a.load([row, step * bk]), b.load([j * bn, step * bk]).T, total)
-        stored += programs  # counted anew: loads of the next tile are under way by now
+        stored += programs  # a separate count, because loads of the next tile have begun
         source, i, j = place(stored, rank, ranks, down, right)
         row = source * m_loc + i * bm
         if halves:
@@ -124,7 +125,7 @@ def multiply(
 
 
 class Gathered:
-    """**Collective.** A of all ranks in torch's symmetric memory, by set, and how its parts come there."""
+    """**Collective.** The gathered A in torch's symmetric memory, for each set, and the copies of its shards."""
 
     def __init__(self, job: Job, ops: Operands) -> None:
         import cupy
@@ -141,7 +142,7 @@ class Gathered:
         self.stream = torch.cuda.Stream(priority=-1)
 
     def around(self, s: int, work: Callable[[], Any]) -> None:
-        """Enqueue the copies of a set, and beside them `work`, between two barriers of all ranks."""
+        """Enqueue the copies of a set and, on another stream, `work`, between two barriers of all ranks."""
         from pblas.backends.cuda.streams import copy, one, operate
 
         whole, job, handle = self.whole[s], self.job, self.stream.cuda_stream
@@ -151,7 +152,7 @@ class Gathered:
         nbytes = whole[self.own].nbytes
         for source in ((job.rank + step) % job.size for step in range(1, job.size)):
             offset = source * nbytes
-            # A[rows of source, :] of this rank = A of the source   (its rows lie there, too)
+            # A[rows of source, :] here = A[rows of source, :] on the source   (at the same offset)
             copy(handle, whole.data_ptr() + offset, 0, self.peers[s][source].data_ptr() + offset, 0, nbytes, 1)
             operate(handle, [one(self.flags[source].data_ptr())])
         work()
@@ -159,7 +160,7 @@ class Gathered:
         self.handles[s].barrier(channel=1, timeout_ms=20_000)
 
     def poison(self, s: int) -> None:
-        """Fill what other ranks have of A with NaN."""
+        """Fill the rows of the other ranks with NaN."""
         nan(self.whole[s][: self.own.start], self.whole[s][self.own.stop :])
 
 
@@ -167,7 +168,7 @@ def column(job: Job, ops: Operands) -> Column:
     """**Collective.** The column of an AG+GEMM, a graph per set, with the configuration that is fastest on all ranks.
 
     Raises:
-        RuntimeError: shards that no tile fits, or no symmetric memory.
+        RuntimeError: no tile size divides the rows of a shard, or there is no symmetric memory.
     """
     row, (m_loc, _) = ops.row, ops.row.a_shape
     if job.no_symmetric:

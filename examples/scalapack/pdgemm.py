@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def multiply(ictxt: int, nprow: int, npcol: int, myrow: int, mycol: int) -> None:
-    # 2. How much of each matrix is here.
+    # 2. Compute the local sizes of each matrix.
     ma = numroc(m, mb, myrow, 0, nprow)
     na = numroc(k, nb, mycol, 0, npcol)
     mb_loc = numroc(k, mb, myrow, 0, nprow)
@@ -52,7 +52,7 @@ def multiply(ictxt: int, nprow: int, npcol: int, myrow: int, mycol: int) -> None
     # 5. Multiply.
     pdgemm("N", "N", m, n, k, 1.0, a, 1, 1, desca, b, 1, 1, descb, 0.0, c, 1, 1, descc)
 
-    # 6. Look at some elements, which every process of the grid gets.
+    # 6. Print some elements; pdelget returns them on every process of the grid.
     for i in range(1, m + 1, 166):
         element = pdelget("A", " ", c, i, i // 2 + 1, descc)
         if myrow == 0 and mycol == 0:

@@ -139,7 +139,7 @@ def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tu
     """
     sentences = []
     for name, x in (("op(A)", a), ("op(B)", b)):
-        if not x.grid.alike(d.grid):
+        if not x.grid.equivalent(d.grid):
             sentences.append(_grids_differ(name, x.grid, d.grid))
     for line, name, operand, result in (("rows", "op(A)", a.rows, d.rows), ("columns", "op(B)", b.columns, d.columns)):
         if operand.nprocs == result.nprocs and not operand.equivalent(result):

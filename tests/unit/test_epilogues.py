@@ -145,7 +145,7 @@ def test_infinities_and_nan_are_results() -> None:
         ("x + x.real", 5, "expected numbers"),
         ("x + exp", 5, "exp is a function"),
         ("exp(x, 1)", 1, "exp takes 1 positional argument, got 2"),
-        ("maximum(x)", 1, "maximum takes 2 arguments"),
+        ("maximum(x)", 1, "maximum takes 2 positional arguments"),
         ("exp(a=x)", 1, "exp takes 1 positional argument, got 1"),
         ("x > 0", 1, "a comparison is allowed as the first argument of where(...) only"),
         ("where(x, 1, 2)", 7, "must be one comparison"),

@@ -163,7 +163,7 @@ def test_roads_that_are_compared_suit_their_product() -> None:
     wanted = [algorithms.algorithm_of(name) for name in ("sm_push", "copy_engine:1,1,2", "two-shot:2,1")]
     for row in ROWS:
         plan = algorithms.plan_of(row)
-        assert plan.algorithm in algorithms.roads_of(row, plan, [])
+        assert plan.algorithm in algorithms.algorithms_of(row, plan, [])
         with algorithms.taking(wanted[0]):
             assert algorithms.plan_of(row).algorithm == wanted[0]
         fitting = {
@@ -171,7 +171,7 @@ def test_roads_that_are_compared_suit_their_product() -> None:
             "gemm_rs": wanted[:2] if row.gpus == 4 else wanted[:1],
             "gemm_ar": wanted[1:],
         }
-        assert algorithms.roads_of(row, plan, wanted) == fitting[row.op]
+        assert algorithms.algorithms_of(row, plan, wanted) == fitting[row.op]
 
 
 def test_executions_are_timed_on_roads_that_suit_them() -> None:
