@@ -128,7 +128,9 @@ def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> N
     assert_one_error(capsys, "; from the shell, --dtype gives all matrices one")
     assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "float32"]) == 0
     np.testing.assert_array_equal(np.load(folder / "d.npy"), np.load(a) @ np.load(a))
-    assert main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "int32"]) == 1
+    with pytest.raises(SystemExit) as left:
+        main(["matmul", a, a, "-o", str(folder / "d.npy"), "--dtype", "int32"])
+    assert left.value.code == 2
     assert "from the shell" not in capsys.readouterr().err
 
 
