@@ -306,7 +306,7 @@ class Operands:
 
     Attributes:
         a, b, d: CuPy arrays for each set, of a_shape, K x N in F-order, and d_shape.
-        full: AG: M x K, the gathered A, of which `a` is a shard; otherwise the arrays of `a`.
+        full: AG: M x K, the gathered A, whose shard is `a`; otherwise the arrays of `a`.
         partial: RS: M x N, the product before it is reduced; otherwise the arrays of `d`.
         ta, tb, td, tfull, tpartial: torch tensors on the same memory; tb is a transposed view, K x N.
         mirrors: (set, array): further arrays of a_shape that get the values of `a`.

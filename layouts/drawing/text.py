@@ -201,8 +201,8 @@ def text_picture(drawing: Drawing, max_width: int = 100) -> str:
 
     Args:
         drawing: the distribution.
-        max_width: characters per line, >= 30. A picture has at least three columns of blocks, if there are so many;
-            their lines may be longer.
+        max_width: characters per line, >= 30. A picture shows at least three columns of blocks, if the matrix has
+            them, even if the lines get longer.
 
     >>> from pblas.layouts import Grid, Split
     >>> print(text_picture(Drawing(Grid(1, 3), Split(2, 2, 1), Split(3, 1, 3))))

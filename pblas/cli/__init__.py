@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _text(arguments: Any, error: Exception) -> str:
-    """The error's text under the name of the command, which replaces that of the Python function behind it."""
+    """The error's text; the name of the command replaces the name of the Python function."""
     return _FUNCTION.sub(f"{arguments.command}: ", str(error))
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from pblas.cli.layout_spec import HELP, Named, named, on_grids
 from pblas.cli.output import dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError
-from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
     from pblas.cli.output import Parser
@@ -97,6 +96,6 @@ def _check_grid(arguments: Any, name: str, desc: MatrixDescriptor, ranks: int) -
     if desc.nprocs > ranks:
         grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
         raise ArgumentError(
-            f"{arguments.command}: {name} is on a {grid}, there are {ranks_text(ranks)} in all; "
+            f"{arguments.command}: {name} is on a {grid}, but the number of ranks is {ranks}; "
             f"use at least {desc.nprocs} ranks, or a smaller grid"
         )

@@ -291,7 +291,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def unit(self) -> int:
-        """Number of columns of which every piece starts on a multiple: half a tile if one kernel forms large pieces."""
+        """Pieces start on multiples of this number of columns: half a tile if one kernel forms large pieces."""
         algorithm = self.algorithm
         if algorithm is None or not algorithm.is_one_kernel:
             return LINES
@@ -300,7 +300,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def slot_elements(self) -> int:
-        """Elements of a slot, of which a rank's workspace has one for each rank, with the push transport."""
+        """Elements of a slot, with the push transport; a rank's workspace has one slot for each rank."""
         return self.oriented.m * self.shards.max_count
 
     @property

@@ -167,7 +167,7 @@ def test_plan_for_a_million_ranks(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--grid 2x3", "plan: A is on a 2 x 3 grid, there are 4 ranks in all; use at least 6 ranks"),
+        ("--grid 2x3", "plan: A is on a 2 x 3 grid, but the number of ranks is 4; use at least 6 ranks"),
         ("--b 5x1", "plan: B is on a 5 x 1 grid"),
         ("--out 2x3", "plan: D is on a 2 x 3 grid"),
         ("--block 2x3", "--block needs --grid"),
