@@ -251,7 +251,11 @@ def test_a_wrong_global_array_is_refused_on_every_rank(ctx: Context, name: str) 
 LOCAL: dict[str, Case] = {
     "on a GPU": (ArgumentError, "the array is on a GPU", lambda x: x.ctx.from_local(ON_GPU, rows())),
     "on a GPU, copy": (ArgumentError, "the array is on a GPU", lambda x: x.ctx.from_local(ON_GPU, rows(), copy=True)),
-    "shape": (LayoutError, "make it of shape desc.local_shape(rank)", lambda x: x.ctx.from_local(np.zeros((1, 99)), rows())),
+    "shape": (
+        LayoutError,
+        "make it of shape desc.local_shape(rank)",
+        lambda x: x.ctx.from_local(np.zeros((1, 99)), rows()),
+    ),
     "strides": (
         LayoutError,
         "order='C'",
