@@ -21,6 +21,8 @@ exclude_patterns = ["_build"]
 
 html_theme = "furo"
 html_title = f"pblas {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["pblas.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

@@ -1,26 +1,56 @@
-"""The Python blocks of the pages run, in order, on any number of ranks; those of one page share their names."""
+"""The Python blocks of all pages run, on any number of ranks, and print what the pages show."""
 
-import re
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
-ROOT = Path(__file__).parents[3]
+import pblas
+from tests.common.pages import PAGES, Block, running
 
 pytestmark = pytest.mark.mpi
 
 
-NAMES = ("tutorial", "howto", "scalapack", "collectives", "traces", "tensor-parallel", "cublasmp", "scaling")
-PAGES = ["README.md", *(f"docs/{name}.md" for name in NAMES)]
+def run(block: Block, names: dict[str, Any]) -> None:
+    """Tracebacks show the line of the page."""
+    exec(compile("\n" * (block.line - 1) + block.body, block.page, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+SCRIPTS = [page for page in ("README.md", *PAGES) if running(page, "python")]
+
+
+def test_there_are_pages_with_examples() -> None:
+    """So that a changed folder or fence does not leave the test below without a case."""
+    assert {"README.md", "docs/tutorial.md", "docs/howto.md", "docs/from_numpy.md"} <= set(SCRIPTS)
+
+
+@pytest.mark.parametrize("page", SCRIPTS)
+def test_python_blocks_run(
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks of one page share their names. Pages show what rank 0 of 4 prints."""
     monkeypatch.chdir(folder)
-    text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    assert blocks, "a page without an example"
-    names = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in running(page, "python"):
+        run(block, names)
+    printed = capsys.readouterr().out
+    if MPI.COMM_WORLD.size == 4 and MPI.COMM_WORLD.rank == 0:
+        for block in running(page, "text"):
+            assert block.body in printed, f"{block}: the page's script prints something else:\n{printed}"
+
+
+def test_both_sides_of_a_pair_are_the_same_matrix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What NumPy calls `a` is equal, to the last line but one, to what pblas calls `A`."""
+    monkeypatch.chdir(folder)
+    *blocks, _, end = running("docs/from_numpy.md", "python")
+    names: dict[str, Any] = {}
     for block in blocks:
-        line = text.count("\n", 0, block.start(1))
-        exec(compile("\n" * line + block[1], page, "exec"), names)
+        run(block, names)
+    twins = {name: names.get(name.upper()) for name in names if name.islower()}
+    compared = {name: twin for name, twin in twins.items() if isinstance(twin, pblas.DistMatrix)}
+    assert set(compared) >= set("abcdefghilrstuvwxyz")
+    for name, twin in compared.items():
+        np.testing.assert_allclose(np.asarray(twin.to_global(root=None)), names[name], rtol=1e-14, err_msg=name)
+    run(end, names)

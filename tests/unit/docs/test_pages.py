@@ -1,0 +1,72 @@
+"""Laws of the documentation: every code block runs or says why not, and pictures and glossary follow the code."""
+
+import re
+import tomllib
+
+import pytest
+
+import pblas
+from pblas import Grid, MatrixDescriptor
+from tests.common.pages import PAGES, ROOT, RUN, Block, blocks_of, running
+
+PICTURES = [block for page in PAGES for block in blocks_of(page) if block.language == "{layout}"]
+
+
+def glossary() -> tuple[list[str], str]:
+    """The first term of each entry, and the text of all."""
+    (block,) = (block for block in blocks_of("docs/glossary.md") if block.language == "{glossary}")
+    return [line.split(",")[0] for line in block.body.split("\n") if line[:1] not in {"", " ", ":"}], block.body
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_runs_or_says_why_not(page: str) -> None:
+    """Outputs are compared with what a script prints, so a page that has some has a script."""
+    blocks = blocks_of(page)
+    silent = [
+        str(block) for block in blocks if not (block.language in RUN or block.language[:1] == "{" or block.reason)
+    ]
+    assert not silent, "blocks that do not run and give no reason: <!-- not run: REASON --> in the line before"
+    assert running(page, "python") or not running(page, "text")
+
+
+@pytest.mark.parametrize("block", PICTURES, ids=str)
+def test_layouts_can_be_drawn(block: Block) -> None:
+    desc = eval(block.argument, {"Grid": Grid, "MatrixDescriptor": MatrixDescriptor})
+    assert desc.picture().startswith(f"{desc.m} x {desc.n} matrix")
+
+
+def test_the_picture_of_the_packages_has_all_of_them() -> None:
+    """In the rows, and in the order, that import-linter checks."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ][0]
+    layers = [set(re.findall(r"\w+", layer)) - {"__main__"} for layer in contract["layers"]]
+    svg = (ROOT / "docs/architecture/packages.svg").read_text(encoding="utf-8")
+    drawn: dict[str, set[str]] = {}
+    for y, names in re.findall(r'<text class="package" x="\d+" y="(\d+)">([^<]*)</text>', svg):
+        drawn.setdefault(y, set()).update(re.findall(r"\w+", names))
+    rows = [drawn[y] for y in sorted(drawn, key=int)]
+    assert rows == [layer for layer in layers if layer]
+
+
+def test_the_glossary_defines_every_row_of_explain() -> None:
+    grid, wide = Grid(2, 2), 600
+    general = MatrixDescriptor(wide, wide, 32, 32, grid), MatrixDescriptor(wide, wide, 64, 64, grid)
+    rows = MatrixDescriptor.row_wise(wide, wide, 4)
+    texts = [
+        pblas.plan_matmul(*general, dtype="float64").explain(),
+        pblas.plan_matmul(rows, rows, dtype="float64").explain(),
+        pblas.plan_redistribution(rows, rows.T, trans="T", dtype="float64").explain(),
+    ]
+    keys = {line.split()[0] for text in texts for line in text.splitlines()[1:]}
+    assert {"why", "moves", "received", "misfit", "workspace"} <= keys
+    terms, text = glossary()
+    missing = [key for key in keys if key not in terms and f"`{key}`" not in text]
+    assert not missing
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    """That each term is defined once, Sphinx checks."""
+    terms, _ = glossary()
+    assert len(terms) > 80
+    assert terms == sorted(terms, key=str.lower)
