@@ -81,3 +81,19 @@ def test_the_index_lists_every_page_of_the_sidebar_once() -> None:
     inner = [page for page in sidebar if "/" in page and page != "architecture/index"]
     assert inner
     assert listed == [page for page in sidebar if page not in inner]
+
+
+def test_files_that_the_pages_name_exist() -> None:
+    """By the end of their path: `planner/choose.py`, `watchdog.py`. X stands for the name of an operation."""
+    folders = ("pblas", "layouts", "backends", "tests", "benchmarks", "examples", "docs")
+    files = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    files += [f"/{path.name}" for path in ROOT.glob("*.md")]
+    pages = ["CONTRIBUTING.md", *(page for page in PAGES if page.startswith("docs/architecture/"))]
+    named = {
+        name
+        for page in pages
+        for name in re.findall(r"`([\w/]+\.(?:py|cu|cuh|md|f90))`", (ROOT / page).read_text(encoding="utf-8"))
+    }
+    assert len(named) > 100
+    missing = [name for name in named if "X" not in name and not any(path.endswith(f"/{name}") for path in files)]
+    assert not missing
