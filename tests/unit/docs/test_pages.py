@@ -58,7 +58,8 @@ def test_the_glossary_defines_every_row_of_explain() -> None:
         pblas.plan_matmul(rows, rows, dtype="float64").explain(),
         pblas.plan_redistribution(rows, rows.T, trans="T", dtype="float64").explain(),
     ]
-    keys = {line.split()[0] for text in texts for line in text.splitlines()[1:]}
+    rows_of_plans = [line for text in texts for line in text.splitlines()[1:] if line[2] != " "]  # else it goes on
+    keys = {line.split()[0] for line in rows_of_plans}
     assert {"why", "moves", "received", "misfit", "workspace"} <= keys
     terms, text = glossary()
     missing = [key for key in keys if key not in terms and f"`{key}`" not in text]
