@@ -179,6 +179,11 @@ class _Placements(NamedTuple):
     order: Literal["F", "C"]
     trapezoid: Trapezoid | None
 
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way: see `Plan`."""
+        return False
+
 
 class _Arrays(NamedTuple):
     """One execution of a transfer: the routine's name (global), and this rank's parts of sub(A) and sub(B) (local)."""
