@@ -138,6 +138,10 @@ class HostRanks(ABC):
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self.agreement.broadcast(value, root, "broadcast of a value")
 
+    def measured_bandwidth(self) -> float:
+        """**Collective.** Bytes per second of messages between nodes, rounded; 0 if there are none, or on GPUs."""
+        return 0.0
+
     def progressing(self) -> AbstractContextManager[None]:
         """A with block in which messages of the hosts move while this rank computes (local)."""
         return nullcontext()

@@ -9,6 +9,7 @@ from pblas import errors
 
 Name = Literal["auto", "mpi", "nvshmem", "cuda"]
 Transport = Literal["auto", "shared", "message"]
+Tuning = Literal["measured", "fixed"]
 
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
@@ -48,6 +49,15 @@ def checked_name(
         raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
     _check_device("Context", device)
     return chosen
+
+
+def check_tuning(tuning: Any) -> None:
+    """Raise ArgumentError unless `tuning` of `Context` is one of its values.
+
+    >>> check_tuning("fixed")
+    """
+    if tuning not in get_args(Tuning):
+        raise errors.ArgumentError(f"Context: tuning must be 'measured' or 'fixed', got {tuning!r}")
 
 
 def check_start(nbytes: Any, device: Any, timeout: Any) -> None:

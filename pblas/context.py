@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from pblas import errors
 from pblas.backends.select import open_backend
+from pblas.backends.settings import check_tuning
 from pblas.matrices.creation import Creation
 from pblas.operations.collectives import Collectives
 from pblas.runtime.runtime import Runtime, checked_flag
@@ -19,7 +20,7 @@ from pblas.trace import Tracing
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from pblas.backends.settings import Name, Transport
+    from pblas.backends.settings import Name, Transport, Tuning
 
 _EXIT_SECONDS = 1.0
 
@@ -50,6 +51,8 @@ class Context(Creation, Collectives):
             the rank on the node modulo the number of visible GPUs (local).
         debug: before every execution on GPUs, check that all ranks execute the same plan; on CPUs this is always
             checked (global).
+        tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
+            once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.
@@ -79,6 +82,7 @@ class Context(Creation, Collectives):
         link: tuple[float, float] | None = None,
         device: int | None = None,
         debug: bool = False,
+        tuning: Tuning = "measured",
     ) -> None:
         self.runtime = Runtime(
             open_backend(
@@ -95,8 +99,11 @@ class Context(Creation, Collectives):
         try:
             with self.runtime.local_step("Context"):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
+                check_tuning(tuning)
             file = os.environ.get("PBLAS_TRACE", "")
-            self.runtime.agree("Context", {"debug": self.runtime.debug, "PBLAS_TRACE": file})
+            self.runtime.agree("Context", {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file})
+            if tuning == "measured":
+                self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)

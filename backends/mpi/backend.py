@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from pblas.backends.peers import Peers
     from pblas.backends.push_engine import Engine
 
+_PROBE_NBYTES = 2 << 20
+"""Size of the message by which a context measures the link: larger than the burst that a limited link lets pass."""
+_TAG_PROBE = 1030
 LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 
 
@@ -180,6 +185,29 @@ class MpiBackend(HostRanks):
         return (self._engine,)
 
     # Messages
+
+    def measured_bandwidth(self) -> float:
+        """**Collective.** Bytes per second from rank 0 to the first far rank, a power of two; 0 without far ranks."""
+        if self.most_near == self.size:
+            return 0.0
+        far = self.broadcast_object(min(set(range(self.size)) - set(self.near)), 0)
+        seconds = 0.0
+        for nbytes in (1, _PROBE_NBYTES):  # the first message opens the connection
+            start = time.monotonic()
+            self._echo(far, nbytes)
+            seconds = max(time.monotonic() - start, 1e-6)
+        return float(self.broadcast_object(2.0 ** round(math.log2(_PROBE_NBYTES / seconds)), 0))
+
+    def _echo(self, far: int, nbytes: int) -> None:
+        """Send a message from rank 0 to rank `far`, which answers with a byte; nothing on other ranks."""
+        message, answer = (np.zeros((n, 1), np.uint8) for n in (nbytes, 1))
+        channel, step = self.channel, "Context: measure the link"
+        if self.rank == 0:
+            for transfer in (channel.send(message, far, _TAG_PROBE), channel.receive(answer, far, _TAG_PROBE)):
+                self.wait(transfer.done, step)
+        elif self.rank == far:
+            self.wait(channel.receive(message, 0, _TAG_PROBE).done, step)
+            self.wait(channel.send(answer, 0, _TAG_PROBE).done, step)
 
     def progressing(self) -> AbstractContextManager[None]:
         """A with block in which MPI moves messages while this rank computes (local)."""

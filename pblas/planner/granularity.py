@@ -14,6 +14,9 @@ from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
+_SLOW = 3
+"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, 8 pieces in place of
+4, GEMM+RS 219 ms in place of 253, GEMM+AR 309 in place of 385 (benchmarks/cpu/network.py, 2 cores of an AMD EPYC)."""
 # A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
 # loses a few per cent, with 64 about a quarter (n = 4096, float64).
 _MIN_COLUMNS = 256
@@ -70,9 +73,14 @@ class PlanningContext:
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
-        wanted = _default_chunks(plan, transport) if self.chunks is None else min(self.chunks, lines)
+        wanted = (
+            _default_chunks(plan, transport, self.topology.bandwidth)
+            if self.chunks is None
+            else min(self.chunks, lines)
+        )
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
         plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
+        plan = replace(plan, bandwidth=self.topology.bandwidth if plan.overlaps_messages else 0.0)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or not plan.travels:
@@ -112,13 +120,24 @@ def needed_nbytes(plan: ProductPlan) -> int:
     return max(map(plan.operands_nbytes, plan.extreme_ranks())) + plan.workspace_nbytes
 
 
-def _default_chunks(plan: ProductPlan, transport: Transport) -> int:
-    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM."""
+def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -> int:
+    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM.
+
+    The first partial product is formed before anything travels, and the last is added after all have arrived. Where
+    the transfers take long, both are half as wide, although narrow GEMMs are slower.
+    """
     if transport in ("shared", "push"):
         return 1
     rows, columns = plan.chunked_shape
+    if plan.finishes == "reduction" and bandwidth and _SLOW * plan.max_received_nbytes / bandwidth > _multiplying(plan):
+        return max(1, min(columns // (_MIN_COLUMNS // 2), _MAX_CHUNKS))
     wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES
     return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
+
+
+def _multiplying(plan: ProductPlan) -> float:
+    """Seconds that the GEMMs of a rank take on one core, about."""
+    return 2 * plan.busiest_multiplies / FAT_TREE.flops_per_second(plan.dtype)
 
 
 def _width(plan: Summa, chunks: int | None) -> int:

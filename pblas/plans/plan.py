@@ -35,6 +35,7 @@ class Topology:
         push: ranks push data into the workspaces of their peers, as GPUs do (global).
         gpus: matrices are in GPU memory, where only push plans and general plans run (global).
         tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
+        bandwidth: bytes per second of a message between nodes, measured; 0: not known (global).
     """
 
     ranks_per_node: int = 1
@@ -42,6 +43,7 @@ class Topology:
     push: bool = False
     gpus: bool = False
     tiles: bool = False
+    bandwidth: float = 0.0
 
     @property
     def runs_one_dimensional(self) -> bool:
@@ -256,6 +258,7 @@ class ProductPlan(Plan):
             None: no other plan runs at the same time (global).
         tiles: all GPUs run the pblas GEMM kernel with tile signals (global).
         orders: storage orders, F or C, of op(A), op(B) and D; with the push transport only (global).
+        bandwidth: bytes per second of messages between nodes, measured; 0: not known (global).
         wire: dtype in which partial products travel, if not the dtype of D; with the push transport only (global).
     """
 
@@ -279,6 +282,7 @@ class ProductPlan(Plan):
     tiles: bool = False
     orders: str = ""
     wire: str = ""
+    bandwidth: float = 0.0
 
     @property
     def oriented(self) -> Product:
@@ -409,7 +413,8 @@ class ProductPlan(Plan):
 
     def _how(self) -> str:
         """The number of chunks per shard, and the order of the peers, as text."""
-        return f"chunks per shard: {self.chunks}, peers in rotated order"
+        link = f", {self.bandwidth / 1e6:,.0f} MB/s between nodes (measured)" if self.bandwidth else ""
+        return f"chunks per shard: {self.chunks}, peers in rotated order{link}"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
         """The lines algorithm, gemm and queue, where they apply."""

@@ -84,6 +84,8 @@ class Runtime:
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
         self.closed = False
+        self.bandwidth = 0.0
+        """Measured bytes per second of messages between nodes; 0: not measured (global)."""
         self.debug = False
         """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
@@ -112,7 +114,9 @@ class Runtime:
     def topology(self) -> Topology:
         """The properties of the machine that the planner needs (global)."""
         backend = self.backend
-        return Topology(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles)
+        return Topology(
+            *(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles), self.bandwidth
+        )
 
     def next_number(self) -> int:
         """A number for a planned product, the same on all ranks because all plan in the same order (global)."""

@@ -14,7 +14,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import THRESHOLD, Array, entries, gauge
-from tests.common.ranks import Contexts, collected, few
+from tests.common.ranks import Contexts, collected, few, open_context
 from tests.mpi.operations.test_matmul import LAYOUTS as MATMUL_LAYOUTS
 from tests.mpi.operations.test_matmul import Case, Dimension, Run
 
@@ -220,3 +220,23 @@ def test_windows_stage_only_arrays_outside_the_window(window: pblas.Context) -> 
             assert planned.workspace_nbytes == local.nbytes <= planned.plan.workspace_nbytes
             result = collected(D)
             assert gauge(result, values[0], value) <= THRESHOLD
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_context_measures_the_link_and_all_ranks_plan_with_it(message: pblas.Context) -> None:
+    """A link delivers no sooner than it may; without measuring, plans depend on the layouts alone."""
+    rate = 1e8
+    descs = [
+        MatrixDescriptor.column_wise(2048, 2048, message.nprocs),
+        MatrixDescriptor.row_wise(2048, 2048, message.nprocs),
+    ]
+    chunks = {}
+    for tuning in ("measured", "fixed"):
+        with open_context("message", link=(0.0, rate), tuning=tuning, timeout=30) as ctx:
+            bandwidth = ctx.runtime.bandwidth
+            assert ctx.runtime.backend.gather(bandwidth) == [bandwidth] * ctx.nprocs
+            assert 0 < bandwidth < 1.5 * rate if tuning == "measured" else bandwidth == 0
+            plan = pblas.plan_matmul(ctx.zeros(descs[0]), ctx.zeros(descs[1]), out=ctx.empty(descs[0])).plan
+            chunks[tuning] = plan.chunks
+            assert ("MB/s between nodes (measured)" in plan.explain()) == (tuning == "measured")
+    assert chunks["measured"] >= chunks["fixed"]

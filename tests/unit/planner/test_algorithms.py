@@ -389,6 +389,7 @@ def test_the_workspace_has_the_announced_size(layout: str, name: str, monkeypatc
                 for rank in range(nprocs):
                     memory = Memory()
                     backend = SimpleNamespace(rank=rank, engine=lambda _, memory=memory: memory, agree=lambda *_: None)
+                    backend.address = backend.arrays = None
                     run = pushed(plan, backend, dtype, wire, Orders(oriented, oriented), tf32=False)  # type: ignore[arg-type]
                     assert run.workspace_nbytes == memory.nbytes
                     used.append(memory.nbytes)
