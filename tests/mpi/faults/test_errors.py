@@ -222,7 +222,7 @@ FUNCTIONS: dict[str, tuple[type[Exception], str, Callable[[Any, Any], Any]]] = {
     "divides by zero": (ArgumentError, "the function f(i, j) raised", lambda i, j: i.size / (j.size - N)),
     "has three dimensions": (
         ArgumentError,
-        "function of the indices raised",
+        "the function f(i, j) raised",
         lambda i, j: np.zeros((3, len(i), len(j))),
     ),
     "is None": (DTypeError, "NoneType", lambda _, __: None),

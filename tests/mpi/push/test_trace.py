@@ -266,6 +266,6 @@ def test_the_command_line_writes_a_trace(folder: Path, capsys: pytest.CaptureFix
         assert "ms on the main lane" in out
         trace = Trace.read(folder / "t.json")
         assert trace.nprocs == P
-        assert trace.title.endswith(f", {M} x {N} x {K}, float64, {P} ranks, overlap=False")
+        assert trace.title.endswith(f", {M} x {N} x {K}, float64, {P} rank{'s' * (P > 1)}, overlap=False")
     assert main(["trace", str(folder / "t.json"), *sizes[:6]]) == 1
     assert ("leave out --m, --n and --k" in capsys.readouterr().err) == (RANK == 0)
