@@ -115,9 +115,11 @@ def choose(
     """
     orders = a.order + b.order + d.order
     context = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
-    if memory_nbytes is None and hardware is None:  # else the measured algorithm decides whether a plan fits
-        return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
-    return context.complete(_best(dtype, a, b, d, context, strict=strict))
+    if memory_nbytes is not None or hardware is not None:  # the measured algorithm decides whether a plan fits
+        return _complete(dtype, a, b, d, context, strict=strict)
+    if known is None:
+        return _completed(dtype, a, b, d, context, strict=strict)
+    return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
 
 
 def _best(
@@ -141,7 +143,14 @@ def _best(
     return best
 
 
-_remembered = lru_cache(_LAYOUTS)(_best)
+def _complete(
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
+) -> ProductPlan:
+    """The plan of `choose`, with everything that it can be run with."""
+    return context.complete(_best(dtype, a, b, d, context, strict=strict))
+
+
+_remembered, _completed = lru_cache(_LAYOUTS)(_best), lru_cache(_LAYOUTS)(_complete)
 
 
 def _general(
