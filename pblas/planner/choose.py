@@ -117,7 +117,7 @@ def choose(
     context = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
     if memory_nbytes is not None or hardware is not None:  # the measured algorithm decides whether a plan fits
         return _complete(dtype, a, b, d, context, strict=strict)
-    if known is None:
+    if known is None and not topology.push:
         return _completed(dtype, a, b, d, context, strict=strict)
     return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
 
