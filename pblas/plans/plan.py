@@ -408,13 +408,13 @@ class ProductPlan(Plan):
             mode = "while the GEMM runs" if self.overlap else "before the GEMM (overlap=False)"
             if self.transport == "shared":
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
-            yield "transfer", f"{mode}, {self._how()}"
+            link = f", {self.bandwidth / 1e6:,.0f} MB/s between nodes (measured)" if self.bandwidth else ""
+            yield "transfer", f"{mode}, {self._how()}{link}"
         yield from self._reasons()
 
     def _how(self) -> str:
         """The number of chunks per shard, and the order of the peers, as text."""
-        link = f", {self.bandwidth / 1e6:,.0f} MB/s between nodes (measured)" if self.bandwidth else ""
-        return f"chunks per shard: {self.chunks}, peers in rotated order{link}"
+        return f"chunks per shard: {self.chunks}, peers in rotated order"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
         """The lines algorithm, gemm and queue, where they apply."""
