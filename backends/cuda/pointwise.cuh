@@ -1,5 +1,5 @@
-// Expressions of elements: their functions, and operands that are numbers or arrays. What is printed from an expression's
-// tree (pointwise.py) calls these functions by the names in pblas/epilogues.py.
+// The functions of expressions, and loads of operands, which are numbers or arrays. pointwise.py prints an expression
+// as calls of these functions, by the names of pblas/epilogues.py.
 #ifndef PBLAS_POINTWISE
 #define PBLAS_POINTWISE
 #ifndef SHORT_RESULTS
@@ -30,37 +30,38 @@ __device__ __forceinline__ A number(const Term& term) {
 
 enum { ANY = -1 };
 
-// At most n elements from a place of a line on, in C order of lines and positions. With STEP 0 or 1, known when this is
-// compiled, as many elements lie from one to the next, and packs are aligned, all there or not at all, and of one line.
+// Loads at most n elements from a position of a line on, in C order of lines and positions. STEP is the stride of
+// elements along a line if it is known when this is compiled, 0 or 1; then packs are aligned, are whole or empty, and
+// are of one line.
 template <class E, int LENGTH, int STEP>
 __device__ __forceinline__ Pack<E, LENGTH> fetch(
     const Term& term, integer length, integer line, integer position, integer n) {
     const E* x = reinterpret_cast<const E*>(term.address);
     __builtin_assume(__isGlobal(x));
-    Pack<E, LENGTH> found = {};
+    Pack<E, LENGTH> pack = {};
     const integer stop = n < LENGTH ? n : LENGTH;
     if (STEP == 1) {
-        if (n > 0) found = load<LENGTH>(x + line * term.slow + position);
+        if (n > 0) pack = load<LENGTH>(x + line * term.slow + position);
     } else if (STEP == 0) {
         const E all = n > 0 ? x[line * term.slow] : E{};
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) found.x[i] = all;
+        for (int i = 0; i < LENGTH; i++) pack.x[i] = all;
     } else if (term.fast == 1 && position + stop <= length) {
-        found = load<LENGTH>(x + line * term.slow + position, n);
+        pack = load<LENGTH>(x + line * term.slow + position, n);
     } else {
 #pragma unroll
         for (int i = 0; i < LENGTH; i++)
             if (i < n) {
-                found.x[i] = x[line * term.slow + position * term.fast];
+                pack.x[i] = x[line * term.slow + position * term.fast];
                 if (++position == length) position = 0, line++;
             }
     }
-    return found;
+    return pack;
 }
 
-// Arithmetic keeps subnormal numbers and is rounded as on CPUs; other functions are those of CUDA. Where results are rounded to
-// 16 bits, divisions and roots may be two units of 32 bits off, sigmoid and gelu 2^-16 of themselves: these take a tenth of the
-// instructions, none of which is a branch.
+// Arithmetic keeps subnormal numbers and rounds as on CPUs; other functions are those of CUDA. If results are rounded
+// to 16 bits, faster versions are used: divisions and roots with errors up to two units in the last place of 32 bits,
+// sigmoid and gelu with relative errors up to 2^-16. They need a tenth of the instructions, and no branch.
 namespace pointwise {
 
 #if SHORT_RESULTS
@@ -100,8 +101,8 @@ __device__ __forceinline__ float minimum(float x, float y) {
 }
 __device__ __forceinline__ double minimum(double x, double y) { return x < y || x != x ? x : y; }
 
-#define BY_CUDA(NAME, FLOAT, DOUBLE)                                           \
-    __device__ __forceinline__ float NAME(float x) { return ::FLOAT(x); }      \
+#define BY_CUDA(NAME, FLOAT, DOUBLE)                                      \
+    __device__ __forceinline__ float NAME(float x) { return ::FLOAT(x); } \
     __device__ __forceinline__ double NAME(double x) { return ::DOUBLE(x); }
 BY_CUDA(exp, expf, exp)
 BY_CUDA(log, logf, log)
@@ -110,8 +111,8 @@ BY_CUDA(erf, erff, erf)
 BY_CUDA(erfc, erfcf, erfc)
 BY_CUDA(sin, sinf, sin)
 BY_CUDA(cos, cosf, cos)
-#define BY_CUDA_OF_TWO(NAME, FLOAT, DOUBLE)                                                  \
-    __device__ __forceinline__ float NAME(float x, float y) { return ::FLOAT(x, y); }        \
+#define BY_CUDA_OF_TWO(NAME, FLOAT, DOUBLE)                                           \
+    __device__ __forceinline__ float NAME(float x, float y) { return ::FLOAT(x, y); } \
     __device__ __forceinline__ double NAME(double x, double y) { return ::DOUBLE(x, y); }
 BY_CUDA_OF_TWO(power, powf, pow)
 BY_CUDA_OF_TWO(atan2, atan2f, atan2)
@@ -227,7 +228,8 @@ __device__ __forceinline__ float sigmoid(float x) {
     return reciprocal(plus(1, power_of_2(times(-1.44269504088896340736f, x))));
 }
 
-// x P(x), where P(-|x|) = exp(-x^2 / 2) erfcx(|x| / sqrt 2) / 2: erfcx is a polynomial in t, at most 5e-6 of itself off.
+// x P(x), where P(-|x|) = exp(-x^2 / 2) erfcx(|x| / sqrt 2) / 2; erfcx is approximated by a polynomial in t with a
+// relative error of at most 5e-6.
 __device__ __forceinline__ float gelu(float x) {
     const float t = reciprocal(fmaf(0.31f, ::fabsf(x), 1));
     float tail = fmaf(-0.07394210751f, t, 0.1804878532f);
@@ -249,7 +251,7 @@ __device__ __forceinline__ A silu(A x) {
     return times(x, sigmoid(x));
 }
 
-// With the complement of the error function, which keeps its digits where x is far below 0.
+// erfc keeps its relative accuracy where x is far below 0.
 template <class A>
 __device__ __forceinline__ A gelu(A x) {
     return times(times(x, A(0.5)), erfc(times(x, A(-0.70710678118654752440))));
@@ -299,34 +301,36 @@ __device__ __forceinline__ bool not_equal(A x, A y) {
 
 }  // namespace pointwise
 
-// What a CTA keeps of rows that it normalises: packs of each thread, sums of each warp.
+// The shared memory of a CTA that normalises rows: packs of each thread, and sums of squares of each warp.
 template <class T, int THREADS>
-struct Rows {
+struct NormaliseBuffer {
     enum { LENGTH = 16 / sizeof(T), HELD = 5, WARPS = THREADS / 32 };
 
     Pack<T, LENGTH> held[HELD][THREADS];
     typename Accumulator<T>::type squares[WARPS];
 
-    // One place, wherever rows are normalised in a kernel.
-    __device__ __forceinline__ static Rows& kept() {
-        static_assert(sizeof(Rows) <= 48 << 10, "what a kernel may have without asking");
-        __shared__ Rows rows;
+    // One buffer for all calls in a kernel.
+    __device__ __forceinline__ static NormaliseBuffer& buffer() {
+        static_assert(sizeof(NormaliseBuffer) <= 48 << 10, "what a kernel may have without asking");
+        __shared__ NormaliseBuffer rows;
         return rows;
     }
 };
 
-// Rows of `columns` elements, divided by the square root of the mean of their squares + eps, times the weight, if there is
-// one. By all THREADS of a CTA, whose warps share out as many rows at a time as they can hold in shared memory.
-// begin(row, at) asks for what a pack of a row is made of, BATCH of them one after the other, finish(row, at, that) makes it,
-// zeros after the row's end, and may store it, so that again(row, at) finds it; put(row, at, pack) takes the result.
-template <class T, class E, int THREADS, int BATCH, class Begin, class Finish, class Again, class Put>
+// RMS normalisation: rows of `columns` elements, divided by the square root of the mean of their squares + eps, times
+// the weight, if there is one. All THREADS threads of a CTA take part; its warps are divided among as many rows as
+// shared memory can hold. issue(row, at) issues the loads of a pack of a row, BATCH of them in sequence. complete(row,
+// at, loads) returns the pack, with zeros after the row's end, and may store it. reload(row, at) returns a pack that
+// shared memory did not hold. write(row, at, pack) takes the result.
+template <class T, class E, int THREADS, int BATCH, class Issue, class Complete, class Reload, class Write>
 __device__ __forceinline__ void normalise(
-    int rows, int columns, const E* weight, typename Accumulator<T>::type eps, Begin begin, Finish finish, Again again, Put put) {
+    int rows, int columns, const E* weight, typename Accumulator<T>::type eps, Issue issue, Complete complete,
+    Reload reload, Write write) {
     typedef typename Accumulator<T>::type A;
-    typedef Rows<T, THREADS> Kept;
-    constexpr int LENGTH = Kept::LENGTH, WARPS = Kept::WARPS, HELD = Kept::HELD;
+    typedef NormaliseBuffer<T, THREADS> Buffer;
+    constexpr int LENGTH = Buffer::LENGTH, WARPS = Buffer::WARPS, HELD = Buffer::HELD;
     constexpr word ALL = 0xFFFFFFFF;
-    Kept& kept = Kept::kept();
+    Buffer& buffer = Buffer::buffer();
     const int packs = (columns + LENGTH - 1) / LENGTH;
     const int full = min((packs + 32 * HELD - 1) / (32 * HELD), WARPS);
     const int together = max(min(rows, WARPS / full), 1), warps = WARPS / together;
@@ -337,33 +341,33 @@ __device__ __forceinline__ void normalise(
         const int start = mine ? threadIdx.x - group * stride : packs;
         A sum = 0;
         for (int i = start, k = 0; i < packs; i += BATCH * stride, k += BATCH) {
-            decltype(begin(0, 0)) begun[BATCH];
+            decltype(issue(0, 0)) loads[BATCH];
 #pragma unroll
             for (int j = 0; j < BATCH; j++)
                 if (i + j * stride < packs) {
                     const int at = (i + j * stride) * LENGTH;
-                    begun[j] = begin(row, at);
+                    loads[j] = issue(row, at);
                     if (weight) prefetch(weight + at);
                 }
 #pragma unroll
             for (int j = 0; j < BATCH; j++)
                 if (i + j * stride < packs) {
-                    const Pack<T, LENGTH> x = finish(row, (i + j * stride) * LENGTH, begun[j]);
-                    if (k + j < HELD) kept.held[k + j][threadIdx.x] = x;
+                    const Pack<T, LENGTH> x = complete(row, (i + j * stride) * LENGTH, loads[j]);
+                    if (k + j < HELD) buffer.held[k + j][threadIdx.x] = x;
 #pragma unroll
                     for (int l = 0; l < LENGTH; l++) sum += widen(x.x[l]) * widen(x.x[l]);
                 }
         }
 #pragma unroll
         for (int lane = 16; lane; lane /= 2) sum += __shfl_xor_sync(ALL, sum, lane);
-        if (threadIdx.x % 32 == 0) kept.squares[warp] = sum;
+        if (threadIdx.x % 32 == 0) buffer.squares[warp] = sum;
         __syncthreads();
         sum = 0;
-        for (int i = 0; mine && i < warps; i++) sum += kept.squares[group * warps + i];
+        for (int i = 0; mine && i < warps; i++) sum += buffer.squares[group * warps + i];
         const A scale = pointwise::rsqrt(sum / A(columns) + eps);
         for (int i = start, k = 0; i < packs; i += stride, k++) {
             const int at = i * LENGTH;
-            const Pack<T, LENGTH> x = k < HELD ? kept.held[k][threadIdx.x] : again(row, at);
+            const Pack<T, LENGTH> x = k < HELD ? buffer.held[k][threadIdx.x] : reload(row, at);
             Pack<E, LENGTH> factor;
             if (weight) factor = load<LENGTH>(weight + at, columns - at);
             Pack<T, LENGTH> y;
@@ -372,9 +376,9 @@ __device__ __forceinline__ void normalise(
                 const A normal = times(widen(x.x[l]), scale);
                 narrow(weight ? times(normal, widen(factor.x[l])) : normal, y.x[l]);
             }
-            put(row, at, y);
+            write(row, at, y);
         }
-        __syncthreads();  // the next rows' sums
+        __syncthreads();  // before the sums of the next rows are written
     }
 }
 

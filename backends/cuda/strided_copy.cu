@@ -1,11 +1,11 @@
-// out = alpha x + beta out for elements of two matrices, wherever these lie: in runs of rows and columns of a cyclic
-// layout, strided in either order, one after the other as in a message, or on one side of a diagonal.
+// out = alpha x + beta out for elements of two matrices in any memory layout: runs of rows and columns of a cyclic
+// layout, strides in either order, contiguous as in a message, or on one side of a diagonal.
 #include "common.cuh"
 
-enum { TILE = 32, LINES = 8, EACH = TILE / LINES };
+enum { TILE = 32, LINES = 8, PER_THREAD = TILE / LINES };
 
-// Where element (i, j) is: at rows[i] down + columns[j] across; without an array, index i or j itself counts.
-struct Place {
+// The index of element (i, j): rows[i] * down + columns[j] * across; without an array, i or j itself.
+struct Strides {
     const integer *rows, *columns;
     integer down, across;
 
@@ -17,9 +17,9 @@ struct Place {
 struct MoveArguments {
     const byte* source;
     byte* target;
-    Place from, to;
-    integer m, n, side, diagonal;  // side 1: j - i >= diagonal, -1: j - i <= diagonal, 0: all elements
-    integer from_by_columns, to_by_columns;  // whether neighbours in memory have neighbouring i
+    Strides from, to;
+    integer m, n, side, diagonal;            // side 1: j - i >= diagonal, -1: j - i <= diagonal, 0: all elements
+    integer from_by_columns, to_by_columns;  // whether columns are contiguous
     Factor alpha, beta;
     integer conjugates;
 
@@ -29,7 +29,7 @@ struct MoveArguments {
     }
 };
 
-// Elements that are copied bit by bit.
+// Copies elements without conversion.
 struct Copy {
     template <class T>
     __device__ __forceinline__ static T read(const MoveArguments&, T x) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ complex<Real> conjugated(complex<Real> x) {
     return {x.re, negative(x.im)};
 }
 
-// Elements that are added in 32 bits or more; neither x nor out is read whose factor is 0.
+// Adds in 32 bits or more. Neither x nor out is read if its factor is 0.
 struct Combine {
     template <class X>
     __device__ __forceinline__ static typename Accumulator<X>::type read(const MoveArguments& a, X x) {
@@ -71,8 +71,8 @@ struct Combine {
     }
 };
 
-// A block takes tiles of 32 x 32 elements, 4 of them in each thread. Where source and target are stored in different
-// orders, a tile is turned in shared memory, so that both are walked through as they lie.
+// A CTA takes tiles of 32 x 32 elements, 4 of them in each thread. If source and target have different storage orders,
+// a tile is transposed in shared memory, so that accesses to both are coalesced.
 template <class Operation, class X, class O>
 __device__ __forceinline__ void move(const MoveArguments& a) {
     typedef decltype(Operation::read(a, X())) A;
@@ -80,56 +80,56 @@ __device__ __forceinline__ void move(const MoveArguments& a) {
     A(*tile)[TILE + 1] = reinterpret_cast<A(*)[TILE + 1]>(memory);
     const X* source = reinterpret_cast<const X*>(a.source);
     O* target = reinterpret_cast<O*>(a.target);
-    const bool turns = a.from_by_columns != a.to_by_columns, reads = !a.alpha.is_zero();
+    const bool transposes = a.from_by_columns != a.to_by_columns, reads = !a.alpha.is_zero();
     const integer down = (a.m + TILE - 1) / TILE, tiles = down * ((a.n + TILE - 1) / TILE);
     for (integer t = blockIdx.x; t < tiles; t += gridDim.x) {
         const integer i0 = t % down * TILE, j0 = t / down * TILE;
-        A held[EACH] = {};
+        A elements[PER_THREAD] = {};
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < PER_THREAD; e++) {
             const int line = threadIdx.y + e * LINES;
             const int i = a.from_by_columns ? threadIdx.x : line, j = a.from_by_columns ? line : threadIdx.x;
-            if (reads && a.has(i0 + i, j0 + j)) held[e] = Operation::read(a, source[a.from.at(i0 + i, j0 + j)]);
+            if (reads && a.has(i0 + i, j0 + j)) elements[e] = Operation::read(a, source[a.from.at(i0 + i, j0 + j)]);
         }
-        if (turns) {
+        if (transposes) {
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
+            for (int e = 0; e < PER_THREAD; e++) {
                 const int line = threadIdx.y + e * LINES;
-                tile[threadIdx.x][line] = held[e];
+                tile[threadIdx.x][line] = elements[e];
             }
             __syncthreads();
 #pragma unroll
-            for (int e = 0; e < EACH; e++) {
+            for (int e = 0; e < PER_THREAD; e++) {
                 const int line = threadIdx.y + e * LINES;
-                held[e] = tile[line][threadIdx.x];
+                elements[e] = tile[line][threadIdx.x];
             }
             __syncthreads();
         }
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < PER_THREAD; e++) {
             const int line = threadIdx.y + e * LINES;
             const int i = a.to_by_columns ? threadIdx.x : line, j = a.to_by_columns ? line : threadIdx.x;
-            if (a.has(i0 + i, j0 + j)) Operation::write(a, held[e], target[a.to.at(i0 + i, j0 + j)]);
+            if (a.has(i0 + i, j0 + j)) Operation::write(a, elements[e], target[a.to.at(i0 + i, j0 + j)]);
         }
     }
 }
 
-#define MOVE(NAME, OPERATION, X, O)                                                                     \
+#define MOVE(NAME, OPERATION, X, O)                                                                   \
     extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ MoveArguments a) { \
-        move<OPERATION, X, O>(a);                                                                       \
+        move<OPERATION, X, O>(a);                                                                     \
     }
 
-// A complex number is aligned as its parts are.
+// A complex number with the alignment of its parts.
 template <class Part>
-struct Two {
+struct Pair {
     Part x[2];
 };
 
 MOVE(copy_2, Copy, half_word, half_word)
 MOVE(copy_4, Copy, word, word)
 MOVE(copy_8, Copy, integer, integer)
-MOVE(copy_4_4, Copy, Two<word>, Two<word>)
-MOVE(copy_8_8, Copy, Two<integer>, Two<integer>)
+MOVE(copy_4_4, Copy, Pair<word>, Pair<word>)
+MOVE(copy_8_8, Copy, Pair<integer>, Pair<integer>)
 MOVE(combine_float16_float16, Combine, float16, float16)
 MOVE(combine_bfloat16_bfloat16, Combine, bfloat16, bfloat16)
 MOVE(combine_float32_float32, Combine, float, float)
@@ -141,7 +141,7 @@ MOVE(combine_bfloat16_float32, Combine, bfloat16, float)
 MOVE(combine_float32_float16, Combine, float, float16)
 MOVE(combine_float32_bfloat16, Combine, float, bfloat16)
 
-// Lines of matrices that are stored alike, from 32 bits to 16 or back, eight neighbours at a time.
+// Converts lines of matrices of the same storage order between 32 and 16 bits, eight neighbours at a time.
 struct LinesArguments {
     const byte* source;
     byte* target;
@@ -154,20 +154,20 @@ __device__ __forceinline__ void convert(const LinesArguments& a) {
     const X* source = reinterpret_cast<const X*>(a.source);
     O* target = reinterpret_cast<O*>(a.target);
     const integer packs = (a.length + EIGHT - 1) / EIGHT;
-    const Walk stride = Walk::stride<EIGHT>(a.length);
-    for (Walk walk = Walk::start<EIGHT>(a.length); walk.line < a.lines; walk.advance(stride, packs)) {
-        const integer first = walk.position * EIGHT, n = a.length - first;
-        const Pack<X, EIGHT> x = load<EIGHT>(source + walk.line * a.from_pitch + first, n);
+    const LinePosition stride = LinePosition::stride<EIGHT>(a.length);
+    for (LinePosition at = LinePosition::start<EIGHT>(a.length); at.line < a.lines; at.advance(stride, packs)) {
+        const integer first = at.position * EIGHT, n = a.length - first;
+        const Pack<X, EIGHT> x = load<EIGHT>(source + at.line * a.from_pitch + first, n);
         Pack<O, EIGHT> z;
 #pragma unroll
         for (int e = 0; e < EIGHT; e++) narrow(widen(x.x[e]), z.x[e]);
-        store(target + walk.line * a.to_pitch + first, z, n);
+        store(target + at.line * a.to_pitch + first, z, n);
     }
 }
 
-#define CONVERT(NAME, X, O)                                                                              \
+#define CONVERT(NAME, X, O)                                                                            \
     extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ LinesArguments a) { \
-        convert<X, O>(a);                                                                                \
+        convert<X, O>(a);                                                                              \
     }
 
 CONVERT(convert_float32_float16, float, float16)

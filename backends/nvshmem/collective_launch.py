@@ -134,7 +134,7 @@ class CollectiveLaunch:
     def _new_reduction(self, call: ReduceArguments, addresses: list[Addresses], *, by_columns: bool) -> Plan:
         """**Collective.** Cut the elements, reserve memory, compile."""
         nprocs, itemsize = self._resources.size, call.x.itemsize
-        kind = call.algorithm if call.shares else "scatter"
+        kind = call.algorithm if call.shares else "reduce_scatter"
         rows: Literal["", "inside", "after"] = ""
         if call.is_rmsnorm:  # one kernel can add and normalise whole rows of whole packs
             rows = "inside" if kind == "one_shot" and call.unit * itemsize % _PACK_NBYTES == 0 else "after"
@@ -144,7 +144,7 @@ class CollectiveLaunch:
         largest = max(b - a for a, b in pairwise(rounds.bounds))
         if kind == "two_shot" and None not in addresses:  # no slots between the arrays
             rounds, halves = replace(rounds, width=max(1, largest)), self._state.reserve(0)
-            return Plan("pulled", key, rounds, unit, itemsize, halves, None, "", by_columns, *addresses)
+            return Plan("two_shot_pull", key, rounds, unit, itemsize, halves, None, "", by_columns, *addresses)
         nslots, least = nprocs * (2 if kind == "two_shot" else 1), -(-unit * itemsize // _PACK_NBYTES) * _PACK_NBYTES
         halves = self._state.reserve(nslots * (largest * itemsize + least), nslots * least)
         slots = halves.slots(halves.nbytes // nslots // _PACK_NBYTES * _PACK_NBYTES)

@@ -71,7 +71,7 @@ class Plan:
     """Agreed parameters for calls of one kind.
 
     Args:
-        kind: "one_shot", "two_shot", "pulled", "scatter" or "all_gather" (global).
+        kind: "one_shot", "two_shot", "two_shot_pull", "reduce_scatter" or "all_gather" (global).
         key: key of its kernels (global).
         rounds: partition of the elements (global).
         unit: elements that stay together (global).
@@ -216,11 +216,11 @@ class Prepared:
         """CTAs for shards of `nbytes` bytes, and the addresses that the kernel of a round writes or reads."""
         plan, pitch, size = self._plan, self._plan.halves.pitch, len(first)
         if plan.slots is not None:
-            sent = nbytes * {"one_shot": 1, "two_shot": size, "scatter": size - 1}[plan.kind]
+            sent = nbytes * {"one_shot": 1, "two_shot": size, "reduce_scatter": size - 1}[plan.kind]
             where = {"partials": plan.slots.addresses, "slot_nbytes": plan.slots.nbytes}
             return sending_ctas(sent), where | {"pitches": (pitch, 0, 0)}
         ctas = pulling_ctas(nbytes * size)
-        if plan.kind == "pulled":
+        if plan.kind == "two_shot_pull":
             return ctas, {"partials": plan.sources, "results": plan.targets, "pitches": (0, pitch, 0)}
         left, starts = plan.halves.left, first
         if plan.sources is not None:

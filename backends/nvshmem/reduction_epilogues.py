@@ -56,6 +56,8 @@ class ReductionEpilogue:
         folder, is_sum = kernels.FOLDER, family == "sum"
         pointwise.check_count(len(self.dtypes))
         types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
+        macro = "SUM" if is_sum else "ALL_REDUCE" if self.weight is None else "ONE_SHOT"
+        arguments = [*types, *([] if is_sum else ["Operation"]), "ReductionEpilogue"]
         return "\n".join([
             f"#define NORMALISED {int(self.weight is not None)}",
             pointwise.functions(dtype),
@@ -65,9 +67,7 @@ class ReductionEpilogue:
             f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
             pointwise.printed(self.tree, self.dtypes, self.first_term),
             expanded(folder / "collective.cuh"),
-            f"SUM(all, {', '.join(types)}, Finished)"
-            if is_sum
-            else f"{'ALL_REDUCE' if self.weight is None else 'ONE_SHOT'}(all, {', '.join(types)}, Operation, Finished)",
+            f"{macro}(all, {', '.join(arguments)})",
         ])  # fmt: skip
 
     @property

@@ -350,7 +350,7 @@ class StreamEngine:
             return
         words, watch = [self._current.flag(self._rank, source, phase) for source in sources], self._watch
         self._sink.launch(
-            lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=phase, told=flags)
+            lane, lambda stream: self._kernels.wait(stream, words, sources, watch=watch, step=phase, signals=flags)
         )
 
     def _push(self, lane: str, blocks: list[Block], flags: list[int]) -> None:

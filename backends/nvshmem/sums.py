@@ -56,7 +56,7 @@ class Sums:
     ) -> None:
         """Reduce-scatter with one kernel, which sends shards to their owners and adds the received ones."""
         bounds = list(accumulate((part.size for part in parts), initial=0))
-        kernel = functools.partial(self._kernels.reduce, kind="scatter", source=parts[0].data.ptr, slots=slots)
+        kernel = functools.partial(self._kernels.reduce, kind="reduce_scatter", source=parts[0].data.ptr, slots=slots)
         self._reduce(lane, kernel, order, parts[self._rank].dtype, bounds, contributing, output)
 
     def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
@@ -88,7 +88,7 @@ class Sums:
         output: Output,
     ) -> None:
         """All-reduce with one kernel: it reads partial products of the peers and writes sums to them, at `places`."""
-        kernel = functools.partial(self._kernels.pulled, **places)
+        kernel = functools.partial(self._kernels.two_shot_pull, **places)
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def _reduce(

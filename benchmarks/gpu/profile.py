@@ -113,7 +113,7 @@ def profiler() -> str:
 def profiled(mode: str, model: str, options: argparse.Namespace) -> dict[str, Any]:
     """Profile the second launch of a process; its metrics."""
     names = ",".join(name for name, _ in METRICS.values())
-    choice = ["--kernel-name", "hopper", "--launch-skip", "1", "--launch-count", "1", "--metrics", names]
+    choice = ["--kernel-name", "hopper_gemm", "--launch-skip", "1", "--launch-count", "1", "--metrics", names]
     ncu = [profiler(), "--clock-control", "none", "--print-units", "base", "--csv", "--page", "raw", *choice]
     itself = [sys.executable, __file__, "--launch", mode, "--models", model]
     sized = ["--m", str(options.m), "--gpus", str(options.gpus)]

@@ -4,16 +4,16 @@ from pblas.backends.nvshmem.hopper.source import source
 
 _LATE = "for (const time_ns end = now() + 20000000; now() < end;) {}"  # peers that share its GPU run meanwhile
 MUTANTS = {
-    "parts told before they are stored": (
-        ("keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed", "false"),
+    "signals before the stores complete": (
+        ("stores_rows_of(consumer) && load_acquire(smem.stored_count(consumer)) < expected", "false"),
         ("        while (next.width) {\n", f"        {_LATE}\n        while (next.width) {{\n"),
     )
 }
-"""What of the text becomes what."""
+"""For each mutant, replacements in the source."""
 
 
 def mutated(name: str) -> str:
-    """CUDA C++ of one of them."""
+    """The CUDA C++ of a mutant."""
     text = source()
     for before, after in MUTANTS[name]:
         assert text.count(before) == 1, f"the kernel has changed; this is not in it, or not once: {before}"

@@ -1,7 +1,8 @@
-// What the kernels share: numbers, packs of them, flags and waiting. No header is included, so NVRTC needs no include path.
+// Common to all kernels: numbers, packs of numbers, flags and waiting. It includes no header, so NVRTC needs no include
+// path.
 //
-// Every argument struct is passed by value. A launch whose arguments are all zero does nothing: that is how kernels are
-// loaded before they are needed.
+// Every kernel takes its argument struct by value. A launch with zeros as arguments does nothing; it loads the kernel
+// ahead of time.
 #ifndef PBLAS_COMMON
 #define PBLAS_COMMON
 
@@ -9,11 +10,12 @@ typedef unsigned char byte;
 typedef unsigned short half_word;
 typedef unsigned int word;
 typedef long long integer;
+typedef unsigned long long double_word;
 typedef unsigned long long time_ns;
 
 enum { MAX_RANKS = 32 };
 
-// ---- numbers: storage types, and the types in which they are added
+// Numbers: storage types, and the types in which they are accumulated.
 
 struct float16 {
     half_word bits;
@@ -68,8 +70,8 @@ __device__ __forceinline__ void narrow(float x, bfloat16& y) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
 }
 
-// Arithmetic that is rounded as on CPUs, with any compiler options: nothing is fused, and subnormal numbers stay (CuPy
-// compiles with -ftz=true).
+// Arithmetic that rounds as on CPUs with any compiler options: without fused multiply-add or flushed subnormal numbers
+// (CuPy compiles with -ftz=true).
 __device__ __forceinline__ float plus(float x, float y) {
     asm("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
     return x;
@@ -100,8 +102,8 @@ __device__ __forceinline__ void round_to(double x, float& y) { asm("cvt.rn.f32.f
 
 __device__ __forceinline__ void round_to(double x, double& y) { y = x; }
 
-// A factor as the host gives it, and times an element. A real factor scales both parts, so that an infinite part of an
-// element makes no NaN in the other; 1 changes no bit.
+// A scalar from the host, which multiplies elements. A real factor scales both parts of a complex element separately,
+// so that an infinite part makes no NaN in the other one. The factor 1 changes no bit.
 struct Factor {
     double re, im;
 
@@ -124,16 +126,16 @@ struct Factor {
     }
 };
 
-// ---- operands of expressions
+// Operands of expressions.
 
 enum { MAX_TERMS = 12 };
 
-// A number, as the bits of two doubles, or an array whose element `position` of line `line` is position fast + line slow
-// elements after its address.
+// An operand: the bits of two doubles, or an array. Element `position` of line `line` of an array is position * fast +
+// line * slow elements after its address.
 struct Term {
     integer address, fast, slow;
 
-    // Lets an array of elements of some bytes begin there.
+    // Moves the beginning of an array with elements of `nbytes` bytes.
     __device__ __forceinline__ void advance(integer line, integer position, integer nbytes) {
         address += (line * slow + position * fast) * nbytes;
     }
@@ -144,7 +146,7 @@ struct Terms {
     Term term[MAX_TERMS];
 };
 
-// ---- packs: LENGTH neighbours that are loaded or stored by one instruction
+// Packs: LENGTH neighbours that one instruction loads or stores.
 
 template <class T, int LENGTH>
 struct alignas(sizeof(T) * LENGTH) Pack {
@@ -171,7 +173,7 @@ __device__ __forceinline__ bool is_aligned(const T* address) {
     return (reinterpret_cast<unsigned long long>(address) & (sizeof(T) * LENGTH - 1)) == 0;
 }
 
-// The first n of a pack: by one instruction if it is whole and its address allows it.
+// Loads or stores the first n elements of a pack, by one instruction if the pack is whole and aligned.
 template <int LENGTH, class T>
 __device__ __forceinline__ Pack<T, LENGTH> load(const T* address, integer n) {
     if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return load<LENGTH>(address);
@@ -189,34 +191,35 @@ __device__ __forceinline__ void store(T* address, const Pack<T, LENGTH>& pack, i
         if (i < n) address[i] = pack.x[i];
 }
 
-// The grid's threads, dealt to the packs of a block of `lines` lines of `length` elements.
-struct Walk {
+// A grid-stride loop over the packs of a block of `lines` lines of `length` elements: the line, and the pack in the
+// line.
+struct LinePosition {
     integer line, position;
 
     template <int LENGTH>
-    __device__ __forceinline__ static Walk start(integer length) {
+    __device__ __forceinline__ static LinePosition start(integer length) {
         return at(blockIdx.x * blockDim.x + threadIdx.x, (length + LENGTH - 1) / LENGTH);
     }
 
     template <int LENGTH>
-    __device__ __forceinline__ static Walk stride(integer length) {
+    __device__ __forceinline__ static LinePosition stride(integer length) {
         return at(gridDim.x * blockDim.x, (length + LENGTH - 1) / LENGTH);
     }
 
-    // 32 bits hold the threads of every grid here, and a division of 32 bits is quick.
-    __device__ __forceinline__ static Walk at(word index, integer packs) {
+    // A thread's index has 32 bits; a division of 32 bits is much faster than one of 64.
+    __device__ __forceinline__ static LinePosition at(word index, integer packs) {
         if (packs > index) return {0, index};
         if (packs == 0) return {0, 0};
         return {index / static_cast<word>(packs), index % static_cast<word>(packs)};
     }
 
-    // The place of an element.
-    __device__ __forceinline__ static Walk of(integer index, integer length) {
+    // The line and position of an element.
+    __device__ __forceinline__ static LinePosition of(integer index, integer length) {
         if ((index | length) >> 32 == 0) return at(static_cast<word>(index), length);
         return {index / length, index % length};
     }
 
-    __device__ __forceinline__ void advance(Walk stride, integer packs) {
+    __device__ __forceinline__ void advance(LinePosition stride, integer packs) {
         line += stride.line;
         position += stride.position;
         if (position >= packs) {
@@ -226,7 +229,7 @@ struct Walk {
     }
 };
 
-// ---- flags and waiting
+// Flags and waiting.
 
 __device__ __forceinline__ word acquire(const word* flag) {
     word value;
@@ -234,7 +237,8 @@ __device__ __forceinline__ word acquire(const word* flag) {
     return value;
 }
 
-// What this thread has written or seen written, also by others before a __syncthreads(), is there once the flag is.
+// Sets a flag after all earlier writes of this thread, and those of others that it has observed, for instance before a
+// __syncthreads().
 __device__ __forceinline__ void release(word* flag, word value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
@@ -245,25 +249,25 @@ __device__ __forceinline__ time_ns now() {
     return time;
 }
 
-// Nanoseconds since then. The timer is the system's and may be set back: less than 0 then, and nothing is late for that.
+// Nanoseconds since a time. The system may set the timer back; then the result is negative, and no deadline passes.
 __device__ __forceinline__ integer elapsed(time_ns since) { return static_cast<integer>(now() - since); }
 
-// The next kernel may be launched when all CTAs have come here, if it waits for the end of this one by itself.
-__device__ __forceinline__ void be_followed() {
+// Programmatic dependent launch: the next kernel may start once all CTAs have called this.
+__device__ __forceinline__ void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Waits for the end of the kernel before, and sees what it has written: this one is launched early, as the next one may be.
-__device__ __forceinline__ void follow() {
-    be_followed();
+// Waits for the end of the previous kernel, whose writes are visible then, and lets the next kernel start early too.
+__device__ __forceinline__ void grid_dependency_sync() {
+    launch_dependents();
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Why a kernel gave up; in pinned memory of the host.
+// Why a kernel gave up waiting; in pinned host memory.
 struct Record {
     word code, rank, step, pad;
     time_ns time;
@@ -271,15 +275,15 @@ struct Record {
 
 enum Code : word { ABORTED = 1, LATE = 2 };
 
-// How long a kernel waits, and where it looks and writes. Addresses may be 0.
+// The deadline of a wait, the abort word to poll (or 0), and the record of a kernel that gives up (or 0).
 struct Watch {
     const word* abort;
     Record* record;
     time_ns timeout;
     integer step;
 
-    // The first to give up is recorded. Those that give up with it, of the same kernel or on another lane, may mix: the rank
-    // is one that is waited for, the step perhaps another one's.
+    // Records the first thread that gives up. Threads that give up at the same time, also in kernels on other lanes,
+    // may mix their fields: then the rank is one of the awaited ranks, but the step may be another thread's.
     __device__ __forceinline__ void give_up(Code code, int rank) const {
         volatile Record* written = record;
         if (!record || written->code) return;
@@ -291,7 +295,7 @@ struct Watch {
         __threadfence_system();
     }
 
-    // Whether done(value of the flag) came true before the deadline and before the abort word was set.
+    // Waits until done(flag) is true. Returns false after the deadline, or once the abort word is set.
     template <class Done>
     __device__ __forceinline__ bool wait(const word* flag, int rank, Done done) const {
         const time_ns start = now();

@@ -1,116 +1,119 @@
-// LL packets: kernels send packs to their peers, or receive them, without flags.
-#ifndef PBLAS_PACKS
-#define PBLAS_PACKS
+// LL packets (the name is NCCL's): data that kernels exchange with peers without flags.
+#ifndef PBLAS_PACKETS
+#define PBLAS_PACKETS
 #include "common.cuh"
 
 // Prefetches this address into the L2 cache.
-__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+__device__ __forceinline__ void prefetch(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 
-// ---- packs that say themselves whether they are there
+// LL packets.
 
-// What a peer sends into memory in which all bits were set: as long as a word has all of them, it is not there yet. Numbers
-// that would look so, NaNs of one kind, are sent as other ones. A word is one access of PTX's memory model, of 32 bits, or
-// of 64 where numbers have as many, so that nothing else need be ordered.
+// The receiver's memory has all bits set before a packet is sent there: a word with all bits set has not arrived. A
+// number with these bits, a NaN, is sent as another NaN. A word is a single access of PTX's memory model, of 32 bits,
+// or of 64 for numbers that need them, so no other ordering is needed.
 template <class T>
-struct Word {
+struct PacketWord {
     typedef word type;
 };
 
 template <>
-struct Word<double> {
-    typedef time_ns type;
+struct PacketWord<double> {
+    typedef double_word type;
 };
 
 template <>
-struct Word<complex<double>> {
-    typedef time_ns type;
+struct PacketWord<complex<double>> {
+    typedef double_word type;
 };
 
-__device__ __forceinline__ void look(const void* at, word (&x)[2]) {
+__device__ __forceinline__ void load_words(const void* at, word (&x)[2]) {
     asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "l"(at));
 }
 
-__device__ __forceinline__ void look(const void* at, word (&x)[4]) {
+__device__ __forceinline__ void load_words(const void* at, word (&x)[4]) {
     word &a = x[0], &b = x[1], &c = x[2], &d = x[3];
     asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(at));
 }
 
-__device__ __forceinline__ void look(const void* at, time_ns (&x)[2]) {
+__device__ __forceinline__ void load_words(const void* at, double_word (&x)[2]) {
     asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "l"(at));
 }
 
-__device__ __forceinline__ void post(void* at, const word (&x)[2]) {
+__device__ __forceinline__ void store_words(void* at, const word (&x)[2]) {
     asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(at), "r"(x[0]), "r"(x[1]));
 }
 
-__device__ __forceinline__ void post(void* at, const word (&x)[4]) {
+__device__ __forceinline__ void store_words(void* at, const word (&x)[4]) {
     const word a = x[0], b = x[1], c = x[2], d = x[3];
     asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(a), "r"(b), "r"(c), "r"(d));
 }
 
-__device__ __forceinline__ void post(void* at, const time_ns (&x)[2]) {
+__device__ __forceinline__ void store_words(void* at, const double_word (&x)[2]) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(x[0]), "l"(x[1]));
 }
 
 template <class T, int LENGTH>
-union Post {
-    typedef typename Word<T>::type W;
+union LLPacket {
+    typedef typename PacketWord<T>::type W;
     enum { WORDS = sizeof(T) * LENGTH / sizeof(W) };
 
     Pack<T, LENGTH> pack;
     W words[WORDS];
 
-    __device__ __forceinline__ Post() {}
+    __device__ __forceinline__ LLPacket() {}
 
-    __device__ __forceinline__ Post(const Pack<T, LENGTH>& pack) : pack(pack) {}
+    __device__ __forceinline__ LLPacket(const Pack<T, LENGTH>& pack) : pack(pack) {}
 
-    __device__ __forceinline__ bool is_there() const {
-        bool there = true;
+    __device__ __forceinline__ bool has_arrived() const {
+        bool arrived = true;
 #pragma unroll
-        for (int i = 0; i < WORDS; i++) there = there && words[i] != ~W(0);
-        return there;
+        for (int i = 0; i < WORDS; i++) arrived = arrived && words[i] != ~W(0);
+        return arrived;
     }
 
     __device__ __forceinline__ void send(T* to) {
 #pragma unroll
         for (int i = 0; i < WORDS; i++) words[i] -= words[i] == ~W(0);
-        post(to, words);
+        store_words(to, words);
     }
 
-    // Makes a place as it was before something was sent there.
+    // Sets all bits again, as before the packet was sent.
     __device__ __forceinline__ static void clear(T* at) {
-        W none[WORDS];
+        W empty[WORDS];
 #pragma unroll
-        for (int i = 0; i < WORDS; i++) none[i] = ~W(0);
-        post(at, none);
+        for (int i = 0; i < WORDS; i++) empty[i] = ~W(0);
+        store_words(at, empty);
     }
 };
 
-// The first n of a pack, as `store`, but that the compiler does not store elements of whole ones together with those of the
-// other branch, one by one.
+// As `store`, but as a volatile access: the compiler must not merge it with the element-wise stores of the other
+// branch.
 template <class T, int LENGTH>
-__device__ __forceinline__ void write(T* address, const Pack<T, LENGTH>& pack, integer n) {
-    if constexpr (sizeof(pack) > sizeof(typename Word<T>::type))
-        if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return post(address, Post<T, LENGTH>(pack).words);
+__device__ __forceinline__ void store_vector(T* address, const Pack<T, LENGTH>& pack, integer n) {
+    if constexpr (sizeof(pack) > sizeof(typename PacketWord<T>::type))
+        if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store_words(address, LLPacket<T, LENGTH>(pack).words);
     store(address, pack, n);
 }
 
-// ---- waiting
+// Waiting.
 
-// Sets a flag without a word on what this thread has written.
-__device__ __forceinline__ void announce(word* flag, word value) {
+// Sets a flag without ordering it after this thread's writes.
+__device__ __forceinline__ void set_relaxed(word* flag, word value) {
     asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-// Whether done() came true before the deadline and before the abort word was set; `rank` is waited for. With more patience
-// others give up first, who know better for whom they wait.
+// Waits for done(), which depends on `rank`. Returns false after the deadline, or once the abort word is set. With a
+// timeout_factor above 1 other kernels, which know better which rank is late, give up first.
 template <class Done>
-__device__ __forceinline__ bool until(const Watch& watch, int rank, Done done, int patience = 1) {
+__device__ __forceinline__ bool wait_until(const Watch& watch, int rank, Done done, int timeout_factor = 1) {
     const time_ns start = now();
     for (word polls = 1; !done(); polls++) {
         if (polls % 16) continue;
         if (watch.abort && acquire(watch.abort)) return watch.give_up(ABORTED, rank), false;
-        if (elapsed(start) / patience > static_cast<integer>(watch.timeout)) return watch.give_up(LATE, rank), false;
+        if (elapsed(start) / timeout_factor > static_cast<integer>(watch.timeout))
+            return watch.give_up(LATE, rank), false;
     }
     return true;
 }

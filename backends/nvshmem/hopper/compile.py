@@ -98,7 +98,7 @@ class Variant:
         signals: whether parts have signals.
         parts: of D, at most.
         terms: number of terms of each part that has any.
-        listed: most terms of all parts together.
+        term_capacity: most terms of all parts together.
         places: most further places where parts are stored.
         width: width of the widest tile.
         split: CTAs that share a tile.
@@ -113,7 +113,7 @@ class Variant:
     signals: bool
     parts: int
     terms: int
-    listed: int
+    term_capacity: int
     places: int
     width: int
     split: int
@@ -143,11 +143,11 @@ class Variant:
             "SIGNALS": int(self.signals),
             "PARTS": self.parts,
             "TERMS": self.terms,
-            "LISTED": self.listed,
+            "TERM_CAPACITY": self.term_capacity,
             "PLACES": self.places,
             "WIDTH": self.width,
             "SPLIT": self.split,
-            "FINISHES": 0 if self.epilogue is None else 1 + self.epilogue.is_long,
+            "EPILOGUE": 0 if self.epilogue is None else 1 + self.epilogue.is_long,
         }
         return [(name, str(value)) for name, value in values.items()]
 
@@ -164,7 +164,7 @@ class Kernel:
         status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
         if int(status):  # the cached file is damaged
             self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
-        self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper"), "find")
+        self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper_gemm"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
         self._configs: dict[int, Any] = {}  # of launches, by clusters

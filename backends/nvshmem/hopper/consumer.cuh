@@ -1,388 +1,396 @@
-// The two warpgroups of a CTA that multiply ("consumers"), each 64 rows of the tile by all its columns.
+// The two consumer warpgroups of a CTA. Each multiplies 64 rows of the tile by all of its columns.
 //
-// Each warp of a consumer passes its results through stripes of its own, 16 lines of 64 elements, to memory: no warp waits for
-// another. All but the first stripe it keeps, rounded, until the next tile's products have begun. What it stores at peers it
-// spreads over these: links are slower than tiles that end together, and who waits for them multiplies nothing.
+// Each warp stores its results through its own stripe buffers, of 16 rows of 64 elements, so no warp waits for another
+// one. It stores the first stripe at once, and keeps the others in registers, rounded, until the next tile's K loop has
+// begun. Stores to peers are spread over that loop: tiles that end at the same time would saturate the links, and a
+// warp that waits for its stores multiplies nothing.
 
-constexpr int AT_ONCE = SPLIT > 1 ? WIDTH / LINE : 1;  // stripes of a tile that are not kept
-constexpr int KEPT = WIDTH / LINE > AT_ONCE ? WIDTH / LINE - AT_ONCE : 1;
-constexpr int CONFIRM_AFTER = 4;  // steps of the next tile in which the last one's boxes reach memory of this GPU
+constexpr int IMMEDIATE = SPLIT > 1 ? WIDTH / LINE : 1;  // stripes of a tile that are stored at the tile's end
+constexpr int DEFERRED = WIDTH / LINE > IMMEDIATE ? WIDTH / LINE - IMMEDIATE : 1;
+constexpr int CONFIRM_AFTER = 4;  // steps of the next tile after which stores to this GPU's memory have completed
 
-// What a consumer knows of itself.
+// The state of one thread of a consumer.
 struct Consumer {
     const HopperArguments& arguments;
-    Memory memory;
+    SharedMemory smem;
     int index, thread;
-    word staged = 0, round = 0;  // stripes, mod STAGING; loads of C or of terms, mod 2
-    word given = 0;              // tiles of which sums were exchanged, mod 2
-    bool unconfirmed = false;    // whether somebody waits for what this warp has stored last
-    Place place;
-    Walker walker{arguments};
-    Tile next;                 // the tile after this one; width 0: there is none
-    word kept[KEPT][LINE / 4];  // stripes of the last tile's results, in pairs
-    int unstored = 0;           // how many of them are left
-    Tile made;
+    word next_buffer = 0, load_phase = 0;  // next stripe buffer; parity of the next load of C or of a term
+    word exchange_phase = 0;               // parity of the number of exchanges of accumulators
+    bool unconfirmed = false;              // whether this warp's last stores must still be counted for a signal
+    PipelineState state;
+    TileScheduler scheduler{arguments};
+    Tile next;                          // the tile after the current one; width 0: none
+    word deferred[DEFERRED][LINE / 4];  // stripes of the previous tile's results, in pairs of elements
+    int deferred_count = 0;             // how many of them are not stored yet
+    Tile previous;
 
-    // The sums of a tile, of this consumer's rows.
+    // The K loop of a tile, for this consumer's rows.
     template <int COLUMNS>
-    __device__ __forceinline__ void multiply_tile(float (&sums)[COLUMNS / 2]) {
-        const int steps = arguments.steps, pace = arguments.pace;
-        multiply_stage<true, COLUMNS>(sums);
-        take_next();
+    __device__ __forceinline__ void run_k_loop(float (&acc)[COLUMNS / 2]) {
+        const int steps = arguments.steps, store_interval = arguments.store_interval;
+        issue_stage<true, COLUMNS>(acc);
+        fetch_next_tile();
         int k = 1;
-        while (unstored && k < steps) {
-            for (const int last = min(k + pace, steps) - 1; k < last; k++) step<false, COLUMNS>(sums);
-            step<true, COLUMNS>(sums);
+        while (deferred_count && k < steps) {
+            for (const int last = min(k + store_interval, steps) - 1; k < last; k++) run_step<false, COLUMNS>(acc);
+            run_step<true, COLUMNS>(acc);
             k++;
         }
         for (; k < steps; k++) {
-            step<false, COLUMNS>(sums);
-            if (SIGNALS && pace == 1 && k == CONFIRM_AFTER + KEPT - 1) confirm_stored();
+            run_step<false, COLUMNS>(acc);
+            if (SIGNALS && store_interval == 1 && k == CONFIRM_AFTER + DEFERRED - 1) confirm_stored();
         }
-        store_rest();
-        end_products();
+        store_all_deferred();
+        finish_products();
         if (SIGNALS) confirm_stored();
     }
 
-    __device__ __forceinline__ void take_next() {
-        if (!walker.take(next)) next.width = 0;
+    __device__ __forceinline__ void fetch_next_tile() {
+        if (!scheduler.next(next)) next.width = 0;
     }
 
-    // The next stage's products, behind those of the last one, which end.
+    // Issues the wgmmas of the next stage, then waits for those of the last stage and releases it.
     template <bool STORES, int COLUMNS>
-    __device__ __forceinline__ void step(float (&sums)[COLUMNS / 2]) {
-        const word last = place.stage;
-        place.advance();
-        multiply_stage<false, COLUMNS>(sums);
-        if (STORES) store_kept();
-        await_products<1>();
+    __device__ __forceinline__ void run_step(float (&acc)[COLUMNS / 2]) {
+        const word last = state.stage;
+        state.advance();
+        issue_stage<false, COLUMNS>(acc);
+        if (STORES) store_deferred();
+        wgmma_wait_group<1>();
         release_stage(last);
     }
 
-    // The same with terms between products, piece by piece, unless sums have to be multiplied before. The other consumer's turns
-    // lie between this one's: while one adds the other one multiplies. Who waits for a term holds the other one up after as many
-    // steps as there are stages, so by then both have to have confirmed what they stored before: a peer's term may wait for it.
+    // The K loop with terms, whose pieces are added between steps; if alpha is not 1 they are added after the loop. The
+    // turns of the two consumers alternate: while one adds a piece the other one multiplies. A consumer that waits for
+    // a term stops the other one after as many steps as the ring has stages. By then both must have confirmed their
+    // earlier stores, because the peer that computes the term may wait for them.
     template <int COLUMNS>
-    __device__ __forceinline__ void multiply_sum_tile(float (&sums)[COLUMNS / 2]) {
-        constexpr int PIECES = TERMS * PIECES_OF_TERM<COLUMNS>;
+    __device__ __forceinline__ void run_k_loop_with_terms(float (&acc)[COLUMNS / 2]) {
+        constexpr int PIECES = TERMS * TERM_PIECES<COLUMNS>;
         const int steps = arguments.steps;
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0;
+        for (int i = 0; i < COLUMNS / 2; i++) acc[i] = 0;
         int piece = 0;
         for (int k = 0; k < steps;) {
             const bool more = piece < PIECES && arguments.alpha == 1;
             const int turn = more ? (2 * piece + 2 + index) * steps / (2 * PIECES + 2) : steps;
-            multiply_stage<false, COLUMNS>(sums);
+            issue_stage<false, COLUMNS>(acc);
             if (k == 0) {
-                take_next();
-                store_rest();
-                offer_stripes();
+                fetch_next_tile();
+                store_all_deferred();
+                release_stripes();
             }
             for (k++; k < turn; k++) {
-                step<false, COLUMNS>(sums);
+                run_step<false, COLUMNS>(acc);
                 if (SIGNALS && k == CONFIRM_AFTER) confirm_stored();
             }
-            end_products();
+            finish_products();
             if (SIGNALS) confirm_stored();
-            if (k < steps) add_piece<COLUMNS>(sums, piece++);
+            if (k < steps) add_term_piece<COLUMNS>(acc, piece++);
         }
-        scale(sums);
-        while (piece < PIECES) add_piece<COLUMNS>(sums, piece++);
+        scale(acc);
+        while (piece < PIECES) add_term_piece<COLUMNS>(acc, piece++);
     }
 
-    // This warp's stripes, whose last contents TMA has read, for the next piece of a term.
-    __device__ __forceinline__ void offer_stripes() {
+    // Releases this warp's stripe buffers for the next piece of a term, once TMA has read their last contents.
+    __device__ __forceinline__ void release_stripes() {
         if (thread % 32 == 0) {
-            await_reads<0>();
-            arrive(memory.offered(warp()));
+            tma_wait_reads<0>();
+            mbarrier_arrive(smem.term_empty(warp()));
         }
     }
 
     template <int COLUMNS>
-    __device__ __forceinline__ void add_piece(float (&sums)[COLUMNS / 2], int piece) {
-        memory.await(memory.loaded(warp()), round);
-        round ^= 1;
-        const word stripes = memory.staging(warp(), 0);
-        if (piece % PIECES_OF_TERM<COLUMNS> == 0) {
-            add_columns<0, COLUMNS>(sums, stripes, STRIPE_NBYTES);
+    __device__ __forceinline__ void add_term_piece(float (&acc)[COLUMNS / 2], int piece) {
+        smem.wait(smem.term_full(warp()), load_phase);
+        load_phase ^= 1;
+        const word stripes = smem.stripe(warp(), 0);
+        if (piece % TERM_PIECES<COLUMNS> == 0) {
+            add_columns<0, COLUMNS>(acc, stripes, STRIPE_NBYTES);
         } else {
-            add_columns<PIECE, COLUMNS>(sums, stripes, STRIPE_NBYTES);
+            add_columns<PIECE_COLUMNS, COLUMNS>(acc, stripes, STRIPE_NBYTES);
         }
         __syncwarp();
-        if (piece + 1 < TERMS * PIECES_OF_TERM<COLUMNS>) offer_stripes();
+        if (piece + 1 < TERMS * TERM_PIECES<COLUMNS>) release_stripes();
     }
 
-    // Terms that come late, through the ring.
+    // Adds the terms that come through the ring after the K loop.
     template <int COLUMNS>
-    __device__ __forceinline__ void add_terms(float (&sums)[COLUMNS / 2]) {
+    __device__ __forceinline__ void add_terms(float (&acc)[COLUMNS / 2]) {
         for (int i = 0; i < TERMS; i++) {
-            add_late<0, COLUMNS>(sums);
-            if (COLUMNS > PASSED) add_late<PASSED, COLUMNS>(sums);
+            add_late_terms<0, COLUMNS>(acc);
+            if (COLUMNS > STAGE_COLUMNS) add_late_terms<STAGE_COLUMNS, COLUMNS>(acc);
         }
     }
 
-    template <int LEFT, int COLUMNS>
-    __device__ __forceinline__ void add_late(float (&sums)[COLUMNS / 2]) {
-        memory.await(memory.full(place.stage), place.round);
-        const word lines = memory.term(place.stage, index) + thread / 32 * STRIPE_NBYTES;
-        if (keeps()) add_columns<LEFT, COLUMNS>(sums, lines, BOX_NBYTES);
-        leave_stage();
+    template <int OFFSET, int COLUMNS>
+    __device__ __forceinline__ void add_late_terms(float (&acc)[COLUMNS / 2]) {
+        smem.wait(smem.full(state.stage), state.phase);
+        const word lines = smem.term(state.stage, index) + thread / 32 * STRIPE_NBYTES;
+        if (stores_own_rows()) add_columns<OFFSET, COLUMNS>(acc, lines, BOX_NBYTES);
+        release_stage_after_reads();
     }
 
-    __device__ __forceinline__ bool keeps() const { return ::keeps(index); }
+    __device__ __forceinline__ bool stores_own_rows() const { return stores_rows_of(index); }
 
-    // This consumer needs the stage no more, which all of its threads have read.
-    __device__ __forceinline__ void leave_stage() {
+    // Releases the stage once all threads of this consumer have read it.
+    __device__ __forceinline__ void release_stage_after_reads() {
         asm volatile("bar.sync %0, 128;" ::"r"(1 + index) : "memory");
-        release_stage(place.stage);
-        place.advance();
+        release_stage(state.stage);
+        state.advance();
     }
 
-    // Sums over all of K: those of this CTA's rows += those of the other CTA's, and the other way round.
+    // Reduction over the two halves of K: each CTA receives the other CTA's accumulators for the rows that it stores.
     template <int COLUMNS>
-    __device__ __forceinline__ void exchange(float (&sums)[COLUMNS / 2]) {
-        if (!keeps()) memory.await(memory.granted(), given);
-        given ^= 1;
-        exchange_columns<0, COLUMNS>(sums);
-        if (COLUMNS > PASSED) exchange_columns<PASSED, COLUMNS>(sums);
+    __device__ __forceinline__ void exchange_accumulators(float (&acc)[COLUMNS / 2]) {
+        if (!stores_own_rows()) smem.wait(smem.exchange_ready(), exchange_phase);
+        exchange_phase ^= 1;
+        exchange_columns<0, COLUMNS>(acc);
+        if (COLUMNS > STAGE_COLUMNS) exchange_columns<STAGE_COLUMNS, COLUMNS>(acc);
     }
 
-    template <int LEFT, int COLUMNS>
-    __device__ __forceinline__ void exchange_columns(float (&sums)[COLUMNS / 2]) {
-        const word lines = memory.a(place.stage) + thread * 16, full = memory.full(place.stage);
-        if (keeps()) {
-            memory.await(full, place.round);
+    template <int OFFSET, int COLUMNS>
+    __device__ __forceinline__ void exchange_columns(float (&acc)[COLUMNS / 2]) {
+        const word lines = smem.a(state.stage) + thread * 16, full = smem.full(state.stage);
+        if (stores_own_rows()) {
+            smem.wait(full, state.phase);
 #pragma unroll
-            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4) {
+            for (int i = OFFSET / 2; i < min(OFFSET + STAGE_COLUMNS, COLUMNS) / 2; i += 4) {
                 float x[4];
-                load_floats(x, lines + (i - LEFT / 2) * 512);
+                load_shared(x, lines + (i - OFFSET / 2) * 512);
 #pragma unroll
-                for (int j = 0; j < 4; j++) sums[i + j] += x[j];
+                for (int j = 0; j < 4; j++) acc[i + j] += x[j];
             }
         } else {
-            const word other = 1 - cta_of_cluster(), there = address_at(lines, other), full_there = address_at(full, other);
+            const word other_cta = 1 - cta_rank();
+            const word remote = address_in_cta(lines, other_cta), remote_full = address_in_cta(full, other_cta);
 #pragma unroll
-            for (int i = LEFT / 2; i < min(LEFT + PASSED, COLUMNS) / 2; i += 4)
-                give_floats(there + (i - LEFT / 2) * 512, full_there, sums[i], sums[i + 1], sums[i + 2], sums[i + 3]);
-            memory.await(full, place.round);
+            for (int i = OFFSET / 2; i < min(OFFSET + STAGE_COLUMNS, COLUMNS) / 2; i += 4)
+                store_async(remote + (i - OFFSET / 2) * 512, remote_full, acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+            smem.wait(full, state.phase);
         }
-        leave_stage();
+        release_stage_after_reads();
     }
 
-    // Sums from column LEFT on += factor times what lies in stripes that are so many bytes apart.
-    template <int LEFT, int COLUMNS>
+    // acc, from column OFFSET on, += factor times the contents of stripes that are `pitch` bytes apart.
+    template <int OFFSET, int COLUMNS>
     __device__ __forceinline__ void add_columns(
-        float (&sums)[COLUMNS / 2], word stripes, int pitch, float factor = 1) const {
+        float (&acc)[COLUMNS / 2], word stripes, int pitch, float factor = 1) const {
 #pragma unroll
-        for (int column = LEFT; column < min(LEFT + PIECE, COLUMNS); column += 16) {
+        for (int column = OFFSET; column < min(OFFSET + PIECE_COLUMNS, COLUMNS); column += 16) {
             word pairs[4];
-            load_fragments(pairs, fragment(stripes + (column - LEFT) / LINE * pitch, column % LINE / 16));
+            ldmatrix(pairs, fragment(stripes + (column - OFFSET) / LINE * pitch, column % LINE / 16));
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float low, high;
                 widen_pair(pairs[j], low, high);
-                sums[column / 2 + 2 * j] += factor * low;
-                sums[column / 2 + 2 * j + 1] += factor * high;
+                acc[column / 2 + 2 * j] += factor * low;
+                acc[column / 2 + 2 * j + 1] += factor * high;
             }
         }
     }
 
-    // Of all consumers.
+    // Index of this warp among those of all consumers.
     __device__ __forceinline__ int warp() const { return index * 4 + thread / 32; }
 
-    __device__ __forceinline__ void end_products() {
-        await_products<0>();
-        release_stage(place.stage);
-        place.advance();
+    __device__ __forceinline__ void finish_products() {
+        wgmma_wait_group<0>();
+        release_stage(state.stage);
+        state.advance();
     }
 
-    // A warp's lines of 16 x 16 elements, where TMA's swizzle exchanges 16 bytes with others by the line's number mod 8: lane l
-    // names line l % 16 and the (2 i + l / 16)-th 16 bytes.
+    // The shared address at which this lane loads or stores a matrix fragment: 16 rows, columns 16 i to 16 i + 15. Lane
+    // l addresses row l % 16 and the 16-byte chunk 2 i + l / 16. The 128-byte swizzle XORs the chunk's index with the
+    // row mod 8.
     __device__ __forceinline__ word fragment(word lines, int i) const {
         const int lane = thread % 32;
         return lines + lane % 16 * 128 + ((2 * i + lane / 16 ^ lane % 8) << 4);
     }
 
     template <int COUNT>
-    __device__ __forceinline__ void scale(float (&sums)[COUNT]) const {
+    __device__ __forceinline__ void scale(float (&acc)[COUNT]) const {
         const float alpha = arguments.alpha;
         if (alpha == 1) return;
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) sums[i] *= alpha;
+        for (int i = 0; i < COUNT; i++) acc[i] *= alpha;
     }
 
-    // What this warp has stored is there, and the clerk knows.
+    // Waits for this warp's stores and counts them for the signal thread.
     __device__ __forceinline__ void confirm_stored() {
         if (unconfirmed && thread % 32 == 0) {
-            await_stores();
-            count(memory.stored(index));
+            tma_wait_stores();
+            increment(smem.stored_count(index));
         }
         unconfirmed = false;
     }
 
-    // The next stage's part of the sums; the products may still be under way at the end.
+    // Issues the wgmmas of the current stage; they may still run when this returns.
     template <bool FIRST, int COLUMNS>
-    __device__ __forceinline__ void multiply_stage(float (&sums)[COLUMNS / 2]) const {
-        const time_ns a = descriptor<!A_ALONG_M>(memory.a(place.stage) + index * BOX_NBYTES);
-        const time_ns b = descriptor<!B_ALONG_N>(memory.b(place.stage));
-        memory.await(memory.full(place.stage), place.round);
-        begin_products();
+    __device__ __forceinline__ void issue_stage(float (&acc)[COLUMNS / 2]) const {
+        const double_word a = matrix_descriptor<!A_ALONG_M>(smem.a(state.stage) + index * BOX_NBYTES);
+        const double_word b = matrix_descriptor<!B_ALONG_N>(smem.b(state.stage));
+        smem.wait(smem.full(state.stage), state.phase);
+        wgmma_fence();
 #pragma unroll
         for (int i = 0; i < LINE / 16; i++) {
-            const time_ns a_i = a + i * NEXT_16<!A_ALONG_M>, b_i = b + i * NEXT_16<!B_ALONG_N>;
+            const double_word a_i = a + i * NEXT_16<!A_ALONG_M>, b_i = b + i * NEXT_16<!B_ALONG_N>;
             if (FIRST && i == 0) {
-                begin_product(sums, a_i, b_i);
+                wgmma_first(acc, a_i, b_i);
             } else {
-                add_product(sums, a_i, b_i);
+                wgmma_accumulate(acc, a_i, b_i);
             }
         }
-        commit_products();
+        wgmma_commit_group();
     }
 
-    // The boxes of a stage may be written over, by this CTA's producer and, those of B, by the others'.
+    // Lets the producers load into the stage again: this CTA's producer and, if operands are shared, the other CTA's.
     __device__ __forceinline__ void release_stage(word stage) const {
-        if (SHARING == 1) {
-            if (thread == 0) arrive(memory.empty(stage));
+        if (CTAS_SHARING == 1) {
+            if (thread == 0) mbarrier_arrive(smem.empty(stage));
         } else if (thread < CLUSTER) {
-            arrive_at(memory.empty(stage), thread);
+            mbarrier_arrive_remote(smem.empty(stage), thread);
         }
     }
 
-    // Sums += beta C, as many columns at a time as there are stripes.
-    template <int LEFT, int COLUMNS>
-    __device__ __forceinline__ void add_c(float (&sums)[COLUMNS / 2], const Tile& tile) {
-        const word loaded = memory.loaded(warp()), stripes = memory.staging(warp(), 0);
+    // acc += beta C, as many columns at a time as the stripe buffers hold.
+    template <int OFFSET, int COLUMNS>
+    __device__ __forceinline__ void add_c(float (&acc)[COLUMNS / 2], const Tile& tile) {
+        const word loaded = smem.term_full(warp()), stripes = smem.stripe(warp(), 0);
         if (thread % 32 == 0) {
-            await_reads<0>();
-            arrive_expecting(loaded, min(COLUMNS - LEFT, PIECE) / LINE * STRIPE_NBYTES);
-            for (int i = 0; i < min(COLUMNS - LEFT, PIECE) / LINE; i++)
-                load_box(
-                    stripes + i * STRIPE_NBYTES, arguments.parts[tile.part].d, tile.column + LEFT + i * LINE,
+            tma_wait_reads<0>();
+            mbarrier_arrive_expect_tx(loaded, min(COLUMNS - OFFSET, PIECE_COLUMNS) / LINE * STRIPE_NBYTES);
+            for (int i = 0; i < min(COLUMNS - OFFSET, PIECE_COLUMNS) / LINE; i++)
+                tma_load(
+                    stripes + i * STRIPE_NBYTES, arguments.parts[tile.part].d, tile.column + OFFSET + i * LINE,
                     tile.row + warp() * STRIPE, loaded);
         }
-        memory.await(loaded, round);
-        round ^= 1;
-        add_columns<LEFT, COLUMNS>(sums, stripes, STRIPE_NBYTES, arguments.beta);
+        smem.wait(loaded, load_phase);
+        load_phase ^= 1;
+        add_columns<OFFSET, COLUMNS>(acc, stripes, STRIPE_NBYTES, arguments.beta);
         __syncwarp();
     }
 
-#if FINISHES
-    typedef Expression<float, 2> Finish;
-    static constexpr int STRIPES_UNROLLED = FINISHES == 1 ? WIDTH / LINE : 1;
+#if EPILOGUE
+    typedef Expression<float, 2> Epilogue;
+    static constexpr int STRIPES_UNROLLED = EPILOGUE == 1 ? WIDTH / LINE : 1;
 
-    // Sums := what follows them. Of 8 columns a thread has two neighbours in each of two lines; D ends behind 8 of them. Below its
-    // last line are others, which nobody stores. A stripe's sums are the first in their turn, and the last then: in a loop that
-    // is unrolled these moves are none. The branch keeps the stripes' instructions apart, which together need too many registers.
+    // acc := the epilogue of acc. Of 8 columns a thread holds two neighbours in each of two rows. The number of columns
+    // of D is a multiple of 8. Rows after D's last row read the operands of the last row; they are not stored. The loop
+    // rotates acc so that the current stripe always comes first; when the loop is unrolled the moves cost nothing. The
+    // branch on `end` keeps the compiler from interleaving stripes, which would need too many registers.
     template <int COLUMNS>
-    __device__ __forceinline__ void finish(float (&sums)[COLUMNS / 2], const Tile& tile) const {
+    __device__ __forceinline__ void apply_epilogue(float (&acc)[COLUMNS / 2], const Tile& tile) const {
         const Part& part = arguments.parts[tile.part];
-        const int row = tile.row + warp() * STRIPE + thread % 32 / 4, last = static_cast<int>(part.lines) - 1;
-        const integer first = part.position + tile.column + thread % 4 * 2;
+        const int row = tile.row + warp() * STRIPE + thread % 32 / 4, last = static_cast<int>(part.rows) - 1;
+        const integer first = part.first_column + tile.column + thread % 4 * 2;
         const Terms operands[2] = {
-            Finish::from(arguments.operands, part.line + min(row, last), first),
-            Finish::from(arguments.operands, part.line + min(row + STRIPE / 2, last), first)};
+            Epilogue::from(arguments.operands, part.first_row + min(row, last), first),
+            Epilogue::from(arguments.operands, part.first_row + min(row + STRIPE / 2, last), first)};
 #pragma unroll STRIPES_UNROLLED
         for (int left = 0; left < COLUMNS; left += LINE) {
-            const int end = static_cast<int>(part.length) - tile.column - left;
+            const int end = static_cast<int>(part.columns) - tile.column - left;
             if (end > 0)
 #pragma unroll
                 for (int i = 0; i < LINE / 2; i += 2) {
-                    float pair[2] = {sums[i], sums[i + 1]};
-                    Finish(operands[i / 2 % 2], 0, left + i / 4 * 8, i / 4 * 8 < end ? 2 : 0).apply(pair);
-                    sums[i] = pair[0], sums[i + 1] = pair[1];
+                    float pair[2] = {acc[i], acc[i + 1]};
+                    Epilogue(operands[i / 2 % 2], 0, left + i / 4 * 8, i / 4 * 8 < end ? 2 : 0).apply(pair);
+                    acc[i] = pair[0], acc[i + 1] = pair[1];
                 }
 #pragma unroll
             for (int i = 0; i < LINE / 2; i++) {
-                const float finished = sums[i];
+                const float value = acc[i];
 #pragma unroll
                 for (int j = i; j < COLUMNS / 2; j += LINE / 2)
-                    sums[j] = j + LINE / 2 < COLUMNS / 2 ? sums[j + LINE / 2] : finished;
+                    acc[j] = j + LINE / 2 < COLUMNS / 2 ? acc[j + LINE / 2] : value;
             }
         }
     }
 #endif
 
-    // Store a stripe of a tile; elements outside of D are not written.
+    // Stores a stripe of a tile; TMA skips elements outside of D.
     __device__ __forceinline__ void store_stripe(const Tile& tile, int number, const word (&results)[LINE / 4]) {
         const Part& part = arguments.parts[tile.part];
         const int lane = thread % 32, column = tile.column + number * LINE, row = tile.row + warp() * STRIPE;
-        const word staging = memory.staging(warp(), staged);
-        staged = (staged + 1) % STAGING;
-        if (lane == 0) await_reads<STAGING - 1>();  // of the stripe that was here before
+        const word staging = smem.stripe(warp(), next_buffer);
+        next_buffer = (next_buffer + 1) % STRIPE_BUFFERS;
+        if (lane == 0) tma_wait_reads<STRIPE_BUFFERS - 1>();  // until the buffer's last contents are read
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < LINE / 4; i += 4)
-            store_fragments(fragment(staging, i / 4), {results[i], results[i + 1], results[i + 2], results[i + 3]});
-        publish_to_tma();
+            stmatrix(fragment(staging, i / 4), {results[i], results[i + 1], results[i + 2], results[i + 3]});
+        fence_async_proxy();
         __syncwarp();
         if (lane == 0) {
-            store_box(part.d, column, row, staging);
-            for (int i = part.places; PLACES && i < part.end; i++) store_box(arguments.places[i], column, row, staging);
-            commit_stores();
+            tma_store(part.d, column, row, staging);
+            for (int i = part.places; PLACES && i < part.places_end; i++)
+                tma_store(arguments.places[i], column, row, staging);
+            tma_commit_group();
         }
     }
 
-    // The first of those that were kept, if any is left.
-    __device__ __forceinline__ void store_kept() {
-        store_stripe(made, made.width / LINE - unstored, kept[0]);
-        unstored--;
+    // Stores the first deferred stripe.
+    __device__ __forceinline__ void store_deferred() {
+        store_stripe(previous, previous.width / LINE - deferred_count, deferred[0]);
+        deferred_count--;
 #pragma unroll
-        for (int i = 1; i < KEPT; i++)
+        for (int i = 1; i < DEFERRED; i++)
 #pragma unroll
-            for (int j = 0; j < LINE / 4; j++) kept[i - 1][j] = kept[i][j];
+            for (int j = 0; j < LINE / 4; j++) deferred[i - 1][j] = deferred[i][j];
     }
 
-    __device__ __forceinline__ void store_rest() {
-        while (unstored) store_kept();
+    __device__ __forceinline__ void store_all_deferred() {
+        while (deferred_count) store_deferred();
     }
 
     template <int COLUMNS>
-    __device__ __forceinline__ void take_tile(const Tile& tile) {
-        float sums[COLUMNS / 2];
+    __device__ __forceinline__ void run_tile(const Tile& tile) {
+        float acc[COLUMNS / 2];
         const Part& part = arguments.parts[tile.part];
-        if (is_sum(part) && !part.late) {
-            multiply_sum_tile<COLUMNS>(sums);
+        if (has_terms(part) && !part.late_terms) {
+            run_k_loop_with_terms<COLUMNS>(acc);
         } else {
-            multiply_tile<COLUMNS>(sums);
-            if (SPLIT > 1) exchange<COLUMNS>(sums);
-            scale(sums);
-            if (is_late_sum(part)) add_terms<COLUMNS>(sums);
+            run_k_loop<COLUMNS>(acc);
+            if (SPLIT > 1) exchange_accumulators<COLUMNS>(acc);
+            scale(acc);
+            if (has_late_terms(part)) add_terms<COLUMNS>(acc);
         }
-        if (!keeps()) return;
+        if (!stores_own_rows()) return;
         if (READS_C && !part.partial) {
-            add_c<0, COLUMNS>(sums, tile);
-            if (COLUMNS > PIECE) add_c<PIECE, COLUMNS>(sums, tile);
+            add_c<0, COLUMNS>(acc, tile);
+            if (COLUMNS > PIECE_COLUMNS) add_c<PIECE_COLUMNS, COLUMNS>(acc, tile);
         }
-#if FINISHES
-        if (!part.partial) finish<COLUMNS>(sums, tile);
+#if EPILOGUE
+        if (!part.partial) apply_epilogue<COLUMNS>(acc, tile);
 #endif
 #pragma unroll
         for (int i = 0; i < COLUMNS / LINE; i++) {
             word results[LINE / 4];
 #pragma unroll
-            for (int j = 0; j < LINE / 4; j++) results[j] = packed(sums[i * LINE / 2 + 2 * j], sums[i * LINE / 2 + 2 * j + 1]);
-            if (i < AT_ONCE) {
+            for (int j = 0; j < LINE / 4; j++)
+                results[j] = pack_pair(acc[i * LINE / 2 + 2 * j], acc[i * LINE / 2 + 2 * j + 1]);
+            if (i < IMMEDIATE) {
                 store_stripe(tile, i, results);
             } else {
 #pragma unroll
-                for (int j = 0; j < LINE / 4; j++) kept[i - AT_ONCE][j] = results[j];
+                for (int j = 0; j < LINE / 4; j++) deferred[i - IMMEDIATE][j] = results[j];
             }
         }
-        made = tile, unstored = max(COLUMNS / LINE - AT_ONCE, 0);
+        previous = tile, deferred_count = max(COLUMNS / LINE - IMMEDIATE, 0);
         if (SIGNALS) unconfirmed = part.tiles;
     }
 
     __device__ __forceinline__ void run() {
-        take_next();
+        fetch_next_tile();
         while (next.width) {
             const Tile tile = next;
-            if (WIDTH >= 256 && tile.width == 256) take_tile<256>(tile);
-            if (WIDTH >= 192 && tile.width == 192) take_tile<192>(tile);
-            if (WIDTH >= 128 && tile.width == 128) take_tile<128>(tile);
-            if (tile.width == 64) take_tile<64>(tile);
+            if (WIDTH >= 256 && tile.width == 256) run_tile<256>(tile);
+            if (WIDTH >= 192 && tile.width == 192) run_tile<192>(tile);
+            if (WIDTH >= 128 && tile.width == 128) run_tile<128>(tile);
+            if (tile.width == 64) run_tile<64>(tile);
         }
-        store_rest();
+        store_all_deferred();
         if (SIGNALS) confirm_stored();
-        if (thread % 32 == 0) await_reads<0>();  // the end of the kernel is that of its stores
+        // TMA must have read shared memory before the CTA exits; the kernel's end completes the stores.
+        if (thread % 32 == 0) tma_wait_reads<0>();
     }
 };

@@ -97,7 +97,7 @@ class Call:
             signals=any(part.has_signal for part in parts),
             parts=list_capacity(len(parts)),
             terms=max(len(part.terms) for part in parts),
-            listed=list_capacity(sum(len(part.terms) for part in parts)),
+            term_capacity=list_capacity(sum(len(part.terms) for part in parts)),
             places=list_capacity(sum(len(part.places) for part in parts)),
             width=shape.width,
             split=shape.split,
@@ -108,8 +108,8 @@ class Call:
         among = tuple(part.among for part in parts)
         self._table, counts = hopper.table(sizes, ready, shape, among)
         self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
-        pace = self._steps // (shape.width // LINE) if stores else 1
-        self._scalars = (hopper.counters.data.ptr, max(1, pace))
+        store_interval = self._steps // (shape.width // LINE) if stores else 1
+        self._scalars = (hopper.counters.data.ptr, max(1, store_interval))
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             rows, length = reading.problem.n, reading.problem.m
@@ -131,7 +131,7 @@ class Call:
         part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
         lists = (
             (described, variant.parts, part_nbytes),
-            (terms, max(variant.listed, 1), term_nbytes),
+            (terms, max(variant.term_capacity, 1), term_nbytes),
             (places, max(variant.places, 1), MAP_NBYTES),
         )
         listed = [b"".join(entries).ljust(capacity * nbytes, bytes(1)) for entries, capacity, nbytes in lists]

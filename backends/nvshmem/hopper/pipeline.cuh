@@ -1,79 +1,83 @@
-// The ring of stages in which operands lie, and the tiles of a cluster.
+// The ring of stages in shared memory through which operands pass, and the tiles of a CTA.
 //
-// Each stage has two barriers. "full" waits for the loading thread, which announces how many bytes will come, and for the
-// bytes, from both CTAs. "empty" waits for the consumers of both CTAs, since both write here. A barrier's phases alternate; a
-// wait names the parity of the phase that must be over, and on a barrier that has not been used yet the phase of parity 1 is,
-// so the ring begins empty.
+// Each stage has two mbarriers. The phase of "full" ends when the producer thread has arrived, which announces the
+// number of bytes, and all these bytes have come, from the loads of both CTAs. The phase of "empty" ends when the
+// consumers of both CTAs have arrived, since both CTAs load into this stage. A wait names the parity of the phase that
+// must have ended. On a new mbarrier a wait for parity 1 succeeds at once, so the ring begins empty.
 
-// A place in the ring: which stage, and how often the ring has gone round, mod 2.
-struct Place {
-    word stage = 0, round = 0;
+// A position in the ring: the stage, and the parity of its phase, which changes with each round.
+struct PipelineState {
+    word stage = 0, phase = 0;
 
     __device__ __forceinline__ void advance() {
-        if (++stage == STAGES) stage = 0, round ^= 1;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 };
 
-// Shared memory of a CTA.
-struct Memory {
+// The layout of a CTA's shared memory; addresses are of the shared window.
+struct SharedMemory {
     const HopperArguments& arguments;
     word begin;
 
     __device__ __forceinline__ word a(word stage) const { return begin + stage * STAGE_NBYTES; }
     __device__ __forceinline__ word b(word stage) const { return a(stage) + A_BOXES * BOX_NBYTES; }
-    // Lines of a term for a consumer.
+    // The rows of a term's piece that this consumer adds.
     __device__ __forceinline__ word term(word stage, int consumer) const {
-        return a(stage) + consumer * (PASSED / LINE) * BOX_NBYTES;
+        return a(stage) + consumer * (STAGE_COLUMNS / LINE) * BOX_NBYTES;
     }
-    __device__ __forceinline__ word staging(int warp, int stripe) const {
-        return begin + STAGING_AT + (warp * STAGING + stripe) * STRIPE_NBYTES;
+    __device__ __forceinline__ word stripe(int warp, int buffer) const {
+        return begin + STRIPES_AT + (warp * STRIPE_BUFFERS + buffer) * STRIPE_NBYTES;
     }
     __device__ __forceinline__ word full(word stage) const { return begin + BARRIERS_AT + 8 * stage; }
     __device__ __forceinline__ word empty(word stage) const { return full(STAGES + stage); }
-    __device__ __forceinline__ word loaded(int warp) const { return full(2 * STAGES + warp); }
-    __device__ __forceinline__ word offered(int warp) const { return full(2 * STAGES + WARPS + warp); }
-    __device__ __forceinline__ word granted() const { return full(2 * STAGES + 2 * WARPS); }
-    __device__ __forceinline__ word seen() const { return full(2 * STAGES + 2 * WARPS + 1); }  // flags, counted, of all tiles
-    // Warps of a consumer, counted, of all tiles.
-    __device__ __forceinline__ word stored(int consumer) const { return full(2 * STAGES + 2 * WARPS + 2 + consumer); }
-
-    // Until the barrier's phase of this parity is over.
-    __device__ __forceinline__ void await(word barrier, word parity) const {
-        if (has_passed(barrier, parity)) return;
-        const time_ns start = now();
-        while (!has_passed(barrier, parity)) check_patience(start);
+    __device__ __forceinline__ word term_full(int warp) const { return full(2 * STAGES + warp); }
+    __device__ __forceinline__ word term_empty(int warp) const { return full(2 * STAGES + WARPS + warp); }
+    __device__ __forceinline__ word exchange_ready() const { return full(2 * STAGES + 2 * WARPS); }
+    // Counter of the flags that the flag watcher has seen.
+    __device__ __forceinline__ word seen_count() const { return full(2 * STAGES + 2 * WARPS + 1); }
+    // Counter of a consumer's warps whose stores of a tile are complete, over all tiles.
+    __device__ __forceinline__ word stored_count(int consumer) const {
+        return full(2 * STAGES + 2 * WARPS + 2 + consumer);
     }
 
-    // Who waits for boxes may wait as long as who loads them waits for flags: a consumer's next stage is not loaded while the
-    // other one gets its terms.
-    __device__ __forceinline__ void check_patience(time_ns start) const {
+    // Waits until the phase of this parity has ended.
+    __device__ __forceinline__ void wait(word barrier, word parity) const {
+        if (mbarrier_try_wait(barrier, parity)) return;
+        const time_ns start = now();
+        while (!mbarrier_try_wait(barrier, parity)) check_timeout(start);
+    }
+
+    // A wait within the cluster may last as long as the flags that the producer awaits: while one consumer waits for
+    // terms, the other one's next stage is not loaded.
+    __device__ __forceinline__ void check_timeout(time_ns start) const {
         const integer timeout = WAITS || TERMS ? static_cast<integer>(arguments.watch.timeout) : 0;
-        if (elapsed(start) > PATIENCE + MOST_AWAITED * timeout) end_in_error();
+        if (elapsed(start) > PIPELINE_TIMEOUT + MOST_FLAG_WAITS * timeout) fail();
     }
 };
 
-// The tiles of this CTA, one after the other. The loading thread is ahead of the others, so they find theirs in the L1 cache.
-struct Walker {
+// This CTA's tiles in the order of the table. The producer thread is ahead of the other threads, which therefore find
+// their entries in the L1 cache.
+struct TileScheduler {
     const HopperArguments& arguments;
-    int at = blockIdx.x / CLUSTER;
+    int index = blockIdx.x / CLUSTER;
 
-    __device__ __forceinline__ bool take(Tile& tile) {
-        if (at >= arguments.count) return false;
-        tile = *place();
-        at += gridDim.x / CLUSTER;
+    __device__ __forceinline__ bool next(Tile& tile) {
+        if (index >= arguments.count) return false;
+        tile = *entry();
+        index += gridDim.x / CLUSTER;
         return tile.width;
     }
 
-    // The first tile, into the L2 cache.
+    // Prefetches the first entry into the L2 cache.
     __device__ __forceinline__ void prefetch() const {
-        if (at < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(place()));
+        if (index < arguments.count) asm volatile("prefetch.global.L2 [%0];" ::"l"(entry()));
     }
 
-    __device__ __forceinline__ const Tile* place() const { return arguments.tiles + at * CLUSTER + cta_of_cluster(); }
+    __device__ __forceinline__ const Tile* entry() const { return arguments.tiles + index * CLUSTER + cta_rank(); }
 };
 
-// Whether it is this CTA of its cluster that stores a consumer's rows.
-__device__ __forceinline__ bool keeps(int consumer) { return SPLIT == 1 || consumer == cta_of_cluster(); }
+// Whether this CTA stores the rows of a consumer: always, except that with split-K CTA i stores those of consumer i.
+__device__ __forceinline__ bool stores_rows_of(int consumer) { return SPLIT == 1 || consumer == cta_rank(); }
 
 __device__ __forceinline__ void prefetch(const Part& part) {
     prefetch(part.a);
@@ -82,11 +86,11 @@ __device__ __forceinline__ void prefetch(const Part& part) {
     prefetch(part.d);
 }
 
-// Whether operands of a part come later than the kernel.
-__device__ __forceinline__ bool is_awaited(const Part& part) { return WAITS && part.flag; }
+// Whether the operands of a part may arrive after the start of the kernel.
+__device__ __forceinline__ bool has_flag(const Part& part) { return WAITS && part.flag; }
 
 // Whether a part has terms.
-__device__ __forceinline__ bool is_sum(const Part& part) { return TERMS && part.terms >= 0; }
+__device__ __forceinline__ bool has_terms(const Part& part) { return TERMS && part.terms >= 0; }
 
-// Whether these come when its tiles are multiplied.
-__device__ __forceinline__ bool is_late_sum(const Part& part) { return is_sum(part) && part.late; }
+// Whether its terms are added after the K loop of its tiles.
+__device__ __forceinline__ bool has_late_terms(const Part& part) { return has_terms(part) && part.late_terms; }

@@ -1,13 +1,12 @@
-// Barriers in shared memory, boxes that TMA moves and products by wgmma: a name for each instruction. Addresses in shared
-// memory are those of its window.
+// PTX instructions as functions: mbarriers, TMA, wgmma. Addresses in shared memory are of the shared window.
 
-// ---- barriers
+// Barriers.
 
-__device__ __forceinline__ void initialise(word barrier, word arrivals) {
+__device__ __forceinline__ void mbarrier_init(word barrier, word arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ bool has_passed(word barrier, word parity) {
+__device__ __forceinline__ bool mbarrier_try_wait(word barrier, word parity) {
     word passed;
     asm volatile(
         "{\n.reg .pred p;\n"
@@ -19,17 +18,18 @@ __device__ __forceinline__ bool has_passed(word barrier, word parity) {
     return passed;
 }
 
-__device__ __forceinline__ void arrive_expecting(word barrier, word nbytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(word barrier, word nbytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(nbytes) : "memory");
 }
 
-__device__ __forceinline__ void arrive(word barrier) {
+__device__ __forceinline__ void mbarrier_arrive(word barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// At the barrier with the same address in a CTA of this cluster. What was read has been read: by wgmma, whose end was awaited,
-// or into registers. The form with .release.cluster would order all memory of the GPU here, 0.5 us in every step (H200).
-__device__ __forceinline__ void arrive_at(word barrier, word cta) {
+// Arrives at the mbarrier of the same address in a CTA of this cluster. The reads before it are complete, since they
+// were wgmmas that were awaited or loads into registers, so it needs no release. With .release.cluster it would order
+// all global memory accesses too: 0.5 us in every step (H200).
+__device__ __forceinline__ void mbarrier_arrive_remote(word barrier, word cta) {
     asm volatile(
         "{\n.reg .b32 remote;\n"
         "mapa.shared::cluster.u32 remote, %0, %1;\n"
@@ -38,72 +38,73 @@ __device__ __forceinline__ void arrive_at(word barrier, word cta) {
         : "memory");
 }
 
-__device__ __forceinline__ void meet_cluster() {
+__device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Of a place in shared memory, in a CTA of this cluster.
-__device__ __forceinline__ word address_at(word address, word cta) {
-    word there;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(cta));
-    return there;
+// Maps an address of this CTA's shared memory to that of a CTA of this cluster.
+__device__ __forceinline__ word address_in_cta(word address, word cta) {
+    word remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(cta));
+    return remote;
 }
 
-// To another CTA, whose barrier counts the bytes that have come.
-__device__ __forceinline__ void give_floats(word there, word barrier, float a, float b, float c, float d) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
-                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+// Stores into another CTA's shared memory; its mbarrier counts the bytes that have arrived.
+__device__ __forceinline__ void store_async(word remote, word barrier, float a, float b, float c, float d) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(remote), "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
                  : "memory");
 }
 
-__device__ __forceinline__ void load_floats(float (&x)[4], word address) {
+__device__ __forceinline__ void load_shared(float (&x)[4], word address) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                  : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
                  : "r"(address)
                  : "memory");
 }
 
-// As a trap, but not the end of a path.
-__device__ __forceinline__ void end_in_error() { asm volatile("st.volatile.global.u32 [%0], 0;" ::"l"(0ull) : "memory"); }
+// Ends the kernel with an error by a store to address 0. A trap would end the control flow path, which costs spills
+// (gemm.cu).
+__device__ __forceinline__ void fail() { asm volatile("st.volatile.global.u32 [%0], 0;" ::"l"(0ull) : "memory"); }
 
-__device__ __forceinline__ word cta_of_cluster() {
+__device__ __forceinline__ word cta_rank() {
     word rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
 
-// ---- counters
+// Counters.
 
-// In shared memory: of what other threads have done.
-__device__ __forceinline__ word load_counter(word counter) {
+// Loads a counter in shared memory, with what the counting threads have written before.
+__device__ __forceinline__ word load_acquire(word counter) {
     word value;
     asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(counter) : "memory");
     return value;
 }
 
-__device__ __forceinline__ void count(word counter) {
+__device__ __forceinline__ void increment(word counter) {
     asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(counter) : "memory");
 }
 
-// In memory of this GPU; how many there were before.
-__device__ __forceinline__ word count_at(word* counter) {
-    word before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-    return before;
+// Increments a counter in this GPU's memory and returns its value before.
+__device__ __forceinline__ word fetch_add(word* counter) {
+    word previous;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(previous) : "l"(counter) : "memory");
+    return previous;
 }
 
-// Perhaps a peer's, behind a fence.
-__device__ __forceinline__ void tell(word* told) {
-    asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(told) : "memory");
+// Sets a signal, perhaps in a peer's memory; the caller has fenced the stores before.
+__device__ __forceinline__ void set_signal(word* signal) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], 1;" ::"l"(signal) : "memory");
 }
 
-// ---- boxes
+// TMA.
 
 __device__ __forceinline__ void prefetch(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-__device__ __forceinline__ void load_box(word target, const TensorMap& map, int inner, int outer, word barrier) {
+__device__ __forceinline__ void tma_load(word target, const TensorMap& map, int inner, int outer, word barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
             target),
@@ -111,8 +112,10 @@ __device__ __forceinline__ void load_box(word target, const TensorMap& map, int 
         : "memory");
 }
 
-// To the same place in all CTAs of the cluster; each one's barrier counts what arrives there.
-__device__ __forceinline__ void load_box_for_all(word target, const TensorMap& map, int inner, int outer, word barrier) {
+// Loads a box to the same address in all CTAs of the cluster; the mbarrier of each CTA counts the bytes that arrive
+// there.
+__device__ __forceinline__ void tma_load_multicast(
+    word target, const TensorMap& map, int inner, int outer, word barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
         "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(target),
@@ -120,106 +123,111 @@ __device__ __forceinline__ void load_box_for_all(word target, const TensorMap& m
         : "memory");
 }
 
-__device__ __forceinline__ void store_box(const TensorMap& map, int inner, int outer, word source) {
+__device__ __forceinline__ void tma_store(const TensorMap& map, int inner, int outer, word source) {
     asm volatile(
         "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
         "r"(inner), "r"(outer), "r"(source)
         : "memory");
 }
 
-// Those since the last call are a group.
-__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Makes the stores since the last call a group.
+__device__ __forceinline__ void tma_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until all but the last `pending` groups of boxes have been read from shared memory.
+// Waits until TMA has read all but the last PENDING groups from shared memory.
 template <int PENDING>
-__device__ __forceinline__ void await_reads() {
+__device__ __forceinline__ void tma_wait_reads() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// Until they are stored.
-__device__ __forceinline__ void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Waits until all stores of this thread are complete.
+__device__ __forceinline__ void tma_wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What this thread has written to shared memory by ordinary stores is there for TMA.
-__device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Makes this thread's ordinary stores to shared memory visible to TMA.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ---- products
+// Products.
 
-// Where wgmma finds boxes that lie one behind the other. Within a box 8 lines of 128 bytes follow each other at once;
-// lines along K leave nothing more to say, lines along M or N go on in the next box. Above its 18 bits an address says
-// which CTA of the cluster it belongs to.
+// The matrix descriptor of consecutive boxes in shared memory. The stride byte offset is from 8 rows of 128 bytes to
+// the next 8. The leading byte offset matters along M or N only, where rows continue in the next box. The lower 18 bits
+// of an address are those in the CTA; the others name the CTA of the cluster.
 template <bool ALONG_K>
-__device__ __forceinline__ time_ns descriptor(word address) {
-    const time_ns next_box = ALONG_K ? 1 : BOX_NBYTES >> 4, next_lines = 8 * 128 >> 4, swizzle_128 = 1;
-    return (address & 0x3FFFF) >> 4 | next_box << 16 | next_lines << 32 | swizzle_128 << 62;
+__device__ __forceinline__ double_word matrix_descriptor(word address) {
+    const double_word leading_offset = ALONG_K ? 1 : BOX_NBYTES >> 4, stride_offset = 8 * 128 >> 4, swizzle_128 = 1;
+    return (address & 0x3FFFF) >> 4 | leading_offset << 16 | stride_offset << 32 | swizzle_128 << 62;
 }
 
-// From 16 elements along K to the next 16, in the unit of descriptors.
+// Offset of the next 16 elements along K, in the unit of descriptors, 16 bytes.
 template <bool ALONG_K>
 constexpr int NEXT_16 = (ALONG_K ? 16 * 2 : 16 * 128) >> 4;
 
-#define TEXT(x) #x
-#define TEXT_OF(x) TEXT(x)
-#define NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-                "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-                "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define NAMES_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-                "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define NAMES_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-                "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define STRING(x) #x
+#define STRING_OF(x) STRING(x)
+#define REGS_0 \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define REGS_1 \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define REGS_2 \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define REGS_3 \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define R8(C, i) C(d[i]), C(d[i + 1]), C(d[i + 2]), C(d[i + 3]), C(d[i + 4]), C(d[i + 5]), C(d[i + 6]), C(d[i + 7])
 #define R32(C, i) R8(C, i), R8(C, i + 8), R8(C, i + 16), R8(C, i + 24)
 #define R64(C) R32(C, 0), R32(C, 32)
 #define R96(C) R64(C), R32(C, 64)
 #define R128(C) R96(C), R32(C, 96)
 
-// d = or += the product of 64 x 16 elements at `a` and 16 x COLUMNS elements at `b`. The first product of a tile has d as a
-// result only: were it read, if only to be ignored, the sums of all widths would be alive all the time.
-#define MULTIPLY(FUNCTION, C, KEEP, COLUMNS, NAMES, REGISTERS, A, B)                                                   \
-    __device__ __forceinline__ void FUNCTION(float(&d)[COLUMNS / 2], time_ns a, time_ns b) {                           \
-        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " KEEP ", 0;\n"                                           \
-                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" NAMES "}, " A ", " B   \
-                     ", keep, 1, 1, " TEXT_OF(A_ALONG_M) ", " TEXT_OF(B_ALONG_N) ";\n}"                                \
-                     : REGISTERS(C)                                                                                    \
-                     : "l"(a), "l"(b));                                                                                \
+// d = or += the product of 64 x 16 elements at `a` and 16 x COLUMNS elements at `b`. In the first product of a tile d
+// is an output only ("=f"): as an input, even one that is ignored, it would keep the accumulators of all tile widths
+// alive.
+#define WGMMA(FUNCTION, C, ACCUMULATE, COLUMNS, REGS, REGISTERS, A, B)                                              \
+    __device__ __forceinline__ void FUNCTION(float(&d)[COLUMNS / 2], double_word a, double_word b) {                \
+        asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, " ACCUMULATE ", 0;\n"                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" REGS "}, " A ", " B \
+                     ", keep, 1, 1, " STRING_OF(A_ALONG_M) ", " STRING_OF(B_ALONG_N) ";\n}"                         \
+                     : REGISTERS(C)                                                                                 \
+                     : "l"(a), "l"(b));                                                                             \
     }
-#define MULTIPLY_BOTH(...)                        \
-    MULTIPLY(begin_product, "=f", "0", __VA_ARGS__) \
-    MULTIPLY(add_product, "+f", "1", __VA_ARGS__)
+#define WGMMA_OF_WIDTH(...)                    \
+    WGMMA(wgmma_first, "=f", "0", __VA_ARGS__) \
+    WGMMA(wgmma_accumulate, "+f", "1", __VA_ARGS__)
 
 #define R32_ONLY(C) R32(C, 0)
-MULTIPLY_BOTH(64, NAMES_0, R32_ONLY, "%32", "%33")
-MULTIPLY_BOTH(128, NAMES_0 ", " NAMES_1, R64, "%64", "%65")
-MULTIPLY_BOTH(192, NAMES_0 ", " NAMES_1 ", " NAMES_2, R96, "%96", "%97")
-MULTIPLY_BOTH(256, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3, R128, "%128", "%129")
+WGMMA_OF_WIDTH(64, REGS_0, R32_ONLY, "%32", "%33")
+WGMMA_OF_WIDTH(128, REGS_0 ", " REGS_1, R64, "%64", "%65")
+WGMMA_OF_WIDTH(192, REGS_0 ", " REGS_1 ", " REGS_2, R96, "%96", "%97")
+WGMMA_OF_WIDTH(256, REGS_0 ", " REGS_1 ", " REGS_2 ", " REGS_3, R128, "%128", "%129")
 
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int PENDING>
-__device__ __forceinline__ void await_products() {
+__device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- sums, as wgmma spreads them over the registers of a warp
+// Fragments: matrices as wgmma distributes them over the registers of a warp.
 
-__device__ __forceinline__ word packed(float low, float high) {
+__device__ __forceinline__ word pack_pair(float low, float high) {
     word pair;
     asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-__device__ __forceinline__ void load_fragments(word (&x)[4], word address) {
+__device__ __forceinline__ void ldmatrix(word (&x)[4], word address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(address)
                  : "memory");
 }
 
-__device__ __forceinline__ void store_fragments(word address, const word (&x)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
+__device__ __forceinline__ void stmatrix(word address, const word (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
 

@@ -1,30 +1,31 @@
-// Tells that parts are stored; one thread. Stores are over when the threads that began them have waited for that; they count
-// so here, each consumer apart: one may be as many steps ahead as there are stages, tiles of a short K. The last CTA of a part
-// sets the signal.
-struct Clerk {
+// Sets the signals of parts; one thread. A TMA store is complete when the thread that issued it has waited for its bulk
+// group; then the thread's warp counts here, in a counter of its consumer. Each consumer needs its own counter: with a
+// short K one consumer may be several tiles ahead of the other, up to the number of stages. The last CTA of a part sets
+// the part's signals.
+struct SignalThread {
     const HopperArguments& arguments;
-    Memory memory;
+    SharedMemory smem;
 
     __device__ __forceinline__ void run() const {
-        Walker walker{arguments};
-        word confirmed = 0;
-        for (Tile tile; walker.take(tile);) {
+        TileScheduler scheduler{arguments};
+        word expected = 0;
+        for (Tile tile; scheduler.next(tile);) {
             const Part& part = arguments.parts[tile.part];
             if (!part.tiles) continue;
-            confirmed += WARPS / CONSUMERS;
+            expected += WARPS / CONSUMERS;
             const time_ns start = now();
             for (int consumer = 0; consumer < CONSUMERS; consumer++)
-                while (keeps(consumer) && load_counter(memory.stored(consumer)) < confirmed) {
+                while (stores_rows_of(consumer) && load_acquire(smem.stored_count(consumer)) < expected) {
                     __nanosleep(200);
-                    memory.check_patience(start);
+                    smem.check_timeout(start);
                 }
             word* const counter = arguments.counters + 1 + tile.part;
-            if (count_at(counter) != part.tiles - 1) continue;
+            if (fetch_add(counter) != part.tiles - 1) continue;
             *counter = 0;
             __threadfence_system();
-            if (part.signal) tell(part.signal);
-            for (integer i = part.places; PLACES && i < part.end; i++)
-                if (arguments.told[i]) tell(arguments.told[i]);
+            if (part.signal) set_signal(part.signal);
+            for (integer i = part.places; PLACES && i < part.places_end; i++)
+                if (arguments.place_signals[i]) set_signal(arguments.place_signals[i]);
         }
     }
 };

@@ -34,15 +34,15 @@ MAP_NBYTES = 128
 """Size of a CUtensorMap."""
 
 SCALARS = struct.Struct("=qqqddqqqqqq")
-"""Beginning of the arguments: tiles count steps alpha beta counters pace, and of the watch abort record
+"""Beginning of the arguments: tiles count steps alpha beta counters store_interval, and of the watch abort record
 timeout step."""
 
 PARTS_AT = 128
 """Offset of the parts, bytes."""
 
 PART = struct.Struct("=qqqqqqqqqqqqqqq8x")
-"""End of a part, after the maps of A, B and D: flag source signal tiles beside lines length line position partial
-terms places end late rest."""
+"""End of a part, after the maps of A, B and D: flag source signal tiles side_by_side rows columns first_row
+first_column partial terms places places_end late_terms rest_row."""
 
 TERM = struct.Struct("=qq48x")
 """End of a term, after its map: flag source."""

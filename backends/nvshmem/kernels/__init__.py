@@ -189,7 +189,7 @@ class Kernels(Collectives):
         *,
         watch: Watch,
         step: int = NO_STEP,
-        told: Sequence[int] = (),
+        signals: Sequence[int] = (),
     ) -> None:
         """Set flags at peers, wait until all those of this rank are 1, and make them 0.
 
@@ -201,10 +201,10 @@ class Kernels(Collectives):
             sources: ranks that set them.
             watch: when to give up.
             step: step that the kernel records if it gives up.
-            told: addresses of flags to set at peers, as mapped here, at most MAX_RANKS.
+            signals: addresses of flags to set in memory of peers, as mapped here, at most MAX_RANKS.
         """
-        scalars = (len(flags), len(told), watch.abort, watch.record, watch.timeout, step)
-        self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources, told))
+        scalars = (len(flags), len(signals), watch.abort, watch.record, watch.timeout, step)
+        self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources, signals))
 
     def delay(self, stream: int, nanoseconds: int) -> None:
         """Delay the stream, by a second at most."""

@@ -154,8 +154,8 @@ STRUCTS = {
     ),
     "wait": Struct(
         "WaitArguments",
-        "count tells watch.abort watch.record watch.timeout watch.step",
-        dict.fromkeys(("flag", "source", "told"), MAX_RANKS),
+        "count signals watch.abort watch.record watch.timeout watch.step",
+        dict.fromkeys(("flag", "source", "signal"), MAX_RANKS),
     ),
     "delay": Struct("DelayArguments", "nanoseconds", {}),
 }

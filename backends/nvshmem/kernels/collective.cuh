@@ -1,5 +1,5 @@
-// An operation between two elements, and an Expression after the last one; of products perhaps + beta C before it. Rows may
-// be normalised then. OPERATION, SCALED, NORMALISED, Weight and Expression come from reduction_epilogues.py.
+// The reduction operation and the epilogue of reduction kernels: optionally + beta C, then an Expression; then rows may
+// be normalised. reduction_epilogues.py defines OPERATION, SCALED, NORMALISED, Weight and Expression.
 struct Operation {
     template <class A>
     __device__ __forceinline__ static A of(A x, A y) {
@@ -8,21 +8,21 @@ struct Operation {
 };
 
 template <class T, int LENGTH>
-struct Finished {
+struct ReductionEpilogue {
     typedef typename Accumulator<T>::type A;
     enum { NORMALISES = NORMALISED };
 
 #if SCALED
-    const Scaled<T, LENGTH> scaled;
+    const AddScaled<T, LENGTH> scaled;
 #endif
     const Expression<A, LENGTH> expression;
 
     template <class Arguments>
-    __device__ __forceinline__ Finished(const Arguments& a, integer index, integer n)
-        : Finished(a, Walk::of(index, a.terms.length), index, n) {}
+    __device__ __forceinline__ ReductionEpilogue(const Arguments& a, integer index, integer n)
+        : ReductionEpilogue(a, LinePosition::of(index, a.terms.length), index, n) {}
 
     template <class Arguments>
-    __device__ __forceinline__ Finished(const Arguments& a, Walk place, integer index, integer n)
+    __device__ __forceinline__ ReductionEpilogue(const Arguments& a, LinePosition place, integer index, integer n)
         :
 #if SCALED
           scaled(a, index, n),
@@ -38,12 +38,12 @@ struct Finished {
     }
 
 #if NORMALISED
-    template <class Begin, class Finish, class Again, class Put>
+    template <class Issue, class Complete, class Reload, class Write>
     __device__ __forceinline__ static void normalise_rows(
-        const AllReduceArguments& a, int rows, Begin begin, Finish finish, Again again, Put put) {
+        const AllReduceArguments& a, int rows, Issue issue, Complete complete, Reload reload, Write write) {
         const Weight* weight = reinterpret_cast<const Weight*>(a.weight);
         normalise<T, Weight, THREADS, 1>(
-            rows, static_cast<int>(a.columns), weight, number<A>(a.terms.term[0]), begin, finish, again, put);
+            rows, static_cast<int>(a.columns), weight, number<A>(a.terms.term[0]), issue, complete, reload, write);
     }
 #endif
 };

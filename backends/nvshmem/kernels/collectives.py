@@ -59,7 +59,7 @@ class Collectives(Loaded):
     def reduce(
         self,
         stream: Stream,
-        kind: Literal["one_shot", "two_shot", "scatter"],
+        kind: Literal["one_shot", "two_shot", "reduce_scatter"],
         call: Reduction,
         source: int,
         slots: Slots,
@@ -68,10 +68,10 @@ class Collectives(Loaded):
 
         All ranks must call it with the same global arguments. Beta times old is added last.
 
-        "one_shot": every rank sends its partial product to all, and adds those of ranks 1, 2, ..., 0. "two_shot": each
-        element has an owner r, which gets it from all ranks. The owner adds those of r+1, r+2, ..., r (cyclic), and
-        sends the sum to all. Both give the same bits on every rank. "scatter": as two_shot, but every rank keeps the
-        sums of its shard alone.
+        "one_shot": every rank sends its partial product to all ranks, and adds those of ranks 1, 2, ..., 0. "two_shot":
+        each element has an owner r, to which all ranks send it. The owner adds those of r+1, r+2, ..., r (cyclic), and
+        sends the sum to all ranks. Both give the same bits on every rank. "reduce_scatter": as two_shot, but the owners
+        keep the sums.
 
         Args:
             stream: handle.
@@ -85,7 +85,7 @@ class Collectives(Loaded):
         nelements, base = bounds[-1], 0
         if kind == "one_shot":
             first, stop = [0] * nranks, [nelements] * nranks
-        elif kind == "scatter":
+        elif kind == "reduce_scatter":
             nelements = max(b - a for a, b in pairwise(bounds)) * (nranks - 1)
             base = bounds[call.rank]
         self._reduce(
@@ -93,7 +93,7 @@ class Collectives(Loaded):
             first=first, stop=stop, out=call.out - base * call.dtype.itemsize, base=-base,
         )  # fmt: skip
 
-    def pulled(
+    def two_shot_pull(
         self, stream: Stream, call: Reduction, partials: Sequence[int], flags: Sequence[int], results: Sequence[int]
     ) -> None:
         """Like a two-shot `reduce`, but owners read the partial products in their peers' memory.
@@ -114,7 +114,7 @@ class Collectives(Loaded):
         assert not any(address % _PACK_NBYTES for address in partials)
         assert not any(start % PART_ALIGNMENT for start in first if start < stop[-1])
         self._reduce(
-            "pulled", stream, call, pulling_ctas(stop[-1] * call.wire.itemsize), partials=partials, flags=flags,
+            "two_shot_pull", stream, call, pulling_ctas(stop[-1] * call.wire.itemsize), partials=partials, flags=flags,
             results=results, first=first, stop=stop, out=call.out,
         )  # fmt: skip
 
@@ -149,7 +149,7 @@ class Collectives(Loaded):
             stop=first[1:], rank=rank, watch=watch,
         )  # fmt: skip
         ctas = sending_ctas(largest * (nranks - 1) * nbytes)
-        self._launch(f"gather_{nbytes}", stream, ctas, _THREADS, "all_reduce", *arguments)
+        self._launch(f"all_gather_ll_{nbytes}", stream, ctas, _THREADS, "all_reduce", *arguments)
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
         """A prepared launch of a collective's kernel, either built in or from `add`.

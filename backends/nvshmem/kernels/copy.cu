@@ -1,11 +1,12 @@
-// Copies lines from one place on a GPU to another beside a GEMM that takes all multiprocessors: a CTA of it fits into what the
-// Hopper kernel leaves of each, one warp of 32 registers a thread for each of the four schedulers.
+// Copies lines within a GPU's memory while a GEMM occupies all multiprocessors. One CTA fits into the registers and
+// shared memory that the Hopper kernel leaves free on each: one warp of 32 registers a thread for each of the four
+// schedulers.
 #include "common.cuh"
 
-constexpr int COPYING_THREADS = 128, IN_FLIGHT = 4;  // packs of 16 bytes of each thread
+constexpr int COPYING_THREADS = 128, IN_FLIGHT = 4;  // packs of 16 bytes in each thread
 constexpr integer NEXT_NBYTES = COPYING_THREADS * 16, CHUNK_NBYTES = IN_FLIGHT * NEXT_NBYTES;
 
-// All addresses and numbers of bytes are multiples of 16.
+// All addresses and sizes are multiples of 16.
 struct CopyArguments {
     byte* target;
     const byte* source;
@@ -16,14 +17,16 @@ extern "C" __global__ void __launch_bounds__(COPYING_THREADS, 16) copy(const __g
     const word of_line = (a.nbytes + CHUNK_NBYTES - 1) / CHUNK_NBYTES, chunks = of_line * static_cast<word>(a.lines);
     for (word chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         const integer line = chunk / of_line, first = chunk % of_line * CHUNK_NBYTES + threadIdx.x * 16;
-        const byte* const from = a.source + line * a.source_pitch + first;
-        byte* const to = a.target + line * a.target_pitch + first;
+        const byte* const source = a.source + line * a.source_pitch + first;
+        byte* const target = a.target + line * a.target_pitch + first;
         uint4 packs[IN_FLIGHT];
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++)
-            if (first + i * NEXT_NBYTES < a.nbytes) packs[i] = *reinterpret_cast<const uint4*>(from + i * NEXT_NBYTES);
+            if (first + i * NEXT_NBYTES < a.nbytes)
+                packs[i] = *reinterpret_cast<const uint4*>(source + i * NEXT_NBYTES);
 #pragma unroll
         for (int i = 0; i < IN_FLIGHT; i++)
-            if (first + i * NEXT_NBYTES < a.nbytes) *reinterpret_cast<uint4*>(to + i * NEXT_NBYTES) = packs[i];
+            if (first + i * NEXT_NBYTES < a.nbytes)
+                *reinterpret_cast<uint4*>(target + i * NEXT_NBYTES) = packs[i];
     }
 }

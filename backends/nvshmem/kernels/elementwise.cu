@@ -1,4 +1,4 @@
-// target = beta source, and target = conj(source), block by block.
+// target = beta source, and target = conj(source), of a block.
 #include "common.cuh"
 
 struct ElementwiseArguments {
@@ -8,7 +8,7 @@ struct ElementwiseArguments {
     Factor beta;
 };
 
-// Zeros without a look at the source if beta is 0: NaN there must not spread.
+// If beta is 0 the source is not read, so that its NaNs do not spread.
 struct Scale {
     template <class T>
     __device__ __forceinline__ static T apply(const Factor& beta, T x) {
@@ -32,24 +32,24 @@ struct Conjugate {
 template <class Operation, class T, int LENGTH>
 __device__ __forceinline__ void apply_all(const ElementwiseArguments& a) {
     const integer packs = (a.rows + LENGTH - 1) / LENGTH;
-    const Walk stride = Walk::stride<LENGTH>(a.rows);
+    const LinePosition stride = LinePosition::stride<LENGTH>(a.rows);
     const bool reads = Operation::reads(a.beta);
-    for (Walk walk = Walk::start<LENGTH>(a.rows); walk.line < a.columns; walk.advance(stride, packs)) {
-        const integer row = walk.position * LENGTH, n = a.rows - row;
+    for (LinePosition at = LinePosition::start<LENGTH>(a.rows); at.line < a.columns; at.advance(stride, packs)) {
+        const integer row = at.position * LENGTH, n = a.rows - row;
         Pack<T, LENGTH> pack = {};
         if (reads) {
-            pack = load<LENGTH>(reinterpret_cast<const T*>(a.source) + walk.line * a.source_ld + row, n);
+            pack = load<LENGTH>(reinterpret_cast<const T*>(a.source) + at.line * a.source_ld + row, n);
 #pragma unroll
             for (int i = 0; i < LENGTH; i++) pack.x[i] = Operation::apply(a.beta, pack.x[i]);
         }
-        store(reinterpret_cast<T*>(a.target) + walk.line * a.target_ld + row, pack, n);
+        store(reinterpret_cast<T*>(a.target) + at.line * a.target_ld + row, pack, n);
     }
 }
 
-#define ELEMENTWISE(NAME, OPERATION, T)                                       \
-    extern "C" __global__ void __launch_bounds__(256)                         \
-        NAME(const __grid_constant__ ElementwiseArguments a) {                \
-        apply_all<OPERATION, T, 16 / sizeof(T)>(a);                           \
+#define ELEMENTWISE(NAME, OPERATION, T)                        \
+    extern "C" __global__ void __launch_bounds__(256)          \
+        NAME(const __grid_constant__ ElementwiseArguments a) { \
+        apply_all<OPERATION, T, 16 / sizeof(T)>(a);            \
     }
 
 ELEMENTWISE(scale_float16, Scale, float16)

@@ -1,4 +1,5 @@
-// Copies blocks into the memory of peers, or from there, by the multiprocessors, and tells each peer when its blocks are there.
+// Copies blocks into the memory of peers, or from it, with the multiprocessors, and signals each peer when its blocks
+// are complete.
 #include "common.cuh"
 
 constexpr int MAX_BLOCKS = MAX_RANKS;
@@ -12,8 +13,8 @@ struct Block {
 };
 
 struct Signal {
-    word* flag;        // at the peer
-    integer expected;  // blocks
+    word* flag;        // in the peer's memory
+    integer expected;  // number of blocks that it waits for
 };
 
 struct PushArguments {
@@ -23,7 +24,8 @@ struct PushArguments {
     Signal signal[MAX_RANKS];
 };
 
-// What one of the members copies of a block: Ts, four in flight in each thread, and the bytes that are left of each line.
+// Copies one member's share of a block as elements of type T, four in flight in each thread, then the remaining bytes
+// of each line.
 template <class T>
 __device__ __forceinline__ void copy(const Block& block, word member, word members) {
     constexpr int UNROLL = 4;
@@ -33,18 +35,18 @@ __device__ __forceinline__ void copy(const Block& block, word member, word membe
     const integer lines = block.lines, packs = block.nbytes / WIDTH;
     const integer source_pitch = block.source_pitch, target_pitch = block.target_pitch;
     const word thread = member * blockDim.x + threadIdx.x, threads = members * blockDim.x;
-    const Walk stride = Walk::at(threads, packs);
-    for (Walk walk = Walk::at(thread, packs); packs && walk.line < lines;) {
+    const LinePosition stride = LinePosition::at(threads, packs);
+    for (LinePosition at = LinePosition::at(thread, packs); packs && at.line < lines;) {
         T pack[UNROLL];
         byte* to[UNROLL];
 #pragma unroll
         for (int k = 0; k < UNROLL; k++) {
             to[k] = nullptr;
-            if (walk.line < lines) {
-                to[k] = target + walk.line * target_pitch + walk.position * WIDTH;
-                pack[k] = *reinterpret_cast<const T*>(source + walk.line * source_pitch + walk.position * WIDTH);
+            if (at.line < lines) {
+                to[k] = target + at.line * target_pitch + at.position * WIDTH;
+                pack[k] = *reinterpret_cast<const T*>(source + at.line * source_pitch + at.position * WIDTH);
             }
-            walk.advance(stride, packs);
+            at.advance(stride, packs);
         }
 #pragma unroll
         for (int k = 0; k < UNROLL; k++)
@@ -56,10 +58,10 @@ __device__ __forceinline__ void copy(const Block& block, word member, word membe
                 target[line * target_pitch + i] = source[line * source_pitch + i];
 }
 
-// CTAs are dealt to the blocks in turn, so that all peers are written to at once.
+// CTAs take the blocks in turn, so that all peers are written to at once.
 extern "C" __global__ void __launch_bounds__(512) push(const __grid_constant__ PushArguments a) {
-    be_followed();
-    // A signal without blocks is given at once.
+    launch_dependents();
+    // A signal without blocks is set at once.
     const int thread = threadIdx.x;
     if (blockIdx.x == 0 && thread < a.signals && a.signal[thread].expected == 0) release(a.signal[thread].flag, 1);
     if (a.blocks == 0) return;
@@ -80,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(512) push(const __grid_constant__ P
     if (block.signal < 0) return;
     __syncthreads();
     if (thread == 0) {
-        // The last CTA of a signal has seen the counts of the others, hence their stores, and releases them with its own.
+        // The last CTA of a signal has observed the counts of the other CTAs, hence their stores, and releases them
+        // with its own.
         const Signal& signal = a.signal[block.signal];
         word* counter = a.counter + block.signal;
         __threadfence_system();

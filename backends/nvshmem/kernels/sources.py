@@ -24,7 +24,7 @@ NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h
 """Suffix of a kernel's name: the dtype of the result, and of the terms if they are wider."""
 
 KINDS = {
-    "all_reduce": ("one_shot", "two_shot", "scatter", "pulled"),
+    "all_reduce": ("one_shot", "two_shot", "reduce_scatter", "two_shot_pull"),
     "rows": ("one_shot",),
     "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),
 }
@@ -36,7 +36,7 @@ FILES = {
     "copy": ["copy"],
     "push": ["push"],
     "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in NAMES.values()],
-    "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "gather") for nbytes in (2, 4, 8)],
+    "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "all_gather_ll") for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
 }
 """The files, and the kernels in each."""

@@ -369,25 +369,25 @@ def test_products_are_sent_and_added(
 def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float, k: int) -> None:
     """Sums of each piece after the products of the next, with a signal of their own; the last are stored anywhere."""
     pieces = [Shares(4, rows, 2048, k) for rows in (512, 264, 264, 72)]
-    stored, told_too = cupy.zeros(len(pieces), cupy.uint32), cupy.zeros(1, cupy.uint32)
+    stored, place_signal = cupy.zeros(len(pieces), cupy.uint32), cupy.zeros(1, cupy.uint32)
     first = cupy.full_like(pieces[0].z, cupy.nan)
     kept = [piece.own(stored[i].data.ptr, () if i else (Place(first),)) for i, piece in enumerate(pieces[:-1])]
     after = [[], *([own] for own in kept)]
     parts = [part for piece, own in zip(pieces, after, strict=True) for part in (*piece.sent(), *own)]
     places = tuple(cupy.full_like(pieces[-1].z, cupy.nan) for _ in range(3))
-    flags = [0, stored[-1].data.ptr, told_too.data.ptr]
+    flags = [0, stored[-1].data.ptr, place_signal.data.ptr]
     parts.append(pieces[-1].own(places=tuple(map(Place, places, flags))))
     for _ in range(5):
         for piece in pieces:
             piece.z[...] = piece.old if beta else cupy.nan
-        stored[...] = told_too[...] = 0
+        stored[...] = place_signal[...] = 0
         cupy.cuda.runtime.deviceSynchronize()
         hopper.matmul(stream.ptr, 1.0, parts, beta, watch=Watch(20 * SECOND))
         stream.synchronize()
         for piece in pieces:
             piece.check(1.0, beta)
         assert stored.tolist() == [1, 1, 1, 1]
-        assert told_too == 1
+        assert place_signal == 1
         for place, z in ((first, pieces[0].z), *((place, pieces[-1].z) for place in places)):
             assert (place.view(cupy.uint16) == z.view(cupy.uint16)).all()
             place[...] = cupy.nan

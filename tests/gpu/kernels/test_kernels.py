@@ -294,7 +294,7 @@ def launch(
     call = Reduction(dtype, source.dtype, bounds, me.out.data.ptr, rank, me.watch(timeout), **keep)
     if shots == 3:
         me.partials[parity].data.copy_from_device_async(source.data, source.nbytes, stream)
-        kernels.pulled(
+        kernels.two_shot_pull(
             stream.ptr, call, [r.partials[parity].data.ptr for r in ranks], [r.flags[parity].data.ptr for r in ranks],
             [(r.out if direct else r.results[parity]).data.ptr for r in ranks],
         )  # fmt: skip
@@ -524,7 +524,7 @@ class Halves:
 def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: Any, out: Any, ctas: int) -> Any:
     """A launch that counts for itself; the parts of the ranks are as even as they can be, but for one shot."""
     nranks, me, itemsize = len(ranks), ranks[rank], x.itemsize
-    gathers, scatters = kind in {"all_gather", "gather"}, kind == "scatter"
+    gathers, scatters = kind in {"all_gather", "all_gather_ll"}, kind == "reduce_scatter"
     bounds = [x.size * r if gathers else x.size * r // nranks for r in range(nranks + 1)]
     first, stop = (bounds[:-1], bounds[1:]) if kind != "one_shot" else ([0] * nranks, [x.size] * nranks)
     return kernels.ready(
@@ -548,7 +548,7 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
 
 def test_collectives_with_device_call_counters_on_streams(kernels: Kernels, streams: list[Any]) -> None:
     """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
-    nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "scatter", "all_gather", "gather")
+    nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "reduce_scatter", "all_gather", "all_gather_ll")
     rng = np.random.default_rng(6)
     ranks = [Halves(nranks, 1 << 15) for _ in range(nranks)]
     sizes, chosen = rng.integers(1, 6000, calls), rng.integers(0, 5, calls)
@@ -681,8 +681,8 @@ def test_a_barrier_times_out(kernels: Kernels, stream: Any, code: int) -> None:
     assert (me.record[0]["code"], me.record[0]["rank"], me.record[0]["step"]) == (code, 2, NO_STEP)
 
 
-@pytest.mark.parametrize("told", [0, 2, 5])
-def test_a_wait_signals_and_resets(kernels: Kernels, stream: Any, told: int) -> None:
+@pytest.mark.parametrize("count", [0, 2, 5])
+def test_a_wait_signals_and_resets(kernels: Kernels, stream: Any, count: int) -> None:
     flags, peers = cupy.ones(3, cupy.uint32), cupy.zeros(6, cupy.uint32)
     cupy.cuda.runtime.deviceSynchronize()
     kernels.wait(
@@ -690,11 +690,11 @@ def test_a_wait_signals_and_resets(kernels: Kernels, stream: Any, told: int) -> 
         [flags.data.ptr + 4 * i for i in (0, 2)],
         [1, 2],
         watch=Watch(SECOND),
-        told=[peers.data.ptr + 4 * i for i in range(told)],
+        signals=[peers.data.ptr + 4 * i for i in range(count)],
     )
     stream.synchronize()
     assert flags.tolist() == [0, 1, 0]
-    assert peers.tolist() == told * [1] + (6 - told) * [0]
+    assert peers.tolist() == count * [1] + (6 - count) * [0]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (16, 0, 3), (4096, 100, 7, 8192), (1 << 20, 65521, 3 << 20), (5,) * 8])

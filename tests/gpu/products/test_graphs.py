@@ -705,10 +705,10 @@ def test_a_mutant_of_fused_stores_is_caught(plan: str, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("name", "by", "plan"),
     [
-        ("parts told before they are stored", "tile_signals", "GemmReduceScatter"),
-        ("parts told before they are stored", "tile_signals", "GemmAllReduce"),
-        ("parts told before they are stored", "fused_stores", "GemmReduceScatter"),
-        ("parts told before they are stored", "fused_stores", "GemmAllReduce"),
+        ("signals before the stores complete", "tile_signals", "GemmReduceScatter"),
+        ("signals before the stores complete", "tile_signals", "GemmAllReduce"),
+        ("signals before the stores complete", "fused_stores", "GemmReduceScatter"),
+        ("signals before the stores complete", "fused_stores", "GemmAllReduce"),
     ],
 )
 def test_mutants_of_the_hopper_kernel_are_caught(

@@ -25,7 +25,7 @@ from tests.model.fibers import COMPILER, Kernels
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not on PATH")
 
 SHARE = 1 << 16
-KINDS = ("one_shot", "two_shot", "scatter", "pulled")
+KINDS = ("one_shot", "two_shot", "reduce_scatter", "two_shot_pull")
 POISON = -99
 EPS = float(np.finfo(np.float64).eps)
 BFLOAT16, FLOAT32, FLOAT64 = dtype_of("bfloat16"), np.dtype(np.float32), np.dtype(np.float64)
@@ -114,9 +114,9 @@ class Call:
         first, stop = self._bounds[:-1], self._bounds[1:]
         if kind == "one_shot":
             first, stop = [0] * len(ranks), [self._bounds[-1]] * len(ranks)
-        gathers, shift = kind in {"all_gather", "gather"}, (kind == "scatter") * first[rank]
+        gathers, shift = kind in {"all_gather", "all_gather_ll"}, (kind == "reduce_scatter") * first[rank]
         partials, results, pitches = [r.slots for r in ranks], [r.left for r in ranks], [me.pitch] * 3
-        if kind == "pulled":
+        if kind == "two_shot_pull":
             partials, pitches[0] = [x.address for x in self._x], 0
         if self._in_place:
             results, pitches[2] = [x.address for x in (self._x if gathers else self._outs)], 0
@@ -164,13 +164,13 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
     ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
     kinds = [KINDS[i] for i in rng.integers(0, 4, 80)]
     for kind in kinds:
-        size, pulls = int(rng.integers(1, rng.choice([20, 3000]))), kind == "pulled"
+        size, pulls = int(rng.integers(1, rng.choice([20, 3000]))), kind == "two_shot_pull"
         bounds = bounds_of(size, nranks, 16 if pulls else int(rng.integers(1, 16)))
         terms = [rng.integers(-9, 9, size).astype(FLOAT32) for _ in range(nranks)]
         terms[-1].view(np.uint32)[0] = 0xFFFFFFFF  # in slots this says that nothing is there
         x = [Placed(term, 0 if pulls else int(rng.integers(0, 4))) for term in terms]
-        lengths = [b - a if kind == "scatter" else size for a, b in pairwise(bounds)]
-        in_place = kind != "scatter" and bool(rng.integers(0, 2))
+        lengths = [b - a if kind == "reduce_scatter" else size for a, b in pairwise(bounds)]
+        in_place = kind != "reduce_scatter" and bool(rng.integers(0, 2))
         outs = x if in_place else [Placed(np.zeros(n, FLOAT32), int(rng.integers(0, 4))) for n in lengths]
         calls.append(Call(ranks, kind, x, outs, bounds, in_place=pulls and bool(rng.integers(0, 2))))
         checks.append((kind, np.sum(terms, axis=0), outs, bounds))
@@ -180,11 +180,11 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
     assert all((rank.sent == 0xFF).all() for rank in ranks)
     for kind, total, outs, bounds in checks:
         for rank, out in enumerate(outs):
-            region = slice(*bounds[rank : rank + 2]) if kind == "scatter" else slice(None)
+            region = slice(*bounds[rank : rank + 2]) if kind == "reduce_scatter" else slice(None)
             assert np.array_equal(out.read(), total[region], equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["all_gather", "gather"])
+@pytest.mark.parametrize("kind", ["all_gather", "all_gather_ll"])
 def test_gathers_one_call_after_the_other(kind: str, tmp_path: Any) -> None:
     """Of any ranks' parts, empty ones and any NaN, in place or not, pulled or by packs; nothing stays in the slots."""
     nranks, rng, dtypes = 3, np.random.default_rng(11), (np.dtype(np.float16), FLOAT32, FLOAT64)
@@ -220,8 +220,8 @@ class Started(Launches):
 
     def _launch(self, name: str, _: Any, ctas: int, *options: Any) -> None:
         kind, _, key = name.rpartition("_")
-        kernels, name = (self._gathers, name) if kind == "gather" else (self._sums, f"{kind}_all")
-        assert key == ("4" if kind == "gather" else FLOAT32.name)
+        kernels, name = (self._gathers, name) if kind == "all_gather_ll" else (self._sums, f"{kind}_all")
+        assert key == ("4" if kind == "all_gather_ll" else FLOAT32.name)
         kernels.start(name, ctas, *options[2:])
 
 
@@ -237,12 +237,12 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
         folder.mkdir()
     libraries = (
         made(ReductionEpilogue("sum", Name(RESULT)), FLOAT32, folders[0]),
-        Kernels(source("all_gather"), ["gather_4"], folders[1]),
+        Kernels(source("all_gather"), ["all_gather_ll_4"], folders[1]),
     )
     started, rng, ranks = Started(*libraries), np.random.default_rng(nranks), [Rank(nranks) for _ in range(nranks)]
     calls: list[tuple[Any, list[int], int, list[int], list[Placed], list[Placed]]] = []
     checks = []
-    kinds = ["gather"] * 6 + rng.choice(["one_shot", "two_shot", "scatter", "gather"], 60).tolist()
+    kinds = ["all_gather_ll"] * 6 + rng.choice(["one_shot", "two_shot", "reduce_scatter", "all_gather_ll"], 60).tolist()
     for number, kind in enumerate(kinds):
         counts = rng.integers(0, rng.choice([3, 900]), nranks)
         counts[0] *= number >= 6
@@ -252,10 +252,10 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
         terms = [rng.integers(-9, 9, first[-1]).astype(FLOAT32) for _ in range(nranks)]
         total = np.sum([terms[r] for r in contributing], axis=0)
         parts = [slice(*bounds) for bounds in pairwise(first)]
-        if kind == "gather":
+        if kind == "all_gather_ll":
             total = np.concatenate([term[part] for term, part in zip(terms, parts, strict=True)])
             terms = [term[part] for term, part in zip(terms, parts, strict=True)]
-        expected = [total[part] if kind == "scatter" else total for part in parts]
+        expected = [total[part] if kind == "reduce_scatter" else total for part in parts]
         x, outs = (
             [Placed(a, int(rng.integers(0, 4))) for a in arrays] for arrays in (terms, map(np.zeros_like, expected))
         )
@@ -273,7 +273,7 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
             halves = (me.epoch.ctypes.data, me.pitch) if counted else (0, 0)
             slots, watch = Slots([r.slots + shift for r in ranks], nbytes, *halves), Watch(10**10)
             source, out = x[rank].address, outs[rank].address
-            if kind == "gather":
+            if kind == "all_gather_ll":
                 started.gather(0, 4, first, source, out, rank=rank, slots=slots, watch=watch)
                 continue
             call = Reduction(FLOAT32, FLOAT32, first, out, rank, watch, contributing=contributing)
@@ -294,10 +294,10 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
     for kind in KINDS:
         size, ranks = rows * columns, [Rank(nranks) for _ in range(nranks)]
         terms = [rng.integers(-9, 9, size).astype(BFLOAT16) for _ in range(nranks)]
-        row, pulls = Placed(rng.integers(-9, 9, columns).astype(FLOAT32)), kind == "pulled"
+        row, pulls = Placed(rng.integers(-9, 9, columns).astype(FLOAT32)), kind == "two_shot_pull"
         bounds = bounds_of(size, nranks, 16) if pulls else [0, 0, 7 * columns, 20 * columns, size]
         full = rng.integers(-9, 9, size).astype(BFLOAT16)
-        parts = [slice(*bounds[r : r + 2]) if kind == "scatter" else slice(None) for r in range(nranks)]
+        parts = [slice(*bounds[r : r + 2]) if kind == "reduce_scatter" else slice(None) for r in range(nranks)]
         x, outs = [Placed(term, int(not pulls)) for term in terms], [Placed(full[part], 3) for part in parts]
         olds = [Placed(np.roll(full, 1)[part], 2) for part in parts]
         options = [

@@ -40,9 +40,9 @@ from tests.common.gauge import BFLOAT16
 from tests.model.hopper_mutants import MUTANTS, mutated
 
 NVCC = shutil.which("nvcc")
-FIELDS = "tiles count steps alpha beta counters pace watch.abort watch.record watch.timeout watch.step"
-PART_FIELDS, TERM_FIELDS = "flag source signal tiles beside lines length line position", "flag source"
-PART_FIELDS += " partial terms places end late rest"
+FIELDS = "tiles count steps alpha beta counters store_interval watch.abort watch.record watch.timeout watch.step"
+PART_FIELDS, TERM_FIELDS = "flag source signal tiles side_by_side rows columns first_row first_column", "flag source"
+PART_FIELDS += " partial terms places places_end late_terms rest_row"
 CONSUMERS = 2  # warpgroups of a CTA that multiply
 MOST_ARGUMENTS_NBYTES = 32764  # of a kernel
 MOST_SHARED_NBYTES = 232448  # of a CTA on compute capability 9.0
@@ -67,7 +67,8 @@ def laws() -> list[str]:
     """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
     assert SCALARS.size == 8 * len(FIELDS.split())
-    nterms, nplaces = "(LISTED ? LISTED : 1)", "(PLACES ? PLACES : 1)"
+    nterms, nplaces = "(TERM_CAPACITY ? TERM_CAPACITY : 1)", "(PLACES ? PLACES : 1)"
+    places_end = f"offsetof(HopperArguments, places) + {nplaces} * sizeof(TensorMap)"
     return [
         f"::ROWS == {HEIGHT} && CLUSTER * ::ROWS == {ROWS} && THREADS == {THREADS} && CLUSTER == {CLUSTER}",
         f"CONSUMERS == {CONSUMERS} && LINE == {LINE} && STRIPE == {STRIPE}",
@@ -81,7 +82,7 @@ def laws() -> list[str]:
         f"sizeof(PartTerm) == {MAP_NBYTES + TERM.size}",
         f"offsetof(HopperArguments, terms) == {PARTS_AT} + PARTS * sizeof(Part)",
         f"offsetof(HopperArguments, places) == {PARTS_AT} + PARTS * sizeof(Part) + {nterms} * sizeof(PartTerm)",
-        f"offsetof(HopperArguments, told) == offsetof(HopperArguments, places) + {nplaces} * sizeof(TensorMap)",
+        f"offsetof(HopperArguments, place_signals) == {places_end}",
         f"sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES}",
         f"sizeof(Tile) == {4 * len(Tile._fields)}",
         *(f"offsetof(Tile, {field}) == {4 * i}" for i, field in enumerate(Tile._fields)),
@@ -97,7 +98,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
     macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
     gathers, scatters = (int(parts > 1 and layout[1] == i) for i in range(2))
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
-    macros |= {"TERMS": 3 * scatters, "LISTED": 8 * scatters, "PLACES": 8 * scatters}
+    macros |= {"TERMS": 3 * scatters, "TERM_CAPACITY": 8 * scatters, "PLACES": 8 * scatters}
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256}
     macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
@@ -115,7 +116,7 @@ def test_mutants_that_tests_on_gpus_run_are_those_of_this_kernel(name: str, tmp_
 
 def check_registers(report: str) -> None:
     """That the kernel has those that it is written for, and needs no more."""
-    assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper"]
+    assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper_gemm"]
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
     assert re.findall(r"Used (\d+) registers", report) == [str(REGISTERS)]
     assert "(C7" not in report  # ptxas: products are serialised, or the limits of registers are ignored
@@ -128,7 +129,7 @@ def test_sums_in_the_widest_tiles_do_not_spill(
 ) -> None:
     """Also where they are stored everywhere, with the longest lists, of four pieces of 8 ranks and of two of 16."""
     macros = {"A_ALONG_M": along_m, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
-    macros |= {"PARTS": parts, "LISTED": parts, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
+    macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     check_registers(compiled(tmp_path / "hopper.cu", f"{hopper_source()}\n{law}\n", TYPE='"bf16"', **macros))
 
@@ -138,8 +139,8 @@ def test_sums_in_the_widest_tiles_do_not_spill(
 def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> None:
     """Behind sums of the longest lists, with operands along lines and like D; arguments are as Python writes them."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
-    macros |= {"PARTS": 32, "LISTED": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "FINISHES": how}
-    tree, end = parse(text), "(offsetof(HopperArguments, told) + PLACES * 8 + 63) / 64 * 64"
+    macros |= {"PARTS": 32, "TERM_CAPACITY": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "EPILOGUE": how}
+    tree, end = parse(text), "(offsetof(HopperArguments, place_signals) + PLACES * 8 + 63) / 64 * 64"
     dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(operand_names(tree))]
     code = [
         "#include <cstddef>",
