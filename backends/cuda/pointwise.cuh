@@ -310,10 +310,10 @@ struct NormaliseBuffer {
     typename Accumulator<T>::type squares[WARPS];
 
     // One buffer for all calls in a kernel.
-    __device__ __forceinline__ static NormaliseBuffer& buffer() {
-        static_assert(sizeof(NormaliseBuffer) <= 48 << 10, "what a kernel may have without asking");
-        __shared__ NormaliseBuffer rows;
-        return rows;
+    __device__ __forceinline__ static NormaliseBuffer& of_cta() {
+        static_assert(sizeof(NormaliseBuffer) <= 48 << 10, "the limit of static shared memory");
+        __shared__ NormaliseBuffer buffer;
+        return buffer;
     }
 };
 
@@ -330,7 +330,7 @@ __device__ __forceinline__ void normalise(
     typedef NormaliseBuffer<T, THREADS> Buffer;
     constexpr int LENGTH = Buffer::LENGTH, WARPS = Buffer::WARPS, HELD = Buffer::HELD;
     constexpr word ALL = 0xFFFFFFFF;
-    Buffer& buffer = Buffer::buffer();
+    Buffer& buffer = Buffer::of_cta();
     const int packs = (columns + LENGTH - 1) / LENGTH;
     const int full = min((packs + 32 * HELD - 1) / (32 * HELD), WARPS);
     const int together = max(min(rows, WARPS / full), 1), warps = WARPS / together;

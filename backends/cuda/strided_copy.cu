@@ -5,7 +5,7 @@
 enum { TILE = 32, LINES = 8, PER_THREAD = TILE / LINES };
 
 // The index of element (i, j): rows[i] * down + columns[j] * across; without an array, i or j itself.
-struct Strides {
+struct ElementIndex {
     const integer *rows, *columns;
     integer down, across;
 
@@ -17,7 +17,7 @@ struct Strides {
 struct MoveArguments {
     const byte* source;
     byte* target;
-    Strides from, to;
+    ElementIndex from, to;
     integer m, n, side, diagonal;            // side 1: j - i >= diagonal, -1: j - i <= diagonal, 0: all elements
     integer from_by_columns, to_by_columns;  // whether columns are contiguous
     Factor alpha, beta;

@@ -1,4 +1,4 @@
-// LL packets (the name is NCCL's): data that kernels exchange with peers without flags.
+// LL packets (the name is NCCL's): data that kernels exchange with peers without flags. And waiting for peers.
 #ifndef PBLAS_PACKETS
 #define PBLAS_PACKETS
 #include "common.cuh"
@@ -7,8 +7,6 @@
 __device__ __forceinline__ void prefetch(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
-
-// LL packets.
 
 // The receiver's memory has all bits set before a packet is sent there: a word with all bits set has not arrived. A
 // number with these bits, a NaN, is sent as another NaN. A word is a single access of PTX's memory model, of 32 bits,
@@ -96,8 +94,6 @@ __device__ __forceinline__ void store_vector(T* address, const Pack<T, LENGTH>& 
         if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store_words(address, LLPacket<T, LENGTH>(pack).words);
     store(address, pack, n);
 }
-
-// Waiting.
 
 // Sets a flag without ordering it after this thread's writes.
 __device__ __forceinline__ void set_relaxed(word* flag, word value) {

@@ -1,4 +1,4 @@
-"""Laws of the kernels of collectives, which run on CPUs here: ranks are threads, and give what NumPy gives."""
+"""Laws of the kernels of collectives, run on CPUs with ranks as threads: the results equal NumPy's."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BFLOAT16, FLOAT32, FLOAT64 = dtype_of("bfloat16"), np.dtype(np.float32), np.dtyp
 
 
 class Placed:
-    """A vector in poisoned memory, some elements behind an aligned address."""
+    """A vector in poisoned memory, some elements after an aligned address."""
 
     def __init__(self, x: Array, offset: int = 0) -> None:
         self._memory = np.full((x.size + 16) * x.itemsize + 64, 0, np.uint8)
@@ -56,7 +56,7 @@ class Placed:
 
 
 class Rank:
-    """Both halves of a rank's memory, of flags, slots and what others read, and the word that counts calls."""
+    """Both halves of a rank's flags, slots and readable results, and the word that counts calls."""
 
     def __init__(self, nranks: int) -> None:
         flags = all_reduce_flags_nbytes(nranks)
@@ -72,7 +72,7 @@ class Rank:
 
 
 def together(works: list[Callable[[], None]]) -> None:
-    """Run each work in a thread of its own."""
+    """Run each function in its own thread."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
@@ -81,7 +81,7 @@ def together(works: list[Callable[[], None]]) -> None:
 
 
 class Call:
-    """A collective of all ranks: what each of them passes to its kernel.
+    """A collective of all ranks: the arguments of each rank's kernel.
 
     Args:
         ranks: their memory.
@@ -89,7 +89,7 @@ class Call:
         x: of each rank.
         outs: of each rank.
         bounds: of the parts.
-        in_place: an all-gather reads x where it lies; sums that were pulled go into the others' outs.
+        in_place: an all-gather reads x in place; a pulling all-reduce stores sums into the peers' outs.
         rest: further arguments of each rank.
     """
 
@@ -148,7 +148,7 @@ def made(ending: ReductionEpilogue, dtype: np.dtype[Any], folder: Any) -> Kernel
 
 
 def run(kernels: Kernels, calls: list[Call], names: list[str], ctas: list[int], nranks: int) -> None:
-    """All calls on all ranks, none of which waits for the others between two calls."""
+    """Run all calls on all ranks; no rank waits for another one between two calls."""
 
     def work(rank: int) -> None:
         for call, name, number in zip(calls, names, ctas, strict=True):
@@ -158,8 +158,8 @@ def run(kernels: Kernels, calls: list[Call], names: list[str], ctas: list[int], 
 
 
 @pytest.mark.parametrize("nranks", [1, 3, 4])
-def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
-    """Any size and address, in place or not, parts that are empty, any NaN; halves take turns without the host."""
+def test_successive_sums(nranks: int, tmp_path: Any) -> None:
+    """Any size and address, in place or not, empty shards, any NaN; halves alternate without the host."""
     kernels, rng = made(ReductionEpilogue("sum", Name(RESULT)), FLOAT32, tmp_path), np.random.default_rng(nranks)
     ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
     kinds = [KINDS[i] for i in rng.integers(0, 4, 80)]
@@ -167,7 +167,7 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
         size, pulls = int(rng.integers(1, rng.choice([20, 3000]))), kind == "two_shot_pull"
         bounds = bounds_of(size, nranks, 16 if pulls else int(rng.integers(1, 16)))
         terms = [rng.integers(-9, 9, size).astype(FLOAT32) for _ in range(nranks)]
-        terms[-1].view(np.uint32)[0] = 0xFFFFFFFF  # in slots this says that nothing is there
+        terms[-1].view(np.uint32)[0] = 0xFFFFFFFF  # in a slot these bits mean that nothing has arrived
         x = [Placed(term, 0 if pulls else int(rng.integers(0, 4))) for term in terms]
         lengths = [b - a if kind == "reduce_scatter" else size for a, b in pairwise(bounds)]
         in_place = kind != "reduce_scatter" and bool(rng.integers(0, 2))
@@ -185,25 +185,25 @@ def test_sums_one_call_after_the_other(nranks: int, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["all_gather", "all_gather_ll"])
-def test_gathers_one_call_after_the_other(kind: str, tmp_path: Any) -> None:
-    """Of any ranks' parts, empty ones and any NaN, in place or not, pulled or by packs; nothing stays in the slots."""
+def test_successive_gathers(kind: str, tmp_path: Any) -> None:
+    """Any shards, also empty, any NaN, in place or not, pulled or by LL packets; the slots are empty in the end."""
     nranks, rng, dtypes = 3, np.random.default_rng(11), (np.dtype(np.float16), FLOAT32, FLOAT64)
     kernels = Kernels(source("all_gather"), [f"{kind}_{size}" for size in (2, 4, 8)], tmp_path)
     ranks, calls, checks = [Rank(nranks) for _ in range(nranks)], [], []
     for number in range(40):
         dtype, counts = dtypes[number % 3], rng.integers(0, rng.choice([3, 2000]), nranks)
-        by_packs, in_place = kind == "gather", bool(rng.integers(0, 2))
+        by_packets, in_place = kind == "all_gather_ll", bool(rng.integers(0, 2))
         terms = [rng.integers(-9, 9, count).astype(dtype) for count in counts]
-        terms[0].view(np.uint16)[: 2 * dtype.itemsize] = 0xFFFF  # in slots this says that nothing is there
+        terms[0].view(np.uint16)[: 2 * dtype.itemsize] = 0xFFFF  # in a slot these bits mean that nothing has arrived
         bounds = [0, *np.cumsum(counts).tolist()]
         outs = [Placed(np.zeros(bounds[-1], dtype), int(rng.integers(0, 4))) for _ in range(nranks)]
-        x: list[Any] = [Placed(term, int(rng.integers(0, 4)) * (by_packs or not in_place)) for term in terms]
-        if by_packs and in_place:  # each part is in its place
+        x: list[Any] = [Placed(term, int(rng.integers(0, 4)) * (by_packets or not in_place)) for term in terms]
+        if by_packets and in_place:  # each part is in its place
             for out, term, start in zip(outs, terms, bounds, strict=False):
                 out.x[start : start + term.size] = term
             places = zip(outs, bounds, strict=False)
             x = [SimpleNamespace(x=out.x, address=out.address + a * dtype.itemsize) for out, a in places]
-        calls.append(Call(ranks, kind, x, outs, bounds, in_place=in_place and not by_packs))
+        calls.append(Call(ranks, kind, x, outs, bounds, in_place=in_place and not by_packets))
         checks.append((np.concatenate(terms), outs))
     names = [f"{kind}_{(2, 4, 8)[number % 3]}" for number in range(40)]
     run(kernels, calls, names, rng.integers(1, 9, 40).tolist(), nranks)
@@ -213,7 +213,7 @@ def test_gathers_one_call_after_the_other(kind: str, tmp_path: Any) -> None:
 
 
 class Started(Launches):
-    """What plans launch, run on the calling thread at once: sums of one library, gathers of the other."""
+    """The launcher of plans; it runs kernels on the calling thread: sums of one library, gathers of the other."""
 
     def __init__(self, sums: Kernels, gathers: Kernels) -> None:
         self._sums, self._gathers = sums, gathers
@@ -227,10 +227,10 @@ class Started(Launches):
 
 @pytest.mark.parametrize("counted", [True, False], ids=["kernels count", "the host counts"])
 @pytest.mark.parametrize("nranks", [1, 2, 5])
-def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted: bool, tmp_path: Any) -> None:
-    """Each has slots of its own size, at the end of the memory, for parts of any sizes; some ranks contribute nothing.
+def test_launches_of_several_plans_alternate_in_one_workspace(nranks: int, counted: bool, tmp_path: Any) -> None:
+    """Each plan has slots of its own size, at the end of the memory, for any shards; some ranks contribute nothing.
 
-    In the first calls a rank that has nothing is late: the others do not send what it has no room for yet.
+    In the first calls a rank with an empty shard is late: its peers must not send into slots that are still in use.
     """
     folders = [tmp_path / name for name in ("sums", "gathers")]
     for folder in folders:
@@ -285,8 +285,8 @@ def test_plans_launch_kernels_that_take_turns_in_one_memory(nranks: int, counted
         assert all(np.array_equal(out.read(), sums) for out, sums in zip(outs, expected, strict=True)), kind
 
 
-def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
-    """+ beta C, and operands of every kind, also an array that is the result; rounded once, exactly here."""
+def test_reductions_with_an_epilogue(tmp_path: Any) -> None:
+    """+ beta C, and operands of every kind, among them D itself; results are rounded once, here exactly."""
     nranks, columns, rows = 4, 37, 23
     tree = parse("relu(x * s + row) - full")
     kernels = made(ReductionEpilogue("max", tree, (None, FLOAT32, BFLOAT16), scaled=True), BFLOAT16, tmp_path)
@@ -318,7 +318,7 @@ def test_an_operation_and_an_expression_behind_it(tmp_path: Any) -> None:
 
 
 def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
-    """All that take one argument, each of the same numbers, in one kernel that is told which."""
+    """All functions of one argument, of the same numbers, in one kernel whose operand selects the function."""
     names, size, nranks = sorted(name for name, count in FUNCTIONS.items() if count == 1), 64, 2
     text = "x"
     for number, name in enumerate(names):
@@ -338,8 +338,8 @@ def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("text", ["gelu(x)", "sigmoid(x)", "silu(x)", "gelu_tanh(x)", "rsqrt(x)", "3 / x"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, text: str, tmp_path: Any) -> None:
-    """Of all numbers of 16 bits, a third at a time, tails, infinities and NaN among them."""
+def test_functions_with_16_bit_results_are_right_after_rounding(name: str, text: str, tmp_path: Any) -> None:
+    """All 16-bit numbers, a third at a time, among them infinities and NaN."""
     dtype = dtype_of(name)
     kernels = Kernels(ReductionEpilogue("sum", parse(text)).source(dtype), ["one_shot_all"], tmp_path)
     limits: Any = ml_dtypes.finfo
@@ -358,7 +358,7 @@ def test_functions_of_short_results_are_right_once_they_are_rounded(name: str, t
 
 
 @pytest.mark.parametrize("columns", [6, 640, 1102])
-def test_rows_are_normalised_with_the_residual_before(columns: int, tmp_path: Any) -> None:
+def test_rows_are_normalised_after_the_residual_is_added(columns: int, tmp_path: Any) -> None:
     nranks, rows, rng = 3, 7, np.random.default_rng(columns)
     ending = ReductionEpilogue("sum", parse("x + residual"), (FLOAT64,), FLOAT64)
     kernels = Kernels(ending.source(FLOAT64), ["one_shot_all"], tmp_path)

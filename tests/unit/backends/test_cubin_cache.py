@@ -1,4 +1,4 @@
-"""Machine code that is kept: found again, made anew where it is damaged, done without where nothing can be kept."""
+"""The cache of machine code: hits, replacement of damaged files, and compilation without a cache folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MACROS = [("TYPE", "1")]
 
 
 class Compiler:
-    """What stands for cuda.core: compiles to a number of its own, and keeps files in a folder."""
+    """A stand-in for cuda.core: compiles each source to a number, and keeps files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
@@ -49,7 +49,7 @@ class Compiler:
 
 
 class Kept(dict[str, bytes]):
-    """A cache that has one file."""
+    """A cache of one file."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,12 +79,12 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiler:
     return compiler
 
 
-def test_it_is_compiled_once_for_each_source_and_setting(compiler: Compiler) -> None:
+def test_each_source_and_setting_is_compiled_once(compiler: Compiler) -> None:
     assert machine_code("a", MACROS) == machine_code("a", MACROS) == b"machine code 1"
     assert machine_code("a", [("TYPE", "2")]) == b"machine code 2"
 
 
-def test_what_is_damaged_is_replaced(compiler: Compiler) -> None:
+def test_a_damaged_file_is_replaced(compiler: Compiler) -> None:
     machine_code("a", MACROS)
     (path,) = compiler.folder.iterdir()
     path.write_bytes(b"rubbish")
@@ -93,7 +93,7 @@ def test_what_is_damaged_is_replaced(compiler: Compiler) -> None:
     assert machine_code("a", MACROS) == b"machine code 2"
 
 
-def test_without_a_folder_it_is_compiled_each_time_with_a_warning(compiler: Compiler) -> None:
+def test_without_a_folder_each_call_compiles_and_warns(compiler: Compiler) -> None:
     compiler.folder.write_text("no folder")
     for count in (1, 2):
         with pytest.warns(UserWarning, match="compiled kernels are not kept.*XDG_CACHE_HOME"):
@@ -107,6 +107,6 @@ def test_a_compiler_that_is_too_old_is_named_with_the_remedy(compiler: Compiler,
         machine_code("a", MACROS)
 
 
-def test_what_cannot_be_compiled_is_an_error_of_pblas(compiler: Compiler) -> None:
+def test_a_failed_compilation_is_a_backend_error(compiler: Compiler) -> None:
     with pytest.raises(errors.BackendError, match="cannot be compiled for sm_90a: line 1: no"):
         machine_code("int x", MACROS)

@@ -1,4 +1,4 @@
-"""Which GPU, what is missing, how NVSHMEM is set up: decided over plain facts, so that no GPU is needed to test it."""
+"""Choice of the GPU, missing requirements and NVSHMEM's settings: functions of plain values, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_examples(name: str) -> None:
         (replace(GOOD, lack="No module named 'nvshmem'"), None, "No module named 'nvshmem'", "pip install 'pblas["),
     ],
 )
-def test_what_stands_against_gpus_is_said_with_its_remedy(
+def test_a_missing_requirement_is_named_with_its_remedy(
     platform: Platform, wanted: int | None, cause: str, remedy: str
 ) -> None:
     error = problem(platform, wanted)
@@ -71,7 +71,7 @@ def test_what_stands_against_gpus_is_said_with_its_remedy(
     assert str(raised.value) == str(error)
 
 
-def test_nothing_stands_against_a_driver_of_the_same_major_version() -> None:
+def test_a_driver_of_the_same_major_version_is_accepted() -> None:
     for runtime in (13000, 13010):  # a runtime may be newer than the driver within a major version
         assert problem(replace(GOOD, runtime=runtime)) is None
     assert problem(GOOD, 7) is None
@@ -84,7 +84,7 @@ def test_a_gpu_without_stream_memory_operations_is_refused() -> None:
     assert "GPU 3 (NVIDIA H200) has no stream memory operations" in str(error)
 
 
-def test_this_machine_can_be_asked_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_can_be_described_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     platform = device.probe()
     assert platform.cupy == ""
@@ -114,7 +114,7 @@ def test_ranks_may_share_a_gpu_on_request(monkeypatch: pytest.MonkeyPatch) -> No
         settings.may_share_gpu()
 
 
-def test_peers_are_pairs_that_reach_each_other() -> None:
+def test_peers_are_pairs_that_access_each_other() -> None:
     assert device.peers(4, lambda *_: True) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     assert device.peers(3, lambda a, b: a < b) == []
     assert device.peers(1, lambda *_: True) == []
@@ -127,7 +127,7 @@ def test_peers_are_pairs_that_reach_each_other() -> None:
     ("text", "nbytes"),
     [("1", 1), ("8k", 8 << 10), ("3.5 M", 7 << 19), ("2G", 2 << 30), ("1T", 1 << 40), ("4GiB", 4 << 30)],
 )
-def test_a_size_is_read_as_nvshmem_reads_its_own(text: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_is_parsed_as_nvshmem_parses_its_own(text: str, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PBLAS_SYMMETRIC_SIZE", raising=False)
     assert settings.symmetric_nbytes() == settings.DEFAULT_NBYTES
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", text)
@@ -135,7 +135,7 @@ def test_a_size_is_read_as_nvshmem_reads_its_own(text: str, nbytes: int, monkeyp
 
 
 @pytest.mark.parametrize("text", ["", "much", "-1G", "0", "nan", "inf", "1e400", "G"])
-def test_a_size_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_size_is_rejected(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", text)
     with pytest.raises(BackendError, match="PBLAS_SYMMETRIC_SIZE must be a number of bytes"):
         settings.symmetric_nbytes()
@@ -150,7 +150,7 @@ def test_multicast_is_off_and_the_heap_holds_the_slab() -> None:
             assert ("NVSHMEM_REMOTE_TRANSPORT" in made) == one_node
 
 
-def test_too_little_memory_is_said_with_the_bytes() -> None:
+def test_an_error_names_the_bytes_that_are_missing() -> None:
     own, free = settings.GRANULARITY_NBYTES, 1 << 30
     assert settings.shortage(free - own, free, H200, 0) is None
     error = settings.shortage(free - own + 1, free, H200, 7)
@@ -162,7 +162,7 @@ def test_too_little_memory_is_said_with_the_bytes() -> None:
 
 
 @pytest.mark.parametrize("free", [(514 << 20) - 1, 514 << 20, (600 << 20) + 7, 5_000_000_000])
-def test_the_size_that_is_suggested_fits(free: int) -> None:
+def test_the_suggested_size_fits(free: int) -> None:
     match = re.search(
         r"PBLAS_SYMMETRIC_SIZE=(\d+) or init_nvshmem\(nbytes=(\d+)\)", str(settings.shortage(free, free, H200, 0))
     )
@@ -176,7 +176,7 @@ def test_the_size_that_is_suggested_fits(free: int) -> None:
     assert settings.shortage(size + GRANULE, free, H200, 0) is not None
 
 
-def test_what_nvshmem_has_no_room_for_is_said_with_the_bytes() -> None:
+def test_an_allocation_beyond_the_heap_names_its_bytes() -> None:
     assert settings.limit_error(100 << 30, 27 << 30) is None
     error = settings.limit_error(100 << 30, 28 << 30)
     assert isinstance(error, WorkspaceError)
@@ -190,9 +190,7 @@ def test_what_nvshmem_has_no_room_for_is_said_with_the_bytes() -> None:
 
 @pytest.mark.parametrize("finalize", ["", "MPI.Finalize()"])
 @pytest.mark.parametrize("start", [[], ["-m", "mpi4py"]])
-def test_what_must_end_before_mpi_does_so_however_the_program_ends(
-    start: list[str], finalize: str, tmp_path: Path
-) -> None:
+def test_nvshmem_ends_before_mpi_however_the_program_ends(start: list[str], finalize: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         f"from mpi4py import MPI\n"

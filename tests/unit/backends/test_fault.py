@@ -6,7 +6,7 @@ from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
 from pblas.backends.nvshmem.kernels import NO_STEP
 
 
-def test_a_word_tells_a_fault() -> None:
+def test_a_fault_is_encoded_in_a_word() -> None:
     for reporter in range(8):
         for missing in ((7,), (0, 3), (reporter,), (REFUSED,)):
             fault = Fault(reporter, missing, 2.0)
@@ -16,7 +16,7 @@ def test_a_word_tells_a_fault() -> None:
             assert received.refused == (missing == (REFUSED,))
 
 
-def test_the_text_names_rank_and_limit_whoever_reports() -> None:
+def test_every_rank_reports_the_same_rank_and_limit() -> None:
     texts = {Fault.read(Fault(reporter, (3,), 2.0).word, 2.0).text(4) for reporter in range(4)}
     (text,) = texts
     assert text.startswith(
@@ -25,7 +25,7 @@ def test_the_text_names_rank_and_limit_whoever_reports() -> None:
     assert "Context(timeout=...)" in text
 
 
-def test_a_rank_says_what_it_has_waited_for_itself_if_it_knows() -> None:
+def test_a_rank_names_its_own_wait_if_it_is_known() -> None:
     assert [waited(2, phase) for phase in (0, 1, 4, NO_STEP)] == [
         "rank 2 waited for shards or partial products of piece 0",
         "rank 2 waited for sums of piece 0",

@@ -66,7 +66,7 @@ def test_product_in_every_order(name: str, m: int, n: int, k: int) -> None:
 
 @pytest.mark.parametrize("name", ["float32", "complex128"])
 @pytest.mark.parametrize("largest", [2, 4, 8, 10])
-def test_sizes_beyond_the_integers_of_blas_are_multiplied_in_parts(
+def test_sizes_beyond_blas_integers_are_multiplied_in_parts(
     name: str, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dtype, passed, ints = dtype_of(name), list[tuple[int, ...]](), backend._INTS

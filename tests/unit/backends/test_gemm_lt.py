@@ -1,4 +1,4 @@
-"""Laws of what cuBLASLt is asked for: the reading of arrays as a problem, and the store of tuned algorithms."""
+"""Laws of the problems that cuBLASLt gets for arrays, and of the store of tuned algorithms."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pblas.backends.cuda.gemm_problem import Problem, alignment, needs_copy, rea
 from tests.common.gauge import NAMES, Array, dtype_of
 
 SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 8, 1), (7, 1, 1), (1, 1, 9), (9, 2, 3))
-# Order "F" or "C", and elements of padding behind each column or row.
+# Order "F" or "C", and elements of padding after each column or row.
 LAYOUTS = (("F", 0), ("F", 3), ("C", 0), ("C", 2))
 MARKS = ((False, False), (False, True), (True, False), (True, True))
 POISON = -99
 
 
 class Device:
-    """What a CuPy array shows, with host memory behind it."""
+    """The attributes of a CuPy array, over host memory."""
 
     def __init__(self, x: Array) -> None:
         self.host, self.shape, self.strides, self.dtype, self.ndim, self.size = (
@@ -36,7 +36,7 @@ class Device:
 def stored(
     shape: tuple[int, int], dtype: np.dtype[Any], layout: tuple[str, int], batch: int | None = None, seed: int = 0
 ) -> Device:
-    """Small integers in an order, with a gap behind each column or row and behind each matrix of a batch."""
+    """Small integers in an order, with a gap after each column or row and after each matrix of a batch."""
     order, padding = layout
     m, n = shape if order == "F" else shape[::-1]
     memory = np.full((batch or 1, n * (m + padding) + padding), POISON, dtype)
@@ -49,7 +49,7 @@ def stored(
 
 
 def fortran(x: Device, shape: tuple[int, int], ld: int, offset: int) -> Array:
-    """The matrix that Fortran finds `offset` elements behind x's first, with a leading dimension."""
+    """The matrix in Fortran's order `offset` elements after x's first, with a leading dimension."""
     (rows, columns), itemsize = shape, x.dtype.itemsize
     line = np.lib.stride_tricks.as_strided(x.host, (offset + (columns - 1) * ld + rows,), (itemsize,))
     return np.lib.stride_tricks.as_strided(line[offset:], shape, (itemsize, ld * itemsize))
@@ -61,7 +61,7 @@ def applied(trans: str, x: Array) -> Array:
 
 
 def multiply(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> Problem:
-    """Z := X Y as a Fortran library would, told the problem only."""
+    """Z := X Y as a Fortran library computes it from the problem alone."""
     problem, swapped = read(x, y, z, conj)
     a, b = (y, x) if swapped else (x, y)
     for i in range(problem.batch):
@@ -92,7 +92,7 @@ def test_the_problem_is_the_product(name: str, m: int, n: int, k: int, batch: in
 
 
 def conjugated(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> tuple[Device, Device]:
-    """X and Y, in place of what needs a copy that copy; without it the problem cannot be said."""
+    """X and Y, replaced by a copy if the problem needs one."""
     copies = needs_copy(x, y, z, conj)
     if any(copies):
         with pytest.raises(AssertionError, match="conjugate it first"):
@@ -110,7 +110,7 @@ def test_only_conjugated_complex_operands_need_copies() -> None:
     assert read(x, y, z, (True, True)).problem.transa == "N"
 
 
-def test_both_orders_of_everything_are_one_problem() -> None:
+def test_all_orders_are_one_problem() -> None:
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((7, 9), (9, 8), (7, 8)))
     direct, transposed = read(x, y, z), read(Device(y.host.T), Device(x.host.T), Device(z.host.T))
     assert direct.problem == dataclasses.replace(
@@ -141,7 +141,7 @@ def test_vectors_with_stride_one_have_an_aligned_leading_dimension(order: str) -
     assert (problem.ldb, problem.ldz) == (16, 16)
 
 
-def test_spans_cover_what_is_touched() -> None:
+def test_spans_cover_all_accessed_memory() -> None:
     x, y, z = (stored(shape, np.dtype(np.float32), ("F", 3), 2) for shape in ((7, 9), (9, 8), (7, 8)))
     assert read(x, y, z).problem.spans == tuple(
         (w.strides[0] + (w.shape[2] - 1) * w.strides[2]) // 4 + w.shape[1] for w in (x, y, z)
@@ -164,7 +164,7 @@ def test_relatives_are_problems_too(m: int, n: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("offset", range(0, 64, 2))
-def test_alignment_is_told_per_operand(offset: int) -> None:
+def test_each_operand_has_its_own_alignment(offset: int) -> None:
     memory = np.zeros(256, np.uint8)
     start = -memory.ctypes.data % 64 + offset
     x = Device(memory[start : start + 8].view(np.float16).reshape(2, 2))
@@ -175,14 +175,14 @@ def test_alignment_is_told_per_operand(offset: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tf32_is_said_of_single_precision_only(name: str) -> None:
+def test_tf32_applies_to_single_precision_only(name: str) -> None:
     x, y, z = (stored((2, 2), dtype_of(name), ("C", 0)) for _ in range(3))
     assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
 
 
 @pytest.fixture
 def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
-    """Of one kind of GPU, with one entry; files of all kinds of values: `test_tuning`."""
+    """Choices for one kind of GPU, with one entry; `test_tuning` covers files with other values."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((3, 4), (4, 5), (3, 5)))
     choices = Choices("NVIDIA H200", 132, 130100, 32 << 20)
@@ -193,7 +193,7 @@ def choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Choices:
 
 
 def again() -> Choices:
-    """The same, as the next program finds them."""
+    """The choices as the next process reads them."""
     choices = Choices("NVIDIA H200", 132, 130100, 32 << 20)
     choices.load()
     return choices
@@ -208,7 +208,7 @@ def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
     ("field", "value"),
     [("m", "3"), ("m", True), ("dtype", 3), ("tf32", 1), ("unknown", 1), ("lda", None), ("algorithm", "00")],
 )
-def test_choices_of_wrong_types_are_refused(choices: Choices, field: str, value: object) -> None:
+def test_choices_of_wrong_types_are_rejected(choices: Choices, field: str, value: object) -> None:
     assert choices.path is not None
     content = json.loads(choices.path.read_text(encoding="utf-8"))
     (entry,) = content["choices"]

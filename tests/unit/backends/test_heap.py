@@ -1,4 +1,4 @@
-"""Symmetric memory on GPUs, without any: integers that ranks agree on; here ranks are threads and memory is made up."""
+"""Allocation of symmetric memory without a GPU: ranks are threads, and addresses are made up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 class Agreement:
-    """What `Agreement` does, between threads; one for all ranks of a context."""
+    """`Agreement` between threads; one for all ranks of a context."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=20)
@@ -88,7 +88,7 @@ class Job:
 
 
 def together(calls: Sequence[Callable[[], Any]]) -> list[Any]:
-    """**Collective**, so to speak: what the calls return or raise, one per rank, at the same time."""
+    """The results or exceptions of calls that run at the same time, one per rank."""
 
     def outcome(call: Callable[[], Any]) -> Any:
         try:
@@ -105,7 +105,7 @@ def allocate(heaps: Sequence[Heap], nbytes: int, site: str = "here") -> list[Any
 
 
 def check_alike(job: Job, heaps: Sequence[Heap], pes: Sequence[int], blocks: Sequence[Any]) -> None:
-    """Assert that a block lies at one place everywhere, and that ranks see each other's."""
+    """Assert that a block has the same offset on all ranks, and that its peer addresses are right."""
     assert len({(block.window, block.offset, block.slot) for block in blocks}) == 1
     for heap, pe, block in zip(heaps, pes, blocks, strict=True):
         assert block.address % ALIGNMENT == 0
@@ -144,7 +144,7 @@ def test_contexts_over_overlapping_ranks_share_the_memory_of_a_process() -> None
     assert all(process.pool.segments[0].extent.free == [(0, 512 * MIB)] for process in job.processes)
 
 
-def test_a_place_is_found_at_once_where_all_have_the_same_free() -> None:
+def test_ranks_with_the_same_free_memory_agree_at_once() -> None:
     job = Job(4, 512 * MIB)
     heaps = job.heaps(range(4))
     allocate(heaps, 100)
@@ -166,9 +166,7 @@ def taken(nbytes: int, places: Sequence[tuple[int, int]]) -> Pool:
     st.lists(st.lists(st.tuples(st.integers(0, 31), st.integers(1, 6)), max_size=12), min_size=1, max_size=4),
     st.integers(1, 12),
 )
-def test_ranks_agree_on_a_place_that_is_free_on_all_if_there_is_one(
-    places: list[list[tuple[int, int]]], size: int
-) -> None:
+def test_ranks_agree_on_an_offset_that_is_free_on_all(places: list[list[tuple[int, int]]], size: int) -> None:
     granules, job = 32, Job(len(places), 32 * GRANULE)
     for process, free in zip(job.processes, places, strict=True):
         process.pool = taken(granules * GRANULE, [(a * GRANULE, n * GRANULE) for a, n in free])
@@ -187,7 +185,7 @@ def test_ranks_agree_on_a_place_that_is_free_on_all_if_there_is_one(
         assert agreed[0] // GRANULE == common[0] or job.agreements[0].turns == heap_module._TURNS
 
 
-def test_ranks_in_many_pieces_settle_for_the_end() -> None:
+def test_ranks_with_fragmented_memory_take_the_end() -> None:
     job = Job(2, 400 * GRANULE)
     for odd, process in enumerate(job.processes):  # free places of one granule, never at the same place
         for place in range(odd, 100, 2):
@@ -198,7 +196,7 @@ def test_ranks_in_many_pieces_settle_for_the_end() -> None:
     assert job.agreements[0].turns == heap_module._TURNS
 
 
-def test_a_context_over_some_ranks_that_runs_out_says_how_much_to_ask_for() -> None:
+def test_a_context_over_some_ranks_that_runs_out_of_memory_names_the_size_to_set() -> None:
     heaps = Job(4, 64 * MIB).heaps((1, 2))
     blocks = [allocate(heaps, 20 * MIB), allocate(heaps, 30 * MIB)]
     errors = allocate(heaps, 40 * MIB)
@@ -213,7 +211,7 @@ def test_a_context_over_some_ranks_that_runs_out_says_how_much_to_ask_for() -> N
         assert not any(isinstance(block, WorkspaceError) for block in blocks[-1])
 
 
-def test_a_region_is_no_larger_than_what_is_left() -> None:
+def test_a_region_is_no_larger_than_the_free_memory() -> None:
     heaps = Job(2, 10 * MIB).heaps((0,))  # less than the least that a region has where there is room
     (block,) = allocate(heaps, 3 * MIB)
     assert block.nbytes == 3 * MIB
@@ -257,7 +255,7 @@ def test_memory_is_used_again_once_all_ranks_report_it() -> None:
     assert {block.offset for block in allocate(heaps, 1000)} == {place}
 
 
-def test_what_one_rank_allocates_before_an_error_of_all_is_undone() -> None:
+def test_an_allocation_of_one_rank_before_a_common_error_is_undone() -> None:
     heaps = Job(2, 256 * MIB).heaps((0, 1))
     allocate(heaps, 100)
     before = heaps[0].live_nbytes
@@ -276,7 +274,7 @@ def test_what_one_rank_allocates_before_an_error_of_all_is_undone() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), max_size=30))
-def test_an_extent_knows_what_is_free(wishes: list[tuple[int, int]]) -> None:
+def test_an_extent_tracks_free_memory(wishes: list[tuple[int, int]]) -> None:
     extent, free, held = Extent(40), set(range(40)), []
     for start, size in wishes:
         expected = [a for a in range(start, 41 - size) if set(range(a, a + size)) <= free]
@@ -294,7 +292,7 @@ def test_an_extent_knows_what_is_free(wishes: list[tuple[int, int]]) -> None:
         assert all(a + n < b for (a, n), (b, _) in pairwise(extent.free))
 
 
-def test_places_are_one_number_over_all_segments() -> None:
+def test_offsets_are_unique_over_all_segments() -> None:
     pool = Pool()
     assert (pool.lowest(0, 1), pool.tail(1)) == (NOWHERE, NOWHERE)
     pool.add(10, 1000)

@@ -1,4 +1,4 @@
-"""The Hopper kernel, compiled where a compiler is present, and its tables of tiles, which need no GPU."""
+"""The Hopper kernel, compiled if nvcc is present, and its tables of tiles, which need no GPU."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ REGISTERS = 160  # of each thread of the kernel, when it is launched
 
 
 def compiled(path: Path, code: str, **macros: object) -> str:
-    """What the compiler says; a warning is an error."""
+    """The compiler's output; a warning is an error."""
     assert NVCC is not None
     path.write_text(code)
     defines = [f"-D{name}={value}" for name, value in macros.items()]
@@ -64,7 +64,7 @@ def compiled(path: Path, code: str, **macros: object) -> str:
 
 
 def laws() -> list[str]:
-    """What C++ must find of the numbers and arguments of the kernel if it is what Python knows and writes."""
+    """Static assertions that C++ has the constants and struct layouts of Python."""
     assert SHARED_NBYTES <= MOST_SHARED_NBYTES
     assert SCALARS.size == 8 * len(FIELDS.split())
     nterms, nplaces = "(TERM_CAPACITY ? TERM_CAPACITY : 1)", "(PLACES ? PLACES : 1)"
@@ -92,7 +92,7 @@ def laws() -> list[str]:
 @needs_nvcc
 @pytest.mark.parametrize("parts", [1, 8])
 @pytest.mark.parametrize("layout", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_compiles_without_spills_with_arguments_as_python_writes_them(
+def test_compiles_without_spills_and_with_the_structs_of_python(
     layout: tuple[int, int], parts: int, tmp_path: Path
 ) -> None:
     macros = {"A_ALONG_M": layout[0], "B_ALONG_N": layout[1], "PARTS": parts}
@@ -108,14 +108,14 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_that_tests_on_gpus_run_are_those_of_this_kernel(name: str, tmp_path: Path) -> None:
+def test_mutants_for_gpus_match_this_kernel(name: str, tmp_path: Path) -> None:
     text = mutated(name)
     if NVCC:
         compiled(tmp_path / "hopper.cu", text)
 
 
 def check_registers(report: str) -> None:
-    """That the kernel has those that it is written for, and needs no more."""
+    """Assert that the kernel uses exactly its registers at launch, and spills none."""
     assert re.findall(r"Compiling entry function '(\w+)'", report) == ["hopper_gemm"]
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill stores|spill loads)", report)) == {"0"}
     assert re.findall(r"Used (\d+) registers", report) == [str(REGISTERS)]
@@ -124,10 +124,10 @@ def check_registers(report: str) -> None:
 
 @needs_nvcc
 @pytest.mark.parametrize(("along_m", "parts", "terms", "places"), [(1, 8, 3, 0), (0, 32, 7, 32), (0, 32, 15, 32)])
-def test_sums_in_the_widest_tiles_do_not_spill(
+def test_terms_in_the_widest_tiles_do_not_spill(
     along_m: int, parts: int, terms: int, places: int, tmp_path: Path
 ) -> None:
-    """Also where they are stored everywhere, with the longest lists, of four pieces of 8 ranks and of two of 16."""
+    """Also with places on all ranks and the longest lists, of four pieces of 8 ranks and of two of 16."""
     macros = {"A_ALONG_M": along_m, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
     macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
@@ -136,8 +136,8 @@ def test_sums_in_the_widest_tiles_do_not_spill(
 
 @needs_nvcc
 @pytest.mark.parametrize(("text", "how"), [("gelu(x)", 2), ("relu(x * s + bias) - h", 1)])
-def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> None:
-    """Behind sums of the longest lists, with operands along lines and like D; arguments are as Python writes them."""
+def test_epilogues_do_not_spill(text: str, how: int, tmp_path: Path) -> None:
+    """With the longest lists, and operands along lines and of the shape of D; the structs are those of Python."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
     macros |= {"PARTS": 32, "TERM_CAPACITY": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "EPILOGUE": how}
     tree, end = parse(text), "(offsetof(HopperArguments, place_signals) + PLACES * 8 + 63) / 64 * 64"
@@ -154,7 +154,7 @@ def test_what_follows_does_not_spill(text: str, how: int, tmp_path: Path) -> Non
 
 
 def room_of(file: str, kernel: str, threads: int, path: Path) -> int:
-    """Registers that are left of a quarter of a multiprocessor by the Hopper kernel and so many threads of another."""
+    """Registers of an SM's quarter that stay free beside the Hopper kernel and `threads` threads of another kernel."""
     report = compiled(path, source(file))
     match = re.search(rf"entry function '{kernel}'.*?Used (\d+) registers", report, re.DOTALL)
     assert match is not None
@@ -163,21 +163,21 @@ def room_of(file: str, kernel: str, threads: int, path: Path) -> int:
 
 
 @needs_nvcc
-def test_two_lanes_can_wait_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
-    """Their warps on one quarter of it, the fewest registers that are left and all that was launched before it."""
+def test_two_waiting_kernels_fit_on_each_multiprocessor(tmp_path: Path) -> None:
+    """Even if both warps are on the same quarter of the multiprocessor."""
     assert room_of("signals", "wait", 2 * 32, tmp_path / "signals.cu") >= 0
     assert SHARED_NBYTES + 3 * 1024 <= 228 * 1024  # of each CTA 1 KiB is the system's
 
 
 @needs_nvcc
-def test_copies_fit_on_each_multiprocessor_beside_it(tmp_path: Path) -> None:
+def test_a_copy_kernel_fits_on_each_multiprocessor(tmp_path: Path) -> None:
     assert room_of("copy", "copy", COPY_THREADS // 4, tmp_path / "copy.cu") >= 0
     assert "__shared__" not in source("copy")
     assert f"COPYING_THREADS = {COPY_THREADS}," in source("copy")
 
 
 @pytest.mark.parametrize("status", [None, SimpleNamespace(name="CUDA_ERROR_INVALID_VALUE")])
-def test_kernels_that_wait_ask_for_much_shared_memory_where_they_come_first(status: Any) -> None:
+def test_waiting_kernels_prefer_the_largest_shared_memory(status: Any) -> None:
     asked: list[tuple[Any, ...]] = []
 
     def ask(*call: Any) -> tuple[Any]:
@@ -194,7 +194,7 @@ def test_kernels_that_wait_ask_for_much_shared_memory_where_they_come_first(stat
     assert asked == [("wait", 9, 100)]
 
 
-def test_stands_alone_and_needs_no_multicast_of_nvlink() -> None:
+def test_the_source_includes_nothing_and_uses_no_nvlink_multicast() -> None:
     text = hopper_source()
     assert f"#define WIDTH {WIDTH} " in text
     assert "#include" not in text
@@ -226,8 +226,8 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
 
 @pytest.mark.parametrize(("rows", "pieces"), [(256, 2), (128, 4), (264, 3), (8, 2)])
 @pytest.mark.parametrize("clusters", [7, 66])
-def test_tiles_of_sums_come_among_those_of_another_piece(rows: int, pieces: int, clusters: int) -> None:
-    """Evenly, and behind all that peers have to make for them."""
+def test_tiles_with_terms_are_interleaved_with_another_pieces_tiles(rows: int, pieces: int, clusters: int) -> None:
+    """Evenly, and after all tiles that peers need for the same piece."""
     peers, among = 7, [0] * 7
     for _ in range(pieces - 1):
         among += [0] * peers + [peers]
@@ -268,7 +268,7 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(), Shape(128), Shape(256, 2), Shape(64, 2)])
 def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
-    """Each line by one consumer, whose number in its CTA says where in a tile it is."""
+    """One consumer covers each line; its index in the CTA is its position in the tile."""
     for parts in ([(128, 700)] * 4, [(64, 1792)] * 8, [(1, 8)] * 3, [(256, 300), (200, 300), (8, 300)]):
         counts = [np.zeros((rows, columns), np.int8) for rows, columns in parts]
         for tiles in tiles_of_ctas(parts, 56, (), shape):
@@ -282,7 +282,7 @@ def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
         assert all((part == 1).all() for part in counts)
 
 
-def test_shapes_split_no_short_k() -> None:
+def test_a_short_k_is_not_split() -> None:
     for rows, columns, k in itertools.product((8, 128, 512), (200, 1792, 6656), (64, 4096, 16384)):
         shape, us = shaped([(rows, columns)] * 4, k, 66)
         assert shape == shape.fitting(k // 64)
@@ -290,7 +290,7 @@ def test_shapes_split_no_short_k() -> None:
 
 
 def end_of(tiles: list[Tile], ready: list[float]) -> float:
-    """When the last of 66 clusters ends, in times of a tile of full width."""
+    """The time at which the last of 66 clusters ends, in units of the time of a full-width tile."""
     ends = [0.0] * 66
     for i, tile in enumerate(tiles):
         if tile.width:
@@ -306,11 +306,11 @@ def end_of(tiles: list[Tile], ready: list[float]) -> float:
         ([(4096, 1792)] * 3 + [(1024, 1792)] * 4, [0, 2.05, 4.1, 4.66, 5.22, 5.78, 6.3]),
     ],
 )
-def test_tiles_are_narrowed_where_later_parts_are_awaited(parts: list[tuple[int, int]], ready: list[float]) -> None:
+def test_tiles_are_narrower_if_later_parts_are_awaited(parts: list[tuple[int, int]], ready: list[float]) -> None:
     assert end_of(cover(parts, 66, ready), ready) < end_of(cover(parts, 66), ready)
 
 
-def test_the_last_tiles_are_narrowed_where_that_saves_time() -> None:
+def test_the_last_tiles_are_narrower_if_that_saves_time() -> None:
     """They never take longer than tiles of full width, nor less time than all clusters together."""
     saved = 0
     for rows, columns in itertools.product((8, 256, 4096, 8192, 16384), (256, 1792, 3584, 8192)):

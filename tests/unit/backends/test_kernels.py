@@ -1,4 +1,4 @@
-"""CUDA C++ of the GPU backend, compiled where a compiler is present; its Python side, which needs no GPU."""
+"""CUDA C++ of the GPU backend, compiled if nvcc is present, and its Python side, which needs no GPU."""
 
 import re
 import shutil
@@ -36,7 +36,7 @@ needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
 
 
 def compiled(path: Path, *options: str) -> str:
-    """What the compiler says; a warning is an error."""
+    """The compiler's output; a warning is an error."""
     assert NVCC is not None
     command = [NVCC, "-std=c++17", "-Werror", "all-warnings", *options]
     done = subprocess.run([*command, path], cwd=path.parent, capture_output=True, text=True, check=False, timeout=300)
@@ -46,7 +46,7 @@ def compiled(path: Path, *options: str) -> str:
 
 @lru_cache
 def built(file: str) -> tuple[str, str]:
-    """What the compiler says of a kernel file, and its PTX for Hopper.
+    """The compiler's output for a kernel file, and its PTX for Hopper.
 
     As NVRTC compiles it for CuPy: subnormal numbers flushed, products and sums fused, if it may. Once for all tests,
     with the laws by which both sides lay arguments out alike.
@@ -69,7 +69,7 @@ def ptx(file: str) -> str:
 
 
 def laws_of(family: str) -> list[str]:
-    """What C++ must find of the arguments of a family of kernels if it is what Python writes."""
+    """Static assertions that C++ has the argument struct that Python writes for a family of kernels."""
     layout = STRUCTS[family]
     assert RECORD.fields is not None
     laws = [f"sizeof({layout.name}) == {layout.nbytes}", f"sizeof(Record) == {RECORD.itemsize}"]
@@ -79,7 +79,7 @@ def laws_of(family: str) -> list[str]:
 
 @needs_nvcc
 @pytest.mark.parametrize("file", FILES)
-def test_compiles_without_spills_with_arguments_as_python_writes_them(file: str) -> None:
+def test_compiles_without_spills_and_with_the_structs_of_python(file: str) -> None:
     report, _ = built(file)
     functions = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", report)
     assert sorted(functions) == sorted((name, number) for name in FILES[file] for number in ("80", "90"))
@@ -88,7 +88,7 @@ def test_compiles_without_spills_with_arguments_as_python_writes_them(file: str)
 
 @needs_nvcc
 @pytest.mark.parametrize("file", ["push", "all_reduce"])
-def test_what_peers_write_is_not_cached(file: str) -> None:
+def test_loads_of_peers_data_bypass_the_read_only_cache(file: str) -> None:
     assert "st.release.sys.global" in ptx(file)
     assert ".nc." not in ptx(file)
 
@@ -109,7 +109,7 @@ COMPLEX = "exp(x * s) + log(a) / sqrt(x) ** 2 - tanh(b) ** rsqrt(x)"
 @needs_nvcc
 @pytest.mark.parametrize(("name", "text", "op"), [("bfloat16", REAL, "max"), ("complex64", COMPLEX, "prod")])
 def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> None:
-    """Each function, operands of every kind; by themselves, and behind the last addition of reductions and sums."""
+    """Each function, and operands of every kind: alone, and as the epilogue of reductions and sums."""
     dtype, tree = checked_dtype("test", name), parse(text)
     dtypes = (None, dtype, accumulator_dtype(dtype))
     weight = None if dtype.kind == "c" else dtype
@@ -129,7 +129,7 @@ def test_every_family_is_compiled_in_a_file() -> None:
     assert {FILE_OF.get(family, family) for family in STRUCTS} <= set(FILES)
 
 
-def test_both_sides_know_the_same_numbers() -> None:
+def test_python_and_cuda_have_the_same_constants() -> None:
     texts = {file: source(file) for file in FILES}
     assert f"enum {{ MAX_RANKS = {MAX_RANKS} }};" in texts["signals"]
     assert f"constexpr int MAX_PARTS = {MAX_PARTS};" in texts["sum"]
@@ -137,7 +137,7 @@ def test_both_sides_know_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_sources_stand_alone(file: str) -> None:
+def test_sources_include_nothing(file: str) -> None:
     # NVRTC finds no headers on a machine without a CUDA toolkit.
     assert "#include" not in source(file)
     assert "multimem" not in source(file)
@@ -161,21 +161,21 @@ def test_arguments_are_written_in_place(family: str) -> None:
 
 @pytest.mark.parametrize("nranks", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000, 70001])
-def test_parts_of_an_all_reduce_cover_all_elements(count: int, nranks: int) -> None:
+def test_shards_of_an_all_reduce_cover_all_elements(count: int, nranks: int) -> None:
     shares = [flat_share(count, owner, nranks) for owner in range(nranks)]
     assert [start for start, _ in shares] + [count] == [0] + [stop for _, stop in shares]
     assert all(start <= stop for start, stop in shares)
     assert all(start % PART_ALIGNMENT == 0 for start, _ in shares if start < count)
 
 
-def test_kernels_have_as_many_ctas_as_flags_at_most_and_never_none() -> None:
+def test_a_kernel_has_between_one_cta_and_the_number_of_flags() -> None:
     for log in range(40):
         for nbytes in (2**log - 1, 2**log):
             assert 1 <= sending_ctas(nbytes) <= MAX_CTAS
             assert 1 <= pulling_ctas(nbytes) <= MAX_CTAS
 
 
-def test_lines_without_gaps_are_one() -> None:
+def test_contiguous_lines_become_one_line() -> None:
     assert Block(1, 2, 6, 3, 4, 6, 6).flat() == Block(1, 2, 24, 3)
     assert Block(1, 2, 6, 3, 4, 8, 6).flat() == Block(1, 2, 6, 3, 4, 8, 6)
     assert Block(1, 2, 6, 3, 1, 8, 9).flat() == Block(1, 2, 6, 3, 1, 8, 9)

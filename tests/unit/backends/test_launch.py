@@ -1,4 +1,4 @@
-"""Whole jobs that go wrong: they end with an error within seconds, and nothing keeps running."""
+"""Whole jobs that fail: they end with an error within seconds, and leave no process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Ended:
     status: int
     output: str
     left: list[int]
-    """Processes of ranks that still run."""
+    """Ranks' processes that are still running."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -94,7 +94,7 @@ def job(folder: Path, body: str, form: str, *, timeout: float = 30.0) -> Ended:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_job_that_goes_well_ends_with_status_zero_and_says_nothing(tmp_path: Path, form: str) -> None:
+def test_a_successful_job_ends_with_status_zero_and_no_output(tmp_path: Path, form: str) -> None:
     ended = job(tmp_path, "ctx.close()\n", form)
     assert (ended.status, ended.output, ended.left) == (0, "", [])
     assert len(list(tmp_path.glob("pid.*"))) == RANKS
@@ -135,7 +135,7 @@ JOBS: dict[str, tuple[str, str, bool, dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_a_job_that_goes_wrong_ends_and_says_why(tmp_path: Path, name: str) -> None:
+def test_a_failing_job_ends_and_names_the_reason(tmp_path: Path, name: str) -> None:
     form, body, goes_well, texts = JOBS[name]
     ended = job(tmp_path, body, form)
     assert (ended.status == 0) == goes_well
@@ -144,7 +144,7 @@ def test_a_job_that_goes_wrong_ends_and_says_why(tmp_path: Path, name: str) -> N
     assert ended.left == []
 
 
-def test_a_rank_that_hangs_ends_the_job_by_the_timeout(tmp_path: Path) -> None:
+def test_a_hanging_rank_ends_the_job_at_the_timeout(tmp_path: Path) -> None:
     ended = job(tmp_path, "if ctx.rank == 1: time.sleep(1000)\nproduct(ctx)", "mpi4py", timeout=1.0)
     assert ended.status != 0
     assert "PeerTimeout" in ended.output
@@ -153,9 +153,9 @@ def test_a_rank_that_hangs_ends_the_job_by_the_timeout(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"])
-def test_the_launcher_of_another_mpi_is_refused_with_the_remedy(tmp_path: Path, variable: str) -> None:
+def test_the_launcher_of_another_mpi_is_rejected_with_the_remedy(tmp_path: Path, variable: str) -> None:
     script = tmp_path / "script.py"
-    # Set after MPI has started: MPI itself would believe some of them.
+    # Set after MPI has started: MPI itself would read some of them.
     script.write_text(
         "import os\nfrom mpi4py import MPI\nimport pblas\n"
         f"os.environ['{variable}'] = '4'\n"
@@ -204,7 +204,7 @@ with pblas.Context(timeout=30) as ctx:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps shared windows in a file system")
-def test_a_tiny_shared_memory_is_an_error_alike_or_no_matter(tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_the_same_error_on_all_ranks_or_none(tmp_path: Path) -> None:
     mount = "mount -t tmpfs -o size=48m tmpfs /dev/shm"
     if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
         pytest.skip("mounting a small /dev/shm is not permitted here (needs root)")

@@ -1,4 +1,4 @@
-"""Local work before an agreement: every exception becomes one that ranks agree on, and no other step changes."""
+"""Local steps before an agreement: every exception of one rank becomes the exception of all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pblas.backends.local_step import LocalStep, local_error
 
 
 class Agreement:
-    """Two ranks, of which this is rank 1; rank 0 may have an error too."""
+    """An agreement of two ranks, seen from rank 1; rank 0 may have an error too."""
 
     def __init__(self, other: errors.PblasError | None = None) -> None:
         self.heard: list[tuple[str, errors.PblasError]] = []
@@ -21,20 +21,20 @@ class Agreement:
 
 
 class Silent(Exception):
-    """An exception that cannot say what it is."""
+    """An exception whose `str` raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
 
-def test_work_that_ends_well_agrees_on_nothing() -> None:
+def test_a_successful_step_needs_no_agreement() -> None:
     agreement = Agreement()
     with LocalStep(agreement, "zeros"):
         pass
     assert not agreement.heard
 
 
-def test_an_error_of_pblas_is_agreed_on_as_it_is() -> None:
+def test_an_error_of_pblas_is_raised_unchanged() -> None:
     agreement, wrong = Agreement(), errors.DTypeError("zeros: no dtype")
     with (
         pytest.raises(errors.DTypeError, match=r"zeros: no dtype; found on rank 1 of 2") as caught,
@@ -55,7 +55,7 @@ def test_an_error_of_pblas_is_agreed_on_as_it_is() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_any_other_exception_is_named_by_an_error_of_pblas(
+def test_any_other_exception_becomes_an_error_of_pblas_that_names_it(
     raised: Exception, kind: type[errors.PblasError], text: str
 ) -> None:
     with pytest.raises(errors.PblasError) as caught, LocalStep(Agreement(), "save"):
@@ -65,7 +65,7 @@ def test_any_other_exception_is_named_by_an_error_of_pblas(
     assert caught.value.__cause__ is raised, "the cause shows the line that failed"
 
 
-def test_libraries_may_have_a_class_of_error_for_what_they_raise() -> None:
+def test_exceptions_of_a_library_become_a_given_class() -> None:
     with pytest.raises(errors.BackendError), LocalStep(Agreement(), "load", errors.BackendError):
         raise MemoryError
     assert type(local_error("load", errors.DTypeError("x"), errors.BackendError)) is errors.DTypeError
@@ -78,7 +78,7 @@ def test_the_error_of_a_lower_rank_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, errors.PeerTimeout])
-def test_interrupts_and_timeouts_pass(kind: type[BaseException]) -> None:
+def test_interrupts_and_timeouts_are_not_caught(kind: type[BaseException]) -> None:
     agreement = Agreement()
     with pytest.raises(kind), LocalStep(agreement, "save"):
         raise kind

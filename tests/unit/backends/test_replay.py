@@ -1,4 +1,4 @@
-"""A replay on operands at other addresses launches what an execution on them would launch."""
+"""A replay on operands at other addresses makes the same launches as an execution on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LANES = ("main", "copy")
 
 
 def give(take: Any, seed: int, places: tuple[int, ...], changes: int = 0) -> None:
-    """Launches of one execution, on operands at these places, to `take(lane, words)`."""
+    """Pass the launches of one execution on operands at these addresses to `take(lane, words)`."""
     draw = random.Random(seed)
     for number in range(20):
         words = [draw.choice((draw.randrange(100), draw.choice(places) + draw.randrange(-64, 64))) for _ in range(5)]
@@ -39,7 +39,7 @@ def expected(seed: int, places: tuple[int, ...]) -> list[Any]:
     return launches
 
 
-def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
+def test_words_with_operands_addresses_are_relocated() -> None:
     first, second = (1 << 40, 2 << 40, 3 << 40), ((1 << 40) + 4096, (2 << 40) + 8192, (3 << 40) + 12288)
     shifts = {b - a: (number, a) for number, (a, b) in enumerate(zip(first, second, strict=True))}
     for seed in range(20):
@@ -55,7 +55,7 @@ def test_words_that_tell_of_operands_are_others_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_each_half_of_a_workspace_has_its_tape_whichever_is_recorded_first(first: int) -> None:
+def test_each_half_of_a_workspace_has_its_own_recording(first: int) -> None:
     workspace: Any = SimpleNamespace(parity=first)
     gemm: Any = SimpleNamespace(forgotten=0)
     recording, replays = Recording(gemm), {}
