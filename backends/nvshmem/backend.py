@@ -84,7 +84,7 @@ class NvshmemBackend(GpuBackend):
     # Arrays
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of memory from `allocate`, which it keeps alive (local)."""
+        """An array at the start of memory from `allocate`; the array keeps the memory alive (local)."""
         array: Array = self.arena.array(memory, 0, shape, strides, dtype)
         return array
 

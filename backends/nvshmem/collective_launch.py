@@ -152,7 +152,7 @@ class CollectiveLaunch:
         return Plan(kind, key, rounds, unit, itemsize, halves, slots, rows, by_columns)
 
     def _compiled(self, call: ReduceArguments, rows: str) -> Hashable:
-        """**Collective.** Load the kernels of a reduction, and return the key of those that add."""
+        """**Collective.** Load the kernels of a reduction, and return the key of the adding kernels."""
         tree, common = _tree(call), self._resources
         dtypes = tuple(getattr(call.operands[name], "dtype", None) for name in operand_names(tree))
         weight = getattr(call.operands.get("weight"), "dtype", call.dtype)
@@ -203,7 +203,7 @@ class CollectiveLaunch:
 
 
 def _key(operation: str, x: Any, out: Any, options: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Key of a prepared call: its arrays, which were checked before, and its options (local)."""
+    """Key of a prepared call: its checked arrays and its options (local)."""
     return operation, _identity(x), _identity(out), *map(_named, options)
 
 

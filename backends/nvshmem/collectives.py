@@ -1,4 +1,4 @@
-"""Collectives of plain arrays on the GPUs of a node: one kernel for each round, which itself waits for its peers.
+"""Collectives of plain arrays on the GPUs of a node: one kernel for each round, which waits for its peers itself.
 
 Each context has memory for them, in two halves that kernels use alternately. The kernels count calls on the GPU and so
 find their half. A launch is therefore the same in any call, and in a graph of the caller's. The first call with some
@@ -77,7 +77,7 @@ class Plan:
         unit: elements that stay together (global).
         itemsize: bytes of an element of the rounds (global).
         halves: memory (global).
-        slots: slots of this memory to which ranks send; None where they pull (global).
+        slots: slots of this memory to which ranks send; None if they pull (global).
         rows: "inside": the reduction kernel normalises rows; "after": a second kernel does; "": neither (global).
         reversed: elements are numbered down the columns (global).
         sources: address of x on every rank, if x is pulled (global, as mapped here).

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """Local copies of an execution: those of the plan, and reordered operands for kernels.
+    """Local copies of an execution: the plan's copies, and reordered operands for kernels.
 
     Args:
         common: resources of the context's engines (local).
@@ -52,7 +52,7 @@ class Copies:
             self._executions.sink.launch(lane, start)
 
     def packed(self, key: tuple[Any, ...], like: Any, order: Any) -> Any:
-        """A tight array of the same shape. Each set of operands has its own, which lives as long as its graphs."""
+        """A tight array of the same shape. Each set of operands has its own array for the lifetime of its graphs."""
 
         def make() -> Any:
             return cupy.ndarray(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
@@ -84,7 +84,7 @@ class Copies:
         return target
 
     def _assign(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, which is stored in the other order."""
+        """Target := source; the two have different storage orders."""
 
         def start(stream: Stream) -> None:
             with cupy.cuda.Stream.from_external(streams.Handle(int(stream))):

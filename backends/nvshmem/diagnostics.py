@@ -1,4 +1,4 @@
-"""Diagnostics of GPUs for `pblas info`, which start nothing and raise nothing."""
+"""Diagnostics of GPUs for `pblas info`. They start nothing and raise nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def find(node_rank: int) -> Diagnostics:
     """GPUs and libraries of a rank (local).
 
     Args:
-        node_rank: number of the rank among those of its node (local).
+        node_rank: index of the rank among the ranks of its node (local).
     """
     try:
         return _find(node_rank)

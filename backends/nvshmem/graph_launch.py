@@ -1,4 +1,4 @@
-"""How executions are launched, and in which order.
+"""Launches of executions, and their order.
 
 The first execution on a set of arrays runs eagerly. The second is captured into a graph, once for each parity of the
 workspace, and from then on an execution is one graph launch on the caller's stream. Planning the product records the
@@ -65,7 +65,7 @@ class Executions:
     """Launches the executions of a queue of a context, one after the other.
 
     Args:
-        common: what the context's engines share (local).
+        common: resources that the context's engines share (local).
         queue: None for executions that run alone (global).
     """
 
@@ -122,7 +122,9 @@ class Executions:
             operands: arrays (local).
             execution: makes the body for given arrays (local).
         """
-        first, second = ([_at_made_up_address(x, number, turn) for number, x in enumerate(operands)] for turn in (0, 1))
+        first, second = (
+            [_at_made_up_address(x, number, shift) for number, x in enumerate(operands)] for shift in (0, 1)
+        )
         places = enumerate(zip(first, second, strict=True))
         shifts = {y.data.ptr - x.data.ptr: (number, x.data.ptr) for number, (x, y) in places}
         recording, calls = Recording(gemm), 0
@@ -145,7 +147,7 @@ class Executions:
 
     @contextmanager
     def _using(self, sink: Sink) -> Iterator[None]:
-        """A with block in which a sink takes the operations."""
+        """A with block in which a sink receives the operations."""
         self.sink = sink
         try:
             yield
@@ -229,8 +231,8 @@ _OPERAND_PITCH, _SHIFT = 1 << 40, 1 << 32
 """Made-up addresses: bytes from one operand to the next, and the distance between an operand's two addresses."""
 
 
-def _at_made_up_address(x: Any, number: int, turn: int) -> Any:
+def _at_made_up_address(x: Any, number: int, shift: int) -> Any:
     """An array with the layout and alignment of x, at one of two made-up addresses."""
-    place = (number + 1) * (_OPERAND_PITCH + turn * _SHIFT) + x.data.ptr % ALIGNMENT
+    place = (number + 1) * (_OPERAND_PITCH + shift * _SHIFT) + x.data.ptr % ALIGNMENT
     memory = cupy.cuda.UnownedMemory(place, _SHIFT, None, int(runtime.getDevice()))
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

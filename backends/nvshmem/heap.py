@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MIN_REGION_NBYTES = 16 << 20
 _MAX_GROWTH_NBYTES = 256 << 20
 _MIN_SEGMENT_NBYTES = 256 << 20
-_TURNS = 8
+_MAX_ATTEMPTS = 8
 """Agreements after which ranks with fragmented memory take a region at the end, which is free on all ranks."""
 
 
@@ -74,10 +74,12 @@ class Heap(Blocks[Region, Block]):
     def _agree_place(self, size: int) -> int | None:
         """**Collective.** A place that is free on every rank; None if there is none."""
         pool, start = self._nvshmem.pool, 0
-        for turn in range(_TURNS):
+        for attempt in range(_MAX_ATTEMPTS):
             first = pool.lowest(start, size)
             maxima = (first, -first, pool.tail(size), 0)
-            high, low, tail, _ = self._exchange.agree(f"take a region\nbytes={size}\nturn={turn}", maxima=maxima).maxima
+            high, low, tail, _ = self._exchange.agree(
+                f"take a region\nbytes={size}\nattempt={attempt}", maxima=maxima
+            ).maxima
             if high == NOWHERE:  # a rank has no place at or above `start`, and below it there is no common one
                 return None
             if high == -low:
@@ -127,7 +129,7 @@ class Heap(Blocks[Region, Block]):
     def array(
         self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
     ) -> Any:
-        """A CuPy array `offset` bytes into a block, which it keeps alive (local)."""
+        """A CuPy array `offset` bytes into a block; the array keeps the block alive (local)."""
         import cupy
 
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self._nvshmem.device.index)

@@ -1,4 +1,4 @@
-"""Lanes of an execution as streams: the caller's is the main one, the others fork from it and join it again."""
+"""Lanes of an execution as streams: the caller's stream is the main lane; the other lanes fork from it and join it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Lanes:
         streams.record(self._current["main"], self._event("fork"))
 
     def stream(self, lane: str) -> Stream:
-        """The stream of a lane, which forks from the main one at its first use."""
+        """The stream of a lane; it forks from the main stream at its first use."""
         self._flush()
         return self._stream(lane)
 

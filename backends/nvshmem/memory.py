@@ -57,7 +57,7 @@ class PrivateMemory:
         return private(nbytes, self._device)
 
     def scratch(self, nbytes: int, *, captured: bool) -> Any:
-        """At least `nbytes` bytes, which the executions of all plans use one after the other (local)."""
+        """At least `nbytes` bytes; the executions of all plans use them one after the other (local)."""
         array = self._scratch.get(captured)
         if array is None or array.nbytes < nbytes:
             self._scratch[captured] = array = self.new(nbytes)
@@ -74,7 +74,7 @@ class PrivateMemory:
 
 
 class Workspaces:
-    """The workspaces of a queue: one for its executions, and those for the caller's graphs.
+    """The workspaces of a queue: one for its executions, and one for each of the caller's graphs.
 
     Args:
         common: resources of the context's engines (global).

@@ -1,4 +1,4 @@
-"""Symmetric memory of this process, from which contexts take regions: integers only.
+"""The symmetric memory of this process, and the regions that contexts take from it: integers only.
 
 A place is an offset into the concatenation of all segments. It is the same on every PE, since all PEs add segments of
 equal sizes in the same order. The taken places differ between PEs, since PEs belong to different contexts.
@@ -33,7 +33,7 @@ class Segment:
 
 
 class Pool:
-    """Segments, and which places are taken on this PE."""
+    """Segments, and the taken places on this PE."""
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
@@ -56,7 +56,7 @@ class Pool:
         return NOWHERE
 
     def tail(self, nbytes: int) -> int:
-        """The lowest place from which on all is free here, if that is enough; else NOWHERE (local)."""
+        """The beginning of the free memory at the end, if it has `nbytes` bytes; else NOWHERE (local)."""
         if not self.segments:
             return NOWHERE
         last = self.segments[-1]

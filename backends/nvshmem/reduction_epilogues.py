@@ -37,7 +37,7 @@ class ReductionEpilogue:
         tree: the epilogue's expression.
         dtypes: dtypes of its array operands, None for numbers.
         weight: dtype of the weight if rows are normalised after the epilogue, else None.
-        wire: dtype of the terms; None for that of the result.
+        wire: dtype of the terms; None: the dtype of the result.
         scaled: beta C is added before the epilogue.
     """
 
@@ -104,7 +104,7 @@ def compiling() -> Iterator[None]:
             yield
     except errors.PblasError:
         raise
-    except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+    except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the other ranks must not wait
         raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
 
 

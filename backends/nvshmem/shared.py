@@ -59,7 +59,7 @@ class EngineResources:
             body()
         except errors.PblasError as caught:
             error = caught
-        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the other ranks must not wait
             error = errors.BackendError(f"{call}: the GPU of rank {self.rank}: {type(caught).__name__}: {caught}")
         self.ranks.agree(call, error)
 
@@ -98,7 +98,7 @@ class EngineResources:
         return self.watchdog.fault is not None or self.watchdog.gave_up
 
     def raise_fault(self) -> None:
-        """Raise the error of a broken context: that of the rank that rejected its arguments, if one did."""
+        """Raise the error of a broken context: if a rank rejected its arguments, its error."""
         agreement, end = self.ranks.agreement, time.monotonic() + _REFUSAL_SECONDS
         while self.watchdog.fault is None and agreement.broken is None and time.monotonic() < end:
             time.sleep(1e-3)

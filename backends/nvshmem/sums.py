@@ -1,4 +1,4 @@
-"""Sums by kernels: of local partial products, and of those of all ranks, for which the kernels wait."""
+"""Sums by kernels: of local partial products, and of all ranks' partial products, for which the kernels wait."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Sums:
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Slots, contributing: list[int], output: Output
     ) -> None:
-        """Reduce-scatter with one kernel, which sends shards to their owners and adds the received ones."""
+        """Reduce-scatter with one kernel, which sends shards to their owners and adds the received shards."""
         bounds = list(accumulate((part.size for part in parts), initial=0))
         kernel = functools.partial(self._kernels.reduce, kind="reduce_scatter", source=parts[0].data.ptr, slots=slots)
         self._reduce(lane, kernel, order, parts[self._rank].dtype, bounds, contributing, output)
@@ -74,7 +74,7 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """All-reduce with one kernel, which sends shards of the partial product at `source`, then its shard's sums."""
+        """All-reduce with one kernel, which sends shards of the partial product at `source`, then its sums."""
         kernel = functools.partial(self._kernels.reduce, kind="two_shot", source=source, slots=slots)
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
@@ -87,7 +87,7 @@ class Sums:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """All-reduce with one kernel: it reads partial products of the peers and writes sums to them, at `places`."""
+        """All-reduce with one kernel, which reads the peers' partial products and stores sums there, at `places`."""
         kernel = functools.partial(self._kernels.two_shot_pull, **places)
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
@@ -116,7 +116,7 @@ class Sums:
         self._executions.sink.launch(lane, start)
 
     def _epilogue_terms(self, lane: str, output: Output, order: str, **options: Any) -> EpilogueTerms | None:
-        """The epilogue as an argument of kernels, which are compiled while products are rehearsed."""
+        """The epilogue as an argument of kernels; rehearsals of products compile the kernels."""
         if output.finish is None:
             return None
         return compiled_epilogue(

@@ -1,4 +1,4 @@
-"""Tables in host memory that the ranks of a node share: a line of four words for each rank and number.
+"""Tables in host memory shared by the ranks of a node: a line of four words for each rank and number.
 
 The ranks of a node map one file, whose name is removed as soon as all have mapped it. Peers read the words of a rank
 after the next message between them, which orders the write and the reads.
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from pblas.backends.agreement import Agreement
 
 _FOLDER = "/dev/shm"  # noqa: S108 - memory of Linux that processes share
-_LINES, _WORDS = 4096, 4  # of one page
+_LINES, _WORDS = 4096, 4  # lines of a page; words of a line
 
 
 class Tables:
-    """Lines by their numbers, made on demand.
+    """Lines by their numbers, created on demand.
 
     Args:
         agreement: agreement of ranks of one node (global).
@@ -38,7 +38,7 @@ class Tables:
         """**Collective**. Four 64-bit integers of each rank; this rank writes its own.
 
         Args:
-            number: number of the line; numbers of memory blocks, which are small (global).
+            number: number of the line, a small integer: that of a memory block (global).
         """
         page, line = divmod(number, _LINES)
         while len(self._pages) <= page:

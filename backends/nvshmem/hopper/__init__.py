@@ -1,1 +1,1 @@
-"""The GEMM kernel for Hopper whose tiles wait for, send and add data."""
+"""The GEMM kernel for Hopper. Its tiles wait for operands, add peers' terms, and signal stored parts."""

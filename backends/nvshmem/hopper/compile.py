@@ -31,7 +31,7 @@ _ENDLESS = 1 << 62  # elements of a line of operands: the parts bound it
 
 
 class KernelEpilogue(NamedTuple):
-    """The epilogue of D, and the properties of its operands for which the kernel is compiled.
+    """The epilogue of D, and those properties of its operands that are compiled into the kernel.
 
     Args:
         tree: the expression.
@@ -54,7 +54,7 @@ class KernelEpilogue(NamedTuple):
         Raises:
             ArgumentError: too many operands.
         """
-        fast = int(read(*parts[0][:3]).swapped)  # the axis along which lines of D are
+        fast = int(read(*parts[0][:3]).swapped)  # the axis of D's contiguous lines
         dtypes, words = terms_of(finish, fast)
         check_count(len(dtypes))
         even = all(part.at[fast] % 2 == 0 for part in parts)
@@ -81,7 +81,7 @@ class KernelEpilogue(NamedTuple):
 
     @property
     def text(self) -> str:
-        """CUDA C++ that precedes the kernel's source."""
+        """CUDA C++ in front of the kernel's source."""
         return functions(np.dtype(np.float16)) + printed(self.tree, self.dtypes, steps=self.steps)
 
 
@@ -90,7 +90,7 @@ class Variant:
     """A compilation of the kernel.
 
     Args:
-        dtype: of all matrices.
+        dtype: dtype of all matrices.
         a_along_m: whether A is stored by columns.
         b_along_n: whether B is stored by rows.
         reads_c: whether beta is not 0.
@@ -156,7 +156,7 @@ class Kernel:
     """A variant on the current device.
 
     Args:
-        variant: which.
+        variant: parameters of the compilation.
     """
 
     def __init__(self, variant: Variant) -> None:

@@ -1,6 +1,6 @@
-"""Machine code of kernels that NVRTC compiles; cuda.core keeps it on disk.
+"""Machine code of kernels compiled by NVRTC; cuda.core caches it on disk.
 
-The name of a file is a hash of source, options and compiler. Files are written under other names first, so ranks may
+The name of a file is a hash of source, options and compiler. Files are renamed into place once written, so ranks may
 start together. If the folder cannot be written, each process compiles its kernels.
 """
 
@@ -18,9 +18,9 @@ def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False
     """The machine code of a source, from the cache if possible (local).
 
     Args:
-        text: C++.
+        text: CUDA C++.
         macros: macros and their values.
-        anew: compile it again, since the cached code cannot be loaded.
+        anew: compile the source again, since the cached code cannot be loaded.
 
     Raises:
         BackendError: the source cannot be compiled; cuda.core is missing or too old.

@@ -15,7 +15,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ALIGNMENT = 16  # bytes, of what TMA reads: addresses and leading dimensions
+_ALIGNMENT = 16  # of addresses and leading dimensions that TMA reads, bytes
 TYPES = {
     "bfloat16": ("bf16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16),
     "float16": ("f16", driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16),
@@ -30,7 +30,7 @@ def supports(problem: Problem) -> bool:
     Lines of Z have to end at a multiple of 16 bytes too: TMA writes the last 16 bytes of a line whole.
 
     Args:
-        problem: what is multiplied (see `pblas.backends.cuda.gemm_problem.read`).
+        problem: the product (see `pblas.backends.cuda.gemm_problem.read`).
     """
     lds = (problem.lda, problem.ldb, problem.ldz)
     aligned = (problem.aligna, problem.alignb, problem.alignz)
@@ -75,16 +75,16 @@ class Part(NamedTuple):
     Args:
         x: m x k (local).
         y: k x n (local).
-        z: m x n; `supports` says which (local). It may be in a peer's memory.
+        z: m x n, of a layout that `supports` accepts (local). It may be in a peer's memory.
         flag: address of a word that is not 0 once X and Y are complete; the kernel resets it; 0: complete already.
         source: rank that sets the flag.
-        ready: microseconds after the start at which X and Y are expected, not sooner than those of parts before.
+        ready: expected arrival of X and Y, microseconds after the start; not before the arrivals of preceding parts.
         signal: address of a word, perhaps a peer's, that the kernel sets to 1 after it has stored Z; or 0.
         partial: whether Z is alpha X Y alone.
         terms: terms, added in this order during the product; the first ones should arrive first.
         places: further places where Z is stored.
         late: whether the terms are added after X Y, and not during the product.
-        among: number of preceding parts with whose tiles its own are interleaved evenly.
+        among: number of preceding parts; its tiles are interleaved evenly with theirs.
         at: row and column of Z in the operands of the epilogue.
     """
 
@@ -142,7 +142,7 @@ def key_of(part: Part) -> tuple[Any, ...]:
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
-    """The maps of the kernel's A, B and D; its D is Z^T where Z is stored by columns, so A and B change places."""
+    """The maps of the kernel's A, B and D; D is Z^T if Z is stored by columns, so A and B change places."""
     y, x = (part.y, part.x) if swapped else (part.x, part.y)
     a, b = (x, problem.dtype, *problem.stored_b, problem.ldb), (y, problem.dtype, *problem.stored_a, problem.lda)
     box, wide = (LINE, LINE), (LINE, 2 * LINE)
@@ -152,14 +152,14 @@ def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
 
 
 def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:
-    """A CUtensorMap of boxes; those of LINE elements are swizzled in shared memory.
+    """A CUtensorMap of boxes; boxes with lines of LINE elements are swizzled in shared memory.
 
     Args:
-        matrix: where it begins.
-        dtype: of its elements.
+        matrix: the first element (local).
+        dtype: dtype of its elements.
         length: contiguous elements of a line.
-        lines: their number.
-        ld: elements from line to line.
+        lines: number of lines.
+        ld: elements from one line to the next.
         box: 16-bit elements of a line of a box, and lines.
 
     Raises:

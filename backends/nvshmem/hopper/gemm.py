@@ -65,7 +65,7 @@ class Call:
         reads_z: whether beta is not 0.
         epilogue: epilogue of Z, if any.
         shape: shape of the tiles; None to choose one for the parts.
-        planned: whether similar calls will follow, which must not compile kernels.
+        planned: whether later similar calls must not compile kernels.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Call:
 class Hopper:
     """Products on the current device, a Hopper GPU.
 
-    Not for several threads at once; products whose parts have flags, signals or terms run one after the other. A call
+    One thread at a time. Products whose parts have flags, signals or terms must run one after the other. A call
     with new arrays makes tables and perhaps compiles a kernel, so make a call once before it is captured.
     """
 
@@ -247,7 +247,7 @@ class Hopper:
         shape: Shape,
         among: tuple[int, ...],
     ) -> tuple[Any, list[int]]:
-        """Tiles that cover parts of these sizes, on the device, and those of each part; arguments as of `cover`."""
+        """The tiles of `cover` on the device, and their number in each part; arguments as in `cover`."""
         key = (sizes, ready, shape, among)
         if key not in self._tables:
             tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, among)

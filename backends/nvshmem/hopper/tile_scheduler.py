@@ -57,7 +57,7 @@ TILE_US = 0.0113
 """Microseconds of the widest tile for each element of K (H200, bfloat16)."""
 
 _STEPS_OF_A_PIECE, _PIECES = 4, 2  # of a term
-_BAND = 8  # tiles of a column that follow each other
+_GROUP = 8  # tiles of a column that are consecutive in the table, for reuse in the L2 cache
 _FEW_ROUNDS = 8  # most rounds for which narrower tiles of awaited parts are tried
 _WORTH = 0.97  # other tiles must take less than this fraction of the time
 
@@ -66,8 +66,8 @@ class Tile(NamedTuple):
     """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
 
     Args:
-        row: first row; of a cluster's tile, that of its first CTA.
-        column: first column; of a cluster's tile, that of its first CTA.
+        row: first row; for a cluster's tile, the first row of its first CTA.
+        column: first column; for a cluster's tile, the first column of its first CTA.
         width: columns of each CTA, a multiple of LINE; columns outside of the part are not stored.
         part: index of the part.
     """
@@ -85,7 +85,7 @@ def tiles_of_ctas(
     shape: Shape = WIDEST,
     among: Sequence[int] = (),
 ) -> list[list[Tile]]:
-    """The tiles of the CTAs of a cluster, for each tile of `cover`, which has the same arguments.
+    """For each tile of `cover`, the tiles of the cluster's CTAs. The arguments are those of `cover`.
 
     >>> [(tile.row, tile.column) for tile in tiles_of_ctas([(256, 8)], 2)[0]]
     [(0, 0), (128, 0)]
@@ -105,9 +105,9 @@ def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[T
 def are_dense(terms: int, steps: int) -> bool:
     """Whether a tile has too many terms to add them between its steps along K; then they are added after the steps.
 
-    A term has two pieces. Added after the steps, a reduction took 9 to 11 % less time with a piece on every second
-    step (8 ranks), 0 to 6 % less with one on every fourth, and 1 to 5 % more with one on every fifth or ninth (4 ranks;
-    8B and 70B, one H200).
+    A term has two pieces. Adding the terms after the steps took 9 to 11 % less time if there was a piece on every
+    second step (8 ranks), 0 to 6 % less on every fourth step, and 1 to 5 % more on every fifth or ninth step (4 ranks;
+    sizes of the 8B and 70B models; one H200).
 
     >>> are_dense(7, 28), are_dense(7, 56), are_dense(3, 28), are_dense(0, 28)
     (True, True, False, False)
@@ -122,21 +122,21 @@ def cover(
     shape: Shape = WIDEST,
     among: Sequence[int] = (),
 ) -> list[Tile]:
-    """Tiles that cover D, in the order in which clusters take them: number i goes to cluster i mod `clusters`.
+    """Tiles that cover D in the order of the table: cluster c takes tiles c, c + `clusters`, ...
 
     The tiles of the last rounds are narrower if all clusters end sooner that way. If later parts are awaited, the tiles
     of the first parts, the last parts or all parts may be narrower. Each cluster takes its tiles in the order of the
     parts, except for interleaved parts. Tiles that wait for peers therefore come after tiles that peers wait for. An
     entry of width 0 means that a cluster has no more tiles.
 
-    Below, a tile is that of a cluster.
+    In these functions a tile is a cluster's tile.
 
     Args:
         parts: rows and columns of each part of D, in the order in which they can be computed.
         clusters: number of clusters.
         ready: ascending start times of the parts, in times of the widest tile; none: all start at once.
         shape: unless it is WIDEST, all tiles have its width, in the order of the parts.
-        among: for each part, the number of preceding parts with whose tiles its own are interleaved; 0: none.
+        among: for each part, the number of preceding parts with which its tiles are interleaved; 0: none.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
@@ -155,10 +155,10 @@ def cover(
 
 
 def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
-    """Tiles of one width that cover D, those of each part together."""
+    """Tiles of one width that cover D, part by part."""
     sizes = list(enumerate(parts))
     if shape.split == 1:
-        return [tile for part, (rows, columns) in sizes for tile in _banded(part, rows, columns, shape.width)]
+        return [tile for part, (rows, columns) in sizes for tile in _grouped(part, rows, columns, shape.width)]
     return [
         Tile(row, column, shape.width, part)
         for part, (rows, columns) in sizes
@@ -168,7 +168,7 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
 
 
 def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
-    """The tiles, with those of some parts interleaved with those of preceding parts."""
+    """The tiles after interleaving some parts with their preceding parts."""
     if not any(among):
         return tiles
     counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
@@ -184,11 +184,11 @@ def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
 
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
-    """The tiles, or tiles of one width in each part if these end sooner."""
+    """The tiles, or tiles of one width in each part if they end sooner."""
     candidates = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
     if len(tiles) <= _FEW_ROUNDS * clusters:
         for widths in _widths(len(parts)):
-            covered = (_banded(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
+            covered = (_grouped(i, *part, width) for i, (part, width) in enumerate(zip(parts, widths, strict=True)))
             candidates.append([tile for part in covered for tile in part])
     ends = [_deal(candidate, clusters, ready)[0] for candidate in candidates]
     best = min(range(len(candidates)), key=ends.__getitem__)
@@ -203,12 +203,12 @@ def _widths(count: int) -> Iterator[list[int]]:
         yield [first] * head + [middle] * (count - head - tail) + [last] * tail
 
 
-def _banded(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
+def _grouped(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
     """Tiles of one width, in groups of a few rows of tiles: consecutive tiles share operands in the L2 cache."""
     for first, stop in itertools.pairwise((0, rows - rest(rows), rows)):
-        for top in range(first, stop, _BAND * ROWS):
+        for top in range(first, stop, _GROUP * ROWS):
             for column in range(0, columns, width * _abreast(rows - top)):
-                for row in range(top, min(top + _BAND * ROWS, stop), ROWS):
+                for row in range(top, min(top + _GROUP * ROWS, stop), ROWS):
                     yield Tile(row, column, width, part)
 
 
@@ -242,7 +242,7 @@ def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int
 
 
 def _cut(tile: Tile, count: int, width: int, parts: Sequence[tuple[int, int]]) -> Iterator[Tile]:
-    """The area of `count` wide tiles, the first of which is `tile`, in tiles of another width."""
+    """The area of `count` wide tiles, beginning with `tile`, in tiles of another width."""
     rows, columns = parts[tile.part]
     abreast = _abreast(rows - tile.row)
     for column in range(tile.column, min(tile.column + count * WIDTH * abreast, columns), width * abreast):

@@ -1,4 +1,4 @@
-"""The kernels: sums, pushes, all-reduces, a barrier. Compiled for the current GPU, launched on any stream.
+"""The kernels: sums, pushes, all-reduces, a barrier. They are compiled for the current GPU and launched on any stream.
 
 The sources include nothing but their own common files, so a GPU machine needs no CUDA headers.
 """
@@ -67,7 +67,7 @@ class Strided(NamedTuple):
 
 
 class Kernels(Collectives):
-    """All kernels, compiled for the current GPU, on which they are launched.
+    """All kernels, compiled for the current GPU and launched on it.
 
     Addresses are those of device memory, streams are handles (cudaStream_t); every launch returns at once, allocates
     nothing and may be captured. Blocks are `columns` lines of `rows` contiguous elements, a leading dimension apart: in
@@ -191,7 +191,7 @@ class Kernels(Collectives):
         step: int = NO_STEP,
         signals: Sequence[int] = (),
     ) -> None:
-        """Set flags at peers, wait until all those of this rank are 1, and make them 0.
+        """Set flags in peers' memory, wait until this rank's flags are 1, and reset them to 0.
 
         Products end sooner than with waiting streams (docs/decisions/0006-waiting-by-kernel.md).
 

@@ -15,7 +15,7 @@ MAX_RANKS = 32
 """Most ranks of one kernel; also most blocks of one push."""
 
 MAX_PARTS = 64
-"""Terms of one sum at most."""
+"""Most terms of one sum."""
 
 MAX_CTAS = 512
 """Most CTAs of an all-reduce; each has its own flags."""
@@ -109,7 +109,7 @@ class Slots(NamedTuple):
 
 
 LONGEST = 1 << 56
-"""Nanoseconds, two years: the longest timeout of a kernel. Some use a multiple of it, which 63 bits must hold."""
+"""The longest timeout of a kernel in nanoseconds: two years. Multiples that kernels use still fit 63 bits."""
 
 
 class Watch(NamedTuple):
@@ -186,7 +186,7 @@ def all_reduce_arguments(
     length: int = 1,
     terms: Sequence[int] = (),
 ) -> tuple[tuple[float, ...], tuple[Sequence[int], ...]]:
-    """Scalars and tables of a kernel of all_reduce.cuh, which describes them."""
+    """Scalars and tables of a kernel of all_reduce.cuh; that file describes them."""
     beta, nranks = complex(beta), len(partials)
     mask = (1 << nranks) - 1 if contributing is None else sum(1 << r for r in contributing)
     scalars = (

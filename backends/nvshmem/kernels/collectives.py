@@ -31,7 +31,7 @@ class Reduction(NamedTuple):
     Args:
         dtype: of out and old (global).
         wire: dtype of the partial products: float32 or `dtype` (global).
-        bounds: element with which each rank's shard begins, and their number (global).
+        bounds: first element of each rank's shard, then the number of elements (global).
         out: address of the result, contiguous: of this rank's shard in a reduce-scatter; may be old or the source.
         rank: this rank.
         watch: when to give up.
@@ -107,8 +107,8 @@ class Collectives(Loaded):
             partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16;
                 the kernel also reads up to the next multiple after its end.
             flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
-            results: of each rank, as mapped here: the address of as many elements for the sums. Where peers can write
-                into it, that of this rank is `call.out` itself, on all ranks.
+            results: of each rank, as mapped here: the address of as many elements for the sums. If peers can write
+                into `call.out`, it is the address of `call.out`, on all ranks.
         """
         first, stop = call.bounds[:-1], call.bounds[1:]
         assert not any(address % _PACK_NBYTES for address in partials)
@@ -134,12 +134,12 @@ class Collectives(Loaded):
 
         Args:
             stream: handle.
-            nbytes: of a number, 2, 4 or 8 (global).
-            first: number with which each rank's part begins, and how many there are in all (global).
-            source: address of this rank's part, contiguous; may be its place in `out`.
+            nbytes: bytes of an element: 2, 4 or 8 (global).
+            first: first element of each rank's shard, then the number of elements (global).
+            source: address of this rank's shard, contiguous; may be its place in `out`.
             out: address of the whole.
             rank: this rank.
-            slots: one for the largest part of each rank.
+            slots: one for the largest shard of each rank.
             watch: when to give up.
         """
         nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))

@@ -26,7 +26,7 @@ class Loaded(Module):
         self._rows: set[Any] = set()  # kernels that normalise rows
 
     def load(self, stream: int) -> None:
-        """Run every kernel once, with empty arguments, which loads it."""
+        """Load every kernel by a launch with empty arguments."""
         for file, names in FILES.items():
             for name in names:
                 self._launch_nothing(name, stream, name if file == "signals" else STRUCT_OF.get(file, file))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pblas.backends.nvshmem.kernels.arguments import MAX_CTAS, MAX_RANKS
 
-_SENT_NBYTES, _MOST_CTAS = 2048, 256  # least bytes that a CTA sends
-_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # least bytes that a CTA pulls
+_SENT_NBYTES, _MOST_CTAS = 2048, 256  # least bytes that a CTA sends; most CTAs
+_PULLED_NBYTES, _PULLING_CTAS = 8192, 128  # least bytes that a CTA pulls; most CTAs
 
 
 def push_counter_nbytes() -> int:

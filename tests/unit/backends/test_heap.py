@@ -28,14 +28,14 @@ class Agreement:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=20)
         self.call_args: dict[int, tuple[str, tuple[int, ...], Exception | None]] = {}
-        self.turns = 0
+        self.calls = 0
 
     def agree(self, rank: int, call: str, error: Exception | None, maxima: Sequence[int]) -> Any:
         self.call_args[rank] = call, tuple(maxima), error
         self.barrier.wait()
         call_args = list(self.call_args.values())
         if self.barrier.wait() == 0:
-            self.turns += 1
+            self.calls += 1
         self.barrier.wait()
         assert len({call for call, *_ in call_args}) == 1, call_args
         for *_, raised in call_args:
@@ -148,9 +148,9 @@ def test_ranks_with_the_same_free_memory_agree_at_once() -> None:
     job = Job(4, 512 * MIB)
     heaps = job.heaps(range(4))
     allocate(heaps, 100)
-    assert job.agreements[0].turns == 1
+    assert job.agreements[0].calls == 1
     allocate(heaps, 100)
-    assert job.agreements[0].turns == 1, "a block in a region costs no message"
+    assert job.agreements[0].calls == 1, "a block in a region costs no message"
 
 
 def taken(nbytes: int, places: Sequence[tuple[int, int]]) -> Pool:
@@ -179,10 +179,10 @@ def test_ranks_agree_on_an_offset_that_is_free_on_all(places: list[list[tuple[in
     agreed = together([lambda heap=heap: heap._agree_place(size * GRANULE) for heap in heaps])  # type: ignore[misc]
     assert len(set(agreed)) == 1
     if agreed[0] is None:
-        assert not common or job.agreements[0].turns == heap_module._TURNS
+        assert not common or job.agreements[0].calls == heap_module._MAX_ATTEMPTS
     else:
         assert agreed[0] // GRANULE in common
-        assert agreed[0] // GRANULE == common[0] or job.agreements[0].turns == heap_module._TURNS
+        assert agreed[0] // GRANULE == common[0] or job.agreements[0].calls == heap_module._MAX_ATTEMPTS
 
 
 def test_ranks_with_fragmented_memory_take_the_end() -> None:
@@ -193,7 +193,7 @@ def test_ranks_with_fragmented_memory_take_the_end() -> None:
     heaps = job.heaps((0, 1))
     agreed = together([lambda heap=heap: heap._agree_place(GRANULE) for heap in heaps])  # type: ignore[misc]
     assert agreed == [100 * GRANULE] * 2
-    assert job.agreements[0].turns == heap_module._TURNS
+    assert job.agreements[0].calls == heap_module._MAX_ATTEMPTS
 
 
 def test_a_context_over_some_ranks_that_runs_out_of_memory_names_the_size_to_set() -> None:

@@ -395,7 +395,7 @@ def test_a_tile_that_waits_for_terms_blocks_no_store_that_they_need(steps: int, 
 
 @pytest.mark.parametrize("stages", [4, 6, 8])
 def test_tiles_are_signalled_after_both_consumers_have_stored_them(stages: int) -> None:
-    """One consumer may be as many steps ahead as there are stages, and end before the other confirms its second-last tile.
+    """One consumer may be ahead by as many steps as the ring has stages, and end two tiles before the other one.
 
     So one count for both would be enough only if tiles had more steps than that after their confirmation.
     """
