@@ -16,8 +16,8 @@ def is_alone() -> bool:
     return bool(MPI.COMM_WORLD.size == 1)
 
 
-# In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not follow each other in
-# one of the 8 hardware queues that a process has by default. Jobs of several ranks have the queues that users have.
+# In test_kernels.py ranks are streams of one GPU: kernels that wait for each other must not be queued in the same
+# of the 8 hardware queues that a process has by default. Jobs of several ranks keep the default number of queues.
 if is_alone():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 

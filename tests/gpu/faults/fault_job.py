@@ -1,4 +1,4 @@
-"""A job in which rank 1 is killed in the middle of executions; every other rank writes down what it saw, and when.
+"""A job in which rank 1 is killed in the middle of executions; every other rank records its error and its time.
 
     mpiexec -n 4 python tests/gpu/faults/fault_job.py FOLDER
 
@@ -46,10 +46,10 @@ def main(folder: Path) -> None:
             name, text = type(error).__name__, str(error)
             break
     outcome = {"name": name, "text": text, "seconds": time.monotonic() - start}
-    temporary = folder / f"told.{ctx.rank}"
+    temporary = folder / f"report.{ctx.rank}"
     temporary.write_text(json.dumps(outcome))
     temporary.rename(folder / f"rank.{ctx.rank}")
-    os._exit(0)  # MPI would wait for the rank that is dead
+    os._exit(0)  # MPI would wait for the killed rank
 
 
 if __name__ == "__main__":

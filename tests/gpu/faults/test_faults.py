@@ -1,4 +1,4 @@
-"""Ranks that sleep, stall, refuse or leave: the others soon learn who it was, and the next context works."""
+"""Ranks that sleep, stall, reject arguments or leave: their peers soon name them, and the next context works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ N = 64
 
 
 class Scene:
-    """A context with little patience, a plan, and its matrices."""
+    """A context with a short timeout, a plan, and its matrices."""
 
     def __init__(self, name: str) -> None:
         load_kernels(name)
@@ -46,7 +46,7 @@ class Scene:
         self.planned.execute(self.a, self.b, out=self.d)
 
     def end(self) -> None:
-        """Leave the context, which is broken, and see that a new one works."""
+        """Leave the broken context, and check that a new one works."""
         start = time.monotonic()
         self.planned.close()
         del self.a, self.b, self.d, self.wrong, self.planned
@@ -127,7 +127,7 @@ def until_error(call: Callable[[], object]) -> tuple[str, str, float]:
 
 
 def check_broken(scene: Scene, text: str) -> None:
-    """Whatever is called now raises at once, and says why."""
+    """Assert that every call now raises at once, with the reason."""
     start = time.monotonic()
     for call in (scene.execute, partial(scene.ctx.zeros, scene.d.desc), partial(scene.d.to_global, None)):
         name, again = outcome_of(call)
@@ -137,7 +137,7 @@ def check_broken(scene: Scene, text: str) -> None:
 
 
 def check_late(scene: Scene, late: int, outcome: tuple[str, str, float], step: str) -> None:
-    """Every rank has raised PeerTimeout, and those that were in time soon enough."""
+    """Assert that every rank has raised PeerTimeout, and punctual ranks within the limit."""
     text = outcome[1]
     everywhere = COMM.allgather(outcome)
     assert {entry[0] for entry in everywhere} == {"PeerTimeout"}, everywhere
@@ -156,7 +156,7 @@ def test_a_rank_that_sleeps_is_named(scene: Scene) -> None:
 
 
 def test_a_rank_reports_its_own_timeout() -> None:
-    """In a note of its own error; the text of the error is the same on all ranks."""
+    """The report is a note of its own error; the text of the error is equal on all ranks."""
     scene, late = Scene("reduce-scatter by copies"), COMM.size - 1
     if COMM.rank == late:
         time.sleep(LATE)
@@ -183,7 +183,7 @@ def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
 
 
-def test_arguments_refused_on_one_rank_are_an_error_on_every_rank(scene: Scene) -> None:
+def test_arguments_rejected_on_one_rank_are_an_error_on_every_rank(scene: Scene) -> None:
     wrong = COMM.size // 2
     left = scene.wrong if COMM.rank == wrong else scene.a
     outcome = until_error(lambda: scene.planned.execute(left, scene.b, out=scene.d))
@@ -242,7 +242,7 @@ def test_an_execution_is_aborted_when_a_rank_leaves(scene: Scene) -> None:
         assert outcome[2] < SLACK
 
 
-def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callers_graph_ends_however_late_it_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller launches the graph and is not notified of the fault. Its streams wait for flags that no peer sets."""
     name = "all-reduce from tiles in pieces"
     take(ALGORITHMS[name], monkeypatch)
@@ -267,7 +267,7 @@ def test_a_graph_of_the_callers_ends_however_late_it_is_launched(monkeypatch: py
     scene.end()
 
 
-def test_a_context_goes_on_beside_one_that_breaks() -> None:
+def test_a_context_survives_the_break_of_another_one() -> None:
     with pblas.Context(backend="nvshmem", timeout=PATIENT) as ctx:
         descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT["AllGatherGemm"]]
         a, b, d = (ctx.random(desc, "float32", seed=i) for i, desc in enumerate(descs))

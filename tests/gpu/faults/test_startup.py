@@ -1,4 +1,4 @@
-"""NVSHMEM itself: it starts, GPUs reach each other's memory where the integers say, it ends before MPI does."""
+"""NVSHMEM itself: it starts, GPUs access each other's memory at the computed addresses, and it ends before MPI."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def whole() -> Iterator[Part]:
 
 
 def settle(comm: MPI.Intracomm) -> None:
-    """**Collective.** Return when the GPUs of all ranks have nothing left to do."""
+    """**Collective.** Return when the GPUs of all ranks are idle."""
     cupy.cuda.runtime.deviceSynchronize()
     comm.Barrier()
 
@@ -73,7 +73,7 @@ def put(address: int, values: Any) -> None:
 
 
 def exchange_numbers(part: Part, nelements: int, salt: int) -> Any:
-    """**Collective.** Every rank pushes its number to every rank; the block with what must have arrived in it."""
+    """**Collective.** Every rank pushes its number to every rank; returns the block and its expected content."""
     size, rank = part.comm.size, part.comm.rank
     dtype, nbytes = np.dtype(np.int32), 4 * nelements
     block = part.heap.allocate(size * nbytes)
@@ -122,12 +122,12 @@ def test_pushed_data_arrives_at_its_address(whole: Part) -> None:
     kept = []
     for turn, nelements in enumerate((1, 77, 1 << 20)):
         kept.append((exchange_numbers(whole, nelements, turn), nelements, turn))
-    for (_, received), nelements, turn in kept:  # none has been written over by a later one
+    for (_, received), nelements, turn in kept:  # none has been overwritten by a later one
         check_numbers(received, nelements, turn)
 
 
 @pytest.mark.mpi(min_size=2)
-def test_contexts_over_overlapping_ranks_keep_apart(whole: Part) -> None:
+def test_contexts_over_overlapping_ranks_do_not_interfere(whole: Part) -> None:
     parts = [whole, Part(COMM.rank % 2), Part(COMM.rank // 2), Part(COMM.rank)]
     kept = []
     for turn in range(3):
@@ -143,7 +143,7 @@ def test_contexts_over_overlapping_ranks_keep_apart(whole: Part) -> None:
         part.close()
 
 
-def test_memory_comes_back_when_contexts_end() -> None:
+def test_memory_is_free_again_when_contexts_end() -> None:
     before = None
     for _ in range(5):
         part = Part(0)
@@ -166,7 +166,7 @@ def test_an_array_keeps_its_block(whole: Part) -> None:
 
 
 def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
-    """The signal of the push protocol: a word, written by the stream after the data before it."""
+    """The signal of the push protocol: a word that the stream writes after the data."""
     from cuda.bindings import driver
 
     comm = whole.comm
@@ -185,7 +185,7 @@ def test_a_stream_writes_a_flag_on_a_peer(whole: Part) -> None:
     settle(comm)
 
 
-def test_too_large_a_block_is_refused_on_all_and_the_rest_works(whole: Part) -> None:
+def test_too_large_a_block_is_rejected_on_all_ranks_and_others_work(whole: Part) -> None:
     raises_on_all_ranks(WorkspaceError, "bytes", partial(whole.heap.allocate, 1 << 42))
     _, received = exchange_numbers(whole, 100, 5)
     check_numbers(received, 100, 5)
@@ -199,8 +199,8 @@ def test_a_context_over_some_ranks_does_not_grow() -> None:
     part.close()
 
 
-def test_a_context_over_all_ranks_grows_or_says_what_to_set(whole: Part) -> None:
-    """Whether NVSHMEM's heap grows depends on the driver; either outcome is the same on every rank."""
+def test_a_context_over_all_ranks_grows_or_names_the_setting(whole: Part) -> None:
+    """The driver decides whether NVSHMEM's heap grows; the outcome is the same on every rank."""
     before = same_on_all_ranks(whole.nvshmem.nbytes)
     nbytes, outcome = before + 1, ""
     try:
@@ -231,7 +231,7 @@ def test_info_shows_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         print(out)
 
 
-# Processes of their own, each the only rank of its job
+# Separate processes, each the only rank of its job
 
 OWN = "import pblas; pblas.init_nvshmem(nbytes=8 << 20)\n"
 USERS = """

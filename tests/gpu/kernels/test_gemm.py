@@ -1,4 +1,4 @@
-"""Laws of the products on one GPU: any order, any address, any stream, captured or not, the same bits every time."""
+"""Laws of products on one GPU: any order, address and stream, captured or not, the same bits every time."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Stored:
         return np.ndarray(self._shape, host.dtype, host.view(np.uint8).data, self._offset * self._item, self._strides)
 
     def read(self) -> Array:
-        """The elements as they are now. The poison between and around them is checked."""
+        """The current elements; the poison between and around them is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
         values: Array = self._view(host).copy()
@@ -64,7 +64,7 @@ class Stored:
         return values
 
     def set(self, x: Array) -> None:
-        """New elements, in stream order of nothing: the device is idle before and after."""
+        """Set new elements; the device is idle before and after."""
         cupy.cuda.runtime.deviceSynchronize()
         self._view(self._host)[...] = x
         self._memory.set(self._host.view(np.uint8))
@@ -96,7 +96,7 @@ def scalars(dtype: np.dtype[Any]) -> itertools.cycle[tuple[complex, complex]]:
 
 
 def results(dtype: np.dtype[Any]) -> set[np.dtype[Any]]:
-    """dtypes that Z may have."""
+    """The dtypes that Z may have."""
     return {dtype, accumulator_dtype(dtype)}
 
 
@@ -127,7 +127,7 @@ def test_product_in_every_order(gemm: Gemm, stream: Any, name: str, m: int, n: i
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize(("m", "n", "k"), [(65, 130, 257), (64, 128, 256), (8, 40, 333)])
 def test_epilogues_are_fused_or_left_to_the_caller(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> None:
-    """cuBLASLt's own epilogues are fused and rounded once; others are left to the caller, and Z is a plain product."""
+    """cuBLASLt's own epilogues are fused and rounded once; with other epilogues Z is the plain product."""
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     x, y, z, h = (entries(shape, dtype, seed) for seed, shape in enumerate([(m, k), (k, n), (m, n), (m, n)]))
     row, column = Stored(entries((1, n), dtype, 4)), Stored(entries((m, 1), dtype, 5))
@@ -186,7 +186,7 @@ def test_batches(gemm: Gemm, stream: Any, name: str, m: int, n: int, k: int) -> 
         shapes = [(batch, m, k), (batch, k, n), (batch, m, n)]
         alpha, beta = next(pairs)
         x, y, z = (entries(shape, dtype, seed) for seed, shape in enumerate(shapes))
-        for shared in (None, 0, 1):  # which operand all products have in common
+        for shared in (None, 0, 1):  # the operand that all products share
             x_ = x[0] if shared == 0 else x
             y_ = y[0] if shared == 1 else y
             left, right, result = (Stored(w, *layout) for w, layout in zip((x_, y_, z), layouts, strict=True))
@@ -288,7 +288,7 @@ def test_captured_products_replay(gemm: Gemm, stream: Any, name: str) -> None:
     finally:
         graph = stream.end_capture()
     assert not z.read().any()  # nothing has run yet
-    gemm.matmul(stream.ptr, 3.0, x.array, y.array, 0.0, Stored(np.zeros((m, n), dtype)).array)  # another alpha since
+    gemm.matmul(stream.ptr, 3.0, x.array, y.array, 0.0, Stored(np.zeros((m, n), dtype)).array)  # with another alpha
     for seed in range(3):
         new = entries((m, k), dtype, 10 + seed)
         addend = entries((m, n), dtype, 20 + seed)
@@ -332,7 +332,7 @@ def test_repeated_calls_take_no_memory(gemm: Gemm, stream: Any) -> None:
     assert before == (cupy.get_default_memory_pool().used_bytes(), cupy.cuda.runtime.memGetInfo())
 
 
-def test_more_problems_than_are_kept(gemm: Gemm, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_problems_than_the_cache_holds(gemm: Gemm, stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pblas.backends.cuda.gemm._MOST_PRODUCTS", 4)
     dtype = np.dtype(np.float64)
     for m in (*range(1, 12), *range(1, 12)):
@@ -342,7 +342,7 @@ def test_more_problems_than_are_kept(gemm: Gemm, stream: Any, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: Path) -> None:
+def test_tuned_algorithms_are_saved_and_loaded(gemm: Gemm, stream: Any, name: str, tmp_path: Path) -> None:
     dtype = dtype_of(name)
     x, y, z = entries((160, 2048), dtype, 1), entries((2048, 96), dtype, 2), np.zeros((160, 96), dtype)
     stored = Stored(x, "F"), Stored(y, "C"), Stored(z, "C", 0, 1)  # Z misaligned
@@ -368,7 +368,7 @@ def test_tuned_algorithms_travel(gemm: Gemm, stream: Any, name: str, tmp_path: P
         assert np.array_equal(results[0].view(np.uint8), results[2].view(np.uint8))
 
 
-def test_a_foreign_algorithm_is_refused(stream: Any) -> None:
+def test_an_algorithm_for_another_gpu_is_rejected(stream: Any) -> None:
     dtype = np.dtype(np.float32)
     x, y = entries((65, 130), dtype, 1), entries((130, 33), dtype, 2)
     stored = Stored(x), Stored(y), Stored(np.zeros((65, 33), dtype))

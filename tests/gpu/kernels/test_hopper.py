@@ -1,6 +1,6 @@
-"""Laws of the Hopper kernel on one GPU: any order, size and variant, the same bits every time; parts that arrive late.
+"""Laws of the Hopper kernel on one GPU: any order, size and variant, the same bits every time, and late parts.
 
-A rank's copies and flags are made by a stream beside the kernel, which is its own peer.
+The GPU is its own peer: a stream beside the kernel makes the copies and flags of the other ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCALARS = ((1.0, 0.0), (-1.0, 1.0), (0.75, -0.5))
 SHAPES = (Shape(), Shape(256, 2), Shape(128, 1), Shape(128, 2), Shape(64, 1), Shape(64, 2))
 SECOND = 10**9
 TOLERANCE = 2.0**-10
-"""Of float16, relative to the largest element: twice what rounding may do."""
+"""Tolerance for float16, relative to the largest element: twice the rounding error."""
 
 
 class Stored:
@@ -62,7 +62,7 @@ class Stored:
         return host[:rows, :columns] if self._order == "C" else host[:columns, :rows].T
 
     def read(self) -> Array:
-        """The elements as they are now. The memory around them is checked."""
+        """The current elements; the memory around them is checked."""
         cupy.cuda.runtime.deviceSynchronize()
         host = self._memory.get().view(self._host.dtype)
         values: Array = self._view(host).copy()
@@ -140,7 +140,7 @@ def test_every_width_and_the_same_bits_every_time(hopper: Hopper, stream: Any, m
 
 
 def placed(x: Array, order: str, offset: int = 0) -> Any:
-    """A copy on the GPU, at an offset of so many elements in its memory."""
+    """A copy on the GPU, `offset` elements into its memory."""
     memory = cupy.empty(x.size + offset, np.uint16)[offset:]
     copy = cupy.ndarray(x.shape, x.dtype, memory.data, order=order)
     copy.view(np.uint16)[...] = cupy.asarray(x.view(np.uint16))
@@ -156,10 +156,10 @@ def placed(x: Array, order: str, offset: int = 0) -> Any:
         ("float16", Shape(64, 2), "F", 1),
     ],
 )
-def test_epilogues_are_of_the_sums(
+def test_epilogues_apply_to_the_sums(
     hopper: Hopper, stream: Any, name: str, shape: Shape, order: str, offset: int
 ) -> None:
-    """Of parts of a D but a partial one; with operands along its lines, across them, and like D, in both orders."""
+    """To all parts but a partial one; with operands along lines, across lines, and of D's shape, in both orders."""
     (m, n, k), dtype, tree = (
         (600, 520, 200),
         dtype_of(name),
@@ -209,14 +209,14 @@ def test_operands_with_another_memory_layout_need_no_compiler(stream: Any, monke
 
 
 def pinned(x: Array) -> Array:
-    """A copy in memory from which copy engines copy while the host goes on."""
+    """A copy in pinned memory, from which copy engines copy asynchronously."""
     copy: Array = np.frombuffer(cupy.cuda.alloc_pinned_memory(x.nbytes), x.dtype, x.size).reshape(x.shape)
     copy[...] = x
     return copy
 
 
 def copy_from_host(stream: Any, source: Array, target: Any, flag: int) -> None:
-    """Copy, which copy engines do, then set the flag: no SM may be free."""
+    """Copy with the copy engine, since no SM may be free, then set the flag."""
     cupy.cuda.runtime.memcpyAsync(
         target.data.ptr, source.ctypes.data, source.nbytes, cupy.cuda.runtime.memcpyHostToDevice, stream.ptr
     )
@@ -225,7 +225,7 @@ def copy_from_host(stream: Any, source: Array, target: Any, flag: int) -> None:
 
 
 class Parts:
-    """Z in parts whose X, all but that of the first, a peer has yet to bring."""
+    """Z in parts; a peer still has to bring the X of all parts but the first."""
 
     def __init__(self, count: int, rows: int, n: int, k: int) -> None:
         rng = np.random.default_rng(count)
@@ -251,7 +251,7 @@ class Parts:
 
 
 @pytest.mark.parametrize(("count", "rows"), [(2, 8), (4, 1000), (8, 512)])
-def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int) -> None:
+def test_the_kernel_waits_for_parts(hopper: Hopper, stream: Any, count: int, rows: int) -> None:
     watch = Watch(20 * SECOND)
     beside = cupy.cuda.Stream(non_blocking=True)
     for order in ("before", "after", "after"):
@@ -267,14 +267,14 @@ def test_parts_are_waited_for(hopper: Hopper, stream: Any, count: int, rows: int
 
 
 class Shares:
-    """Z of each of some ranks, all on this GPU: partial products of all but the last one go to slots of the last one.
+    """Products of several ranks, all on this GPU: all ranks but the last send theirs to slots of the last one.
 
     Args:
-        ranks: how many.
-        rows: of each Z.
-        n: columns.
+        ranks: number of ranks.
+        rows: rows of each Z.
+        n: columns of each Z.
         k: inner length of each product.
-        orders: of X, Y and Z with its slots.
+        orders: orders of X, of Y, and of Z with its slots.
     """
 
     def __init__(self, ranks: int, rows: int, n: int, k: int, orders: str = "CFC") -> None:
@@ -298,7 +298,7 @@ class Shares:
         return tuple(Term(slot, self.flag(i), i) for i, slot in enumerate(self.slots))
 
     def sent(self) -> list[Part]:
-        """Products whose signals are the flags of the terms."""
+        """The parts of the sending ranks; their signals are the flags of the terms."""
         pairs = enumerate(zip(self.x[:-1], self.slots, strict=True))
         return [Part(x, self.y, z, signal=self.flag(i), partial=True) for i, (x, z) in pairs]
 
@@ -306,7 +306,7 @@ class Shares:
         return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places, late=late)
 
     def check(self, alpha: float = 1.0, beta: float = 0.0) -> None:
-        """Slots hold products, Z their sum rounded once; flags are 0 again."""
+        """Check that slots hold products, Z their sum rounded once, and that flags are 0 again."""
         wide = self.y.astype(cupy.float32)
         exact = [alpha * (x.astype(cupy.float32) @ wide) for x in self.x]
         total = exact[-1] + beta * self.old.astype(cupy.float32)
@@ -367,7 +367,7 @@ def test_products_are_sent_and_added(
 @pytest.mark.parametrize("k", [520, 1600])
 @pytest.mark.parametrize("beta", [0.0, -0.5])
 def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: float, k: int) -> None:
-    """Sums of each piece after the products of the next, with a signal of their own; the last are stored anywhere."""
+    """The sums of a piece come after the next piece's products, with their own signal; the last have more places."""
     pieces = [Shares(4, rows, 2048, k) for rows in (512, 264, 264, 72)]
     stored, place_signal = cupy.zeros(len(pieces), cupy.uint32), cupy.zeros(1, cupy.uint32)
     first = cupy.full_like(pieces[0].z, cupy.nan)
@@ -395,7 +395,7 @@ def test_pieces_are_summed_between_products(hopper: Hopper, stream: Any, beta: f
 
 @pytest.mark.parametrize("k", [520, 1600])
 def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: Any, k: int) -> None:
-    """Own tiles of the second piece come after the tiles of the peers; each place has a flag."""
+    """Tiles of the own shard of the second piece come after those of the peers' shards; each place has a flag."""
     pieces = [Shares(4, rows, 2048, k) for rows in (1024, 1024, 512, 264)]
     places = [[cupy.full_like(piece.z, cupy.nan) for _ in range(3)] for piece in pieces]
     flags = cupy.zeros((len(pieces), 3), cupy.uint32)
@@ -423,7 +423,7 @@ def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: 
 
 
 @pytest.mark.parametrize("k", [520, 1600])
-def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
+def test_the_kernel_waits_for_terms(hopper: Hopper, stream: Any, k: int) -> None:
     shares = Shares(4, 1000, 1104, k)
     hopper.matmul(
         stream.ptr, 1.0, [Part(x, shares.y, z) for x, z in zip(shares.x[:-1], shares.slots, strict=False)], 0.0
@@ -441,8 +441,8 @@ def test_terms_are_waited_for(hopper: Hopper, stream: Any, k: int) -> None:
     shares.check()
 
 
-def test_it_starts_beside_kernels_that_wait_for_it(hopper: Hopper, stream: Any, record: Array) -> None:
-    """They follow a kernel that takes little shared memory, on streams that come first; it is on the main one."""
+def test_it_starts_beside_kernels_that_wait_for_its_signal(hopper: Hopper, stream: Any, record: Array) -> None:
+    """The waiting kernels start first, on other streams, after a kernel with little shared memory."""
     kernels, watch = Kernels(), Watch(SECOND // 4, record=record.ctypes.data)
     kernels.load(stream.ptr)
     beside = [cupy.cuda.Stream(non_blocking=True, priority=-5) for _ in range(2)]
@@ -481,8 +481,8 @@ def test_operands_that_tma_cannot_address_are_rejected() -> None:
     assert not supports(read(*single).problem)
 
 
-def test_a_missing_part_ends_the_kernel(hopper: Hopper, stream: Any, record: Array) -> None:
-    # The last test here: a kernel that ends in an error takes the context with it.
+def test_the_kernel_ends_if_a_part_is_missing(hopper: Hopper, stream: Any, record: Array) -> None:
+    # The last test of this file: a kernel that ends in an error destroys the CUDA context.
     parts = Parts(4, 1000, 1104, 520)
     beside = cupy.cuda.Stream(non_blocking=True)
     parts.bring(beside, 1)
@@ -497,7 +497,7 @@ def test_a_missing_part_ends_the_kernel(hopper: Hopper, stream: Any, record: Arr
         hopper.matmul(stream.ptr, 1.0, parts.parts, 0.0, watch=watch)
         stream.synchronize()
         assert record["code"][0] == code
-        assert record["rank"][0] in ((2, 3) if code == LATE else (1, 2, 3))  # the flag of 1 is 0 again
+        assert record["rank"][0] in ((2, 3) if code == LATE else (1, 2, 3))  # rank 1's flag was set and reset
     shares = Shares(4, 1000, 1104, 520)
     abort[0], record[0] = 0, 0
     shares.flags[:2] = 1
@@ -506,7 +506,7 @@ def test_a_missing_part_ends_the_kernel(hopper: Hopper, stream: Any, record: Arr
     hopper.matmul(stream.ptr, 1.0, [shares.own()], 0.0, watch=watch)
     stream.synchronize()
     assert (record["code"][0], record["rank"][0]) == (LATE, 2)
-    parts = Parts(4, 1000, 1104, 520)  # the next product is none the worse
+    parts = Parts(4, 1000, 1104, 520)  # the next product is right
     parts.bring(beside, 1, 2, 3)
     beside.synchronize()
     hopper.matmul(stream.ptr, 1.0, parts.parts, 0.0, watch=Watch(20 * SECOND))

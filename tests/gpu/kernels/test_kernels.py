@@ -1,6 +1,6 @@
-"""Laws of the kernels on one GPU that is its own peer: a rank is some memory, and a stream where ranks wait.
+"""Laws of the kernels on one GPU that is its own peer: a rank is a piece of memory, and a stream if ranks wait.
 
-Under compute-sanitizer (cuda-bindings asks for symbols that an older driver does not have: no API errors, then):
+Under compute-sanitizer (without API errors, since cuda-bindings looks for symbols that older drivers lack):
 compute-sanitizer --report-api-errors no --error-exitcode 9 python -m pytest tests/gpu/kernels/test_kernels.py
 """
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.gpu
 
-EMPTY = 0xFF  # in every byte of a slot, when nothing is there
-POISON = 0xFE  # in every byte, a large negative number in most dtypes and no sum of small ones in any
+EMPTY = 0xFF  # in every byte of an empty slot
+POISON = 0xFE  # in every byte: a large negative number in most dtypes, and no sum of small numbers in any dtype
 SECOND = 10**9
 FLOAT32 = np.dtype(np.float32)
 HALVES = ("float16", "bfloat16")
@@ -94,7 +94,7 @@ class Lines:
         return int(self.memory.data.ptr) + self.offset * self.dtype.itemsize
 
     def read(self) -> Array:
-        """The elements. The memory around them must be unchanged."""
+        """The elements; the memory around them must be unchanged."""
         memory = self.memory.get()
         values = self._view(memory).copy()
         self._view(memory)[...] = self._view(self.before)
@@ -108,7 +108,7 @@ def same_bits(x: Array, y: Array) -> bool:
 
 
 def times(beta: complex, x: Array) -> Array:
-    """Beta x, part by part, in the precision of x."""
+    """Beta x, real and imaginary parts separately, in the precision of x."""
     if x.dtype.kind != "c":
         return (x.real.dtype.type(beta.real) * x).astype(x.dtype)
     a, b = x.real.dtype.type(beta.real), x.real.dtype.type(beta.imag)
@@ -131,7 +131,7 @@ def added(parts: Sequence[Array], beta: complex, old: Array | None, dtype: np.dt
 
 
 def block_of(source: Lines, target: Lines) -> Block:
-    """A copy from lines to others of the same length."""
+    """The block that copies lines to other lines of the same length."""
     itemsize = target.dtype.itemsize
     pitches = source.ld * itemsize, target.ld * itemsize
     return Block(source.address, target.address, target.rows * itemsize, -1, target.columns, *pitches)
@@ -241,7 +241,7 @@ def test_scale_and_conjugate(kernels: Kernels, stream: Any, name: str, shape: tu
 
 @pytest.mark.parametrize(("lines", "width"), [(1, 16), (1, 3 << 20), (5, 8192), (3, 8208), (700, 48), (3, 25600)])
 @pytest.mark.parametrize("gap", [0, 32])
-def test_blocks_are_copied_beside_products(kernels: Kernels, stream: Any, lines: int, width: int, gap: int) -> None:
+def test_blocks_are_copied_during_products(kernels: Kernels, stream: Any, lines: int, width: int, gap: int) -> None:
     source = cupy.random.default_rng(lines).integers(0, 256, (lines + 1, width + gap), cupy.uint8)
     target, pitch = cupy.full((lines + 1, width + 3 * gap), POISON, cupy.uint8), width + gap
     block = Block(source.data.ptr, target.data.ptr, width, -1, lines, pitch, width + 3 * gap)
@@ -254,14 +254,14 @@ def test_blocks_are_copied_beside_products(kernels: Kernels, stream: Any, lines:
 
 
 def in_packs(count: int, itemsize: int) -> int:
-    """Bytes of so many elements, rounded up to 16."""
+    """Bytes of `count` elements, rounded up to 16."""
     return -(-count * itemsize // 16) * 16
 
 
 class Rank:
     """The memory of one rank: slots, partial product, flags, results of both parities; a record and an abort word.
 
-    Shots are 1, 2, or 3 for two that are pulled.
+    Shots are 1, 2, or 3 for a two-shot all-reduce that pulls.
     """
 
     def __init__(self, nranks: int, count: int, dtype: np.dtype[Any], wire: np.dtype[Any]) -> None:
@@ -287,7 +287,7 @@ def launch(
     kernels: Kernels, stream: Any, ranks: list[Rank], rank: int, shots: Any, parity: int, source: Any,
     dtype: np.dtype[Any], *, direct: bool = False, timeout: int = 5 * SECOND, **keep: Any,
 ) -> None:  # fmt: skip
-    """An all-reduce of one of the ranks; a pulling one follows a copy of its partial product, in place of a GEMM."""
+    """Launch one rank's all-reduce; if it pulls, a copy of the partial product before it stands for the GEMM."""
     me = ranks[rank]
     slots = Slots([r.slots[parity].data.ptr for r in ranks], me.slot_nbytes)
     bounds = [start for start, _ in shares(source.size, len(ranks))] + [source.size]
@@ -310,7 +310,7 @@ def shares(count: int, nranks: int) -> list[tuple[int, int]]:
 def reduced(
     terms: list[Array], beta: complex, old: Array, dtype: np.dtype[Any], shots: int, ranks: Sequence[int] | None = None
 ) -> Array:
-    """What an all-reduce gives on every rank: the owner's order, the owner last."""
+    """The result of an all-reduce on every rank, in the order of each owner, which comes last."""
     nranks, count = len(terms), terms[0].size
     pieces = []
     for owner, share in enumerate(shares(count, nranks) if shots > 1 else [(0, count)]):
@@ -364,8 +364,8 @@ def finished(total: Array, operands: dict[str, Any], old: Array, beta: float, dt
 
 
 @pytest.mark.parametrize(("name", "wire"), [("bfloat16", "float32"), ("float32", "float32")])
-def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
-    """Of sums of any lines, and of reductions, with + beta C before it: the bits that NumPy gives."""
+def test_epilogues_after_the_last_addition(kernels: Kernels, streams: list[Any], name: str, wire: str) -> None:
+    """Of sums with any memory layout, and of reductions, after + beta C: NumPy's bits."""
     dtype, travelling, nranks, tree = dtype_of(name), dtype_of(wire), 3, parse("relu(x * s + row) - full")
     for number, (shape, padding) in enumerate(itertools.product([(37, 23), (64, 8)], [0, 3, 8])):
         full, row, old = entries(shape, dtype, 1), entries((1, shape[1]), dtype, 2), entries(shape, dtype, 3)
@@ -401,16 +401,16 @@ def test_epilogues_of_the_last_addition(kernels: Kernels, streams: list[Any], na
 
 
 def device(x: Array, padding: int) -> Any:
-    """The same on the GPU, by columns, with elements between them."""
+    """The same elements on the GPU, by columns, with padding."""
     lines = Lines(x, padding)
     memory = lines.memory.view(x.dtype).reshape(lines.columns, lines.ld)
     return memory[:, : lines.rows].T
 
 
 @pytest.mark.parametrize("parities", [1, 2])
-def test_all_reduces_in_a_row_on_streams(kernels: Kernels, streams: list[Any], parities: int) -> None:
-    # No rank waits for the host between calls: only what is sent and both parities keep the calls apart. Two shots keep
-    # themselves apart, and their partial products, which the next call overwrites.
+def test_successive_all_reduces_on_streams(kernels: Kernels, streams: list[Any], parities: int) -> None:
+    # No rank waits for the host between calls: only the packets and both parities separate the calls. Two-shot calls
+    # need no second parity, and the next call may overwrite their partial products.
     dtype, nranks, count, calls = dtype_of("bfloat16"), 4, 3001, 150
     rng = np.random.default_rng(4)
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
@@ -449,7 +449,7 @@ def test_ranks_without_partial_products_on_streams(kernels: Kernels, streams: li
 @pytest.mark.parametrize("name", ["bfloat16", "float64"])
 @pytest.mark.parametrize("shots", [1, 3])
 def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, shots: Any) -> None:
-    # The flags and data of the others are there before it starts, so nothing runs beside it: for compute-sanitizer.
+    # The peers' flags and data are set before it starts, so nothing runs beside it: for compute-sanitizer.
     dtype, nranks, rank, count = dtype_of(name), 4, 1, 20011
     ranks, terms = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)], vectors(nranks, count, dtype, 5)
     me, nbytes = ranks[rank], count * dtype.itemsize
@@ -463,7 +463,7 @@ def test_all_reduce_of_one_rank_alone(kernels: Kernels, stream: Any, name: str, 
         else:
             ranks[peer].partials[0][:nbytes] = cupy.asarray(terms[peer].view(np.uint8))
             me.flags[0].reshape(2, nranks, MAX_CTAS)[:, peer, :ctas] = 1
-        ranks[peer].results[0][...] = cupy.asarray(expected.view(np.uint8))  # of which the part that is its own is read
+        ranks[peer].results[0][...] = cupy.asarray(expected.view(np.uint8))  # the kernel reads the peer's shard of it
     source = cupy.asarray(terms[rank].view(np.uint8)).view(dtype)
     cupy.cuda.runtime.deviceSynchronize()
     launch(kernels, stream, ranks, rank, shots, 0, source, dtype)
@@ -490,7 +490,7 @@ def test_an_all_reduce_times_out(kernels: Kernels, stream: Any, shots: Any, code
     dtype, nranks, rank, count = FLOAT32, 4, 2, 5000
     ranks = [Rank(nranks, count, dtype, dtype) for _ in range(nranks)]
     me, source = ranks[rank], cupy.ones(count, dtype)
-    me.flags[0].reshape(2, nranks, MAX_CTAS)[0, 0] = 1  # only rank 0 has come
+    me.flags[0].reshape(2, nranks, MAX_CTAS)[0, 0] = 1  # only rank 0 has arrived
     me.slot(0, 0, me.slot_nbytes)[...] = 0
     me.abort.fill(code == ABORTED)
     cupy.cuda.runtime.deviceSynchronize()
@@ -508,7 +508,7 @@ def test_an_all_reduce_times_out(kernels: Kernels, stream: Any, shots: Any, code
 
 
 class Halves:
-    """The memory of one rank in collectives of plain arrays: both halves, and the word in which calls are counted."""
+    """The memory of one rank in collectives of plain arrays: both halves, and the word that counts calls."""
 
     def __init__(self, nranks: int, share: int) -> None:
         self.share, flags = share, all_reduce_flags_nbytes(nranks)
@@ -522,7 +522,7 @@ class Halves:
 
 
 def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: Any, out: Any, ctas: int) -> Any:
-    """A launch that counts for itself; the parts of the ranks are as even as they can be, but for one shot."""
+    """A launch whose kernel counts calls; shards are as even as possible, except in one shot."""
     nranks, me, itemsize = len(ranks), ranks[rank], x.itemsize
     gathers, scatters = kind in {"all_gather", "all_gather_ll"}, kind == "reduce_scatter"
     bounds = [x.size * r if gathers else x.size * r // nranks for r in range(nranks + 1)]
@@ -547,7 +547,7 @@ def collective(kernels: Kernels, ranks: list[Halves], rank: int, kind: str, x: A
 
 
 def test_collectives_with_device_call_counters_on_streams(kernels: Kernels, streams: list[Any]) -> None:
-    """Single launches and replays of graphs take turns, of all sizes and numbers of CTAs; the host waits for none."""
+    """Launches and replays of graphs alternate, with all sizes and numbers of CTAs; the host waits for none."""
     nranks, calls, kinds = 4, 200, ("one_shot", "two_shot", "reduce_scatter", "all_gather", "all_gather_ll")
     rng = np.random.default_rng(6)
     ranks = [Halves(nranks, 1 << 15) for _ in range(nranks)]
@@ -598,7 +598,7 @@ def test_collectives_with_device_call_counters_on_streams(kernels: Kernels, stre
 def test_shards_are_gathered_on_streams(
     kernels: Kernels, streams: list[Any], name: str, counts: tuple[int, ...]
 ) -> None:
-    """Uneven and empty ones, which begin anywhere; NaNs of all bits, which mean that nothing is there, stay NaNs."""
+    """Uneven and empty shards at any offset; NaNs with all bits set, which mark an empty slot, stay NaNs."""
     dtype, nranks, first = dtype_of(name), len(counts), [sum(counts[:r]) for r in range(len(counts) + 1)]
     ranks = [Rank(nranks, max(counts), dtype, dtype) for _ in counts]
     outs = [cupy.full((first[-1] + 1) * dtype.itemsize, POISON, cupy.uint8) for _ in counts]
@@ -704,7 +704,7 @@ def test_push(kernels: Kernels, stream: Any, sizes: tuple[int, ...], offset: int
     data = [rng.integers(0, 256, size, np.uint8) for size in sizes]
     sources = [cupy.asarray(np.concatenate([np.zeros(offset, np.uint8), x])) for x in data]
     targets = [cupy.full(size + 64, POISON, cupy.uint8) for size in sizes]
-    flags = cupy.zeros(len(sizes) + 1, cupy.uint32)  # the last has no block
+    flags = cupy.zeros(len(sizes) + 1, cupy.uint32)  # the last flag has no block
     counter = cupy.zeros(push_counter_nbytes() // 4, cupy.uint32)
     blocks = [
         Block(source.data.ptr + offset, target.data.ptr + 16 + offset, size, signal)
@@ -759,7 +759,7 @@ def test_launches_can_be_captured(kernels: Kernels, stream: Any) -> None:
     graph = stream.end_capture()
     for factor in (1, 2):
         for part in parts:
-            part.memory.view(cupy.uint16)[...] = part.memory.view(cupy.uint16)  # written again, as users do
+            part.memory.view(cupy.uint16)[...] = part.memory.view(cupy.uint16)  # written again, as callers do
         terms = [(term.astype(np.float32) * factor).astype(dtype) for term in terms]
         parts_now = [Lines(term) for term in terms]
         for part, now in zip(parts, parts_now, strict=True):

@@ -1,4 +1,4 @@
-"""How lanes of an execution become operations of streams, on one GPU."""
+"""Lanes of an execution as operations on streams, on one GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions on one GPU give what they give on CPUs, in any memory, and touch nothing else."""
+"""Expressions on one GPU have the values that they have on CPUs, in any memory, and change nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def expressions() -> Pointwise:
 
 
 class Placed:
-    """The elements of a matrix on the GPU, amid poison."""
+    """A matrix on the GPU, surrounded by poison."""
 
     def __init__(self, x: Array, order: str, padding: int = 0) -> None:
         rows, columns = x.shape if order == "F" else x.shape[::-1]
@@ -45,7 +45,7 @@ class Placed:
         return lines.T if self._order == "F" else lines
 
     def read(self) -> Array:
-        """The elements; the poison is still there."""
+        """The elements; the poison must be unchanged."""
         memory: Array = self._memory.get()
         assert (memory[:, self._rows :] == POISON).all()
         result: Array = self._inside(memory)
@@ -53,7 +53,7 @@ class Placed:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_expressions_are_those_of_cpus(expressions: Pointwise, name: str) -> None:
+def test_expressions_have_the_values_of_cpus(expressions: Pointwise, name: str) -> None:
     dtype, wide = dtype_of(name), accumulator_dtype(dtype_of(name))
     shapes = {"x": (33, 21), "full": (33, 21), "row": (21,), "column": (33, 1)}
     values = {

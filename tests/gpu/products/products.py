@@ -1,4 +1,4 @@
-"""Products on GPUs, as the tests judge them: matrices in poisoned memory, four executions, every law checked."""
+"""Checked products on GPUs: matrices in poisoned memory, four executions, and all laws."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sync() -> None:
 
 
 class Placed:
-    """A matrix on the GPU: the view that is multiplied, and all the memory around it, so that it can be checked.
+    """A matrix on the GPU: the multiplied view, and the memory around it, which can be checked.
 
     Homes: "w" in the context's symmetric memory, "u" plain CuPy memory, "o" the same, off its alignment on odd ranks.
     """
@@ -72,7 +72,7 @@ class Placed:
         self.view: DistMatrix = whole[i0:i1, j0:j1] if place != (0, desc.m, 0, desc.n) else whole
 
     def _seen(self, host: Array) -> Array:
-        """The view's elements in a copy of the memory in the host."""
+        """The view's elements in a host copy of the memory."""
         local = self.view.stored("test")
         if not local.size:
             return np.empty(local.shape, local.dtype)
@@ -95,22 +95,22 @@ class Placed:
         return host
 
     def check_untouched(self) -> None:
-        """Nothing has changed, inside the view and outside."""
+        """Assert that nothing has changed, inside the view and outside."""
         assert np.array_equal(self._download().view(np.uint8), self._host.view(np.uint8))
 
     def check_untouched_outside(self) -> None:
-        """Nothing but the view has changed."""
+        """Assert that nothing but the view has changed."""
         after, before = self._download(), self._host.copy()
         self._seen(after)[...] = self._seen(before)[...] = 0
         assert np.array_equal(after.view(np.uint8), before.view(np.uint8)), "memory around D was touched"
 
 
 class ErrorChecker:
-    """The error of D for one set of data, in the gauge."""
+    """The scaled residual of D for one set of data."""
 
     def __init__(self, a: Array, b: Array, c: Array, case: Case) -> None:
         self._a, self._b, self._c, self._case = a, b, c, case
-        # In 64 bits, by BLAS, whose own error in them is below a unit; small products of 64 bits in more.
+        # By BLAS in 64 bits, with an error below one unit; small products of 64 bits in extended precision.
         is_double = a.dtype.itemsize // (2 if a.dtype.kind == "c" else 1) > 4
         self._wide = is_double and c.size * a.shape[1] < _SMALL
         if not self._wide:
@@ -125,7 +125,7 @@ class ErrorChecker:
                 self._sizes += _size(case.beta) * _sizes(c)
 
     def error(self, result: Array, rows: Array, columns: Array, eps: float) -> float:
-        """Of a part of D, in units of eps times the sum of the terms' absolute values."""
+        """The error of a part of D, in units of eps times the sum of the terms' absolute values."""
         block, case = np.ix_(rows, columns), self._case
         if self._wide:
             return gauge(result, self._a[rows], self._b[:, columns], self._c[block], alpha=case.alpha, beta=case.beta)
@@ -165,7 +165,7 @@ class Run(Operands):
         self._checkers: dict[int, ErrorChecker] = {}
 
     def load(self, turn: int) -> ErrorChecker:
-        """Fill all matrices anew, with the data of a turn."""
+        """Fill all matrices with the data of a turn."""
         case, seed = self.case, 3 * self.case.seed + 1000 * turn
         a = entries((case.m.n, case.k.n), self.dtype, seed)
         b = entries((case.k.n, case.n.n), self.dtype, seed + 1)
@@ -189,7 +189,7 @@ class Run(Operands):
             return planned.plan, bits
 
     def check(self, result: DistMatrix, checker: ErrorChecker) -> Array:
-        """Assert every law; D's local part."""
+        """Assert every law, and return D's local part."""
         rows, columns = self.check_memory(result)
         local: Array = result.runtime.backend.reading(result.local)
         error = checker.error(local, rows, columns, self._eps)

@@ -1,4 +1,4 @@
-"""Algorithms that are measured on GPUs: products stay right, all ranks take the same algorithm, a file keeps it."""
+"""Algorithms measured on GPUs: products are right, all ranks take the same algorithm, and a file stores it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 @pytest.fixture
 def ctx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pblas.Context]:
-    """A context that knows nothing yet but the machine code of kernels, which is stored elsewhere in the cache."""
+    """A context without measurements; only compiled kernels are cached."""
     folder = COMM.bcast(tmp_path, 0)
     monkeypatch.setattr(store, "store_path", lambda *names: folder / "-".join(names).replace("/", "_"))
     with context() as opened:
@@ -37,7 +37,7 @@ def context() -> pblas.Context:
 
 
 def test_products_are_right_by_the_measured_algorithm(ctx: pblas.Context) -> None:
-    """Which is the fastest of several; a second plan finds it known, and so does a context that reads the file."""
+    """The fastest of several; a second plan, and a context that reads the file, need no measurement."""
     n, plans = 64 * ctx.nprocs, list[tuple[Case, ProductPlan]]()
     for layout, homes, beta in (("AG(A) rows", "uuuu", 0.0), ("RS to columns", "wwww", 0.5), ("AR", "wwww", 0.0)):
         dims = (Dimension(2 * n), Dimension(n), Dimension(n))
@@ -64,7 +64,7 @@ def test_products_are_right_by_the_measured_algorithm(ctx: pblas.Context) -> Non
 
 
 def test_a_tuning_error_on_one_rank_is_raised_by_all(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the first, which times GEMMs on operands of its own, has no memory for them."""
+    """For instance if a rank has no memory for the operands of the timed GEMMs."""
 
     def none_left(*_: Any) -> None:
         raise MemoryError("none left")

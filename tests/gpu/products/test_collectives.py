@@ -1,4 +1,4 @@
-"""Laws of allreduce, reduce_scatter and allgather on GPUs: NumPy's result, one set of bits, on the caller's stream."""
+"""Laws of allreduce, reduce_scatter and allgather on GPUs: NumPy's result, equal bits, on the caller's stream."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def small() -> Iterator[pblas.Context]:
 
 @pytest.fixture(scope="module")
 def messages() -> Iterator[pblas.Context]:
-    """A context whose GPUs do not reach each other."""
+    """A context whose GPUs do not access each other's memory."""
     with pblas.Context(backend="cuda", timeout=20) as context:
         yield context
 
@@ -76,14 +76,14 @@ def to_host(x: Any) -> Array:
 
 
 def bits(x: Any) -> Array:
-    """**Collective.** An array's elements, which are the same on every rank."""
+    """**Collective.** An array's elements, which must be equal on all ranks."""
     result = to_host(x)
     same_on_all_ranks(result.tobytes())
     return result
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_allreduce_is_numpys_with_one_set_of_bits(
+def test_allreduce_is_numpys_with_equal_bits_on_all_ranks(
     ctx: pblas.Context, small: pblas.Context, messages: pblas.Context, name: str
 ) -> None:
     """In and out of place, in one round and in many, again with the same arrays and with others."""
@@ -105,7 +105,7 @@ def test_allreduce_is_numpys_with_one_set_of_bits(
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_rounds_of_large_arrays_off_their_alignment(ctx: pblas.Context, offset: int) -> None:
+def test_rounds_of_large_misaligned_arrays(ctx: pblas.Context, offset: int) -> None:
     dtype, size = dtype_of("float16"), (40 << 20) // 2 + 13
     x, out = (cupy.full(size + 8, POISON, dtype)[offset : offset + size] for _ in range(2))
     x[:] = cupy.arange(size) % 7 - RANK
@@ -154,7 +154,7 @@ def test_any_order_and_view(ctx: pblas.Context, small: pblas.Context, shape: tup
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_arrays_in_symmetric_memory_are_reached_in_place(
+def test_arrays_in_symmetric_memory_are_accessed_in_place(
     ctx: pblas.Context, small: pblas.Context, order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """x, out, both or neither, on all ranks or on some."""
@@ -173,7 +173,7 @@ def test_arrays_in_symmetric_memory_are_reached_in_place(
                     x[...] = to_gpu(everywhere[RANK])
                     context.allreduce(x, out, algorithm=algorithm, epilogue="x * 2")
                     result = bits(out)
-                    x[...] = out[...] = POISON  # a rank that still read here would see it
+                    x[...] = out[...] = POISON  # a rank that still reads here would get poison
                 expected = result if expected is None else expected
                 assert np.array_equal(result, expected), (algorithm, where)
                 check(result / 2, everywhere)
@@ -208,7 +208,7 @@ def test_reduce_scatter_splits_rows(
 
 
 @pytest.mark.parametrize("name", ["float16", "complex128"])
-def test_allgather_puts_all_rows_one_after_the_other(
+def test_allgather_concatenates_all_rows(
     ctx: pblas.Context, small: pblas.Context, messages: pblas.Context, name: str
 ) -> None:
     dtype = dtype_of(name)
@@ -222,7 +222,7 @@ def test_allgather_puts_all_rows_one_after_the_other(
                 assert context.allgather(x, out, counts=counts) is out
                 assert np.array_equal(to_host(out), expected)
                 out[...] = POISON
-            for last in (1, 0, 1):  # the others see that one has other rows, with the same arrays of their own
+            for last in (1, 0, 1):  # one rank has other rows, while its peers pass the same arrays
                 rows = x[: len(x) - last] if RANK == P - 1 and len(x) > 1 else x
                 assert len(context.allgather(rows)) == sum(counts) - last * (counts[-1] > 1)
             out[start : start + counts[RANK]] = x
@@ -255,7 +255,7 @@ def test_epilogues_are_applied_to_the_sum_and_rounded_once(
 
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 40), (6, 41), (30, 4000)])
-def test_rmsnorm_with_the_residual_before_it(
+def test_rmsnorm_after_the_residual_is_added(
     ctx: pblas.Context, small: pblas.Context, name: str, rows: int, columns: int
 ) -> None:
     dtype, shape = dtype_of(name), (rows, columns)
@@ -288,7 +288,7 @@ def test_rmsnorm_with_the_residual_before_it(
 
 
 def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Context) -> None:
-    """Eager calls and replays take turns, on a stream that a late rank holds up; graphs count halves for themselves."""
+    """Eager calls and replays alternate, on a stream that a late rank delays; graphs count their calls on the GPU."""
     shape, stream = (33, 64), cupy.cuda.Stream(non_blocking=True)
     x, out, part = cupy.zeros(shape, np.float32), cupy.zeros(shape, np.float32), cupy.zeros((33 * P, 64), np.float32)
     shared = ctx.empty(MatrixDescriptor.replicated(*shape, P, order="C"), "float32").local
@@ -323,7 +323,7 @@ def test_calls_follow_the_callers_stream_and_replay_in_its_graph(ctx: pblas.Cont
         result = part[33 * RANK : 33 * RANK + 33].get(stream=stream)
         assert np.array_equal(result, expected(seed)), seed
         same_on_all_ranks(result.tobytes())
-    for seed in range(20):  # without a look at the results in between
+    for seed in range(20):  # the results are not read in between
         load(seed)
         calls() if seed % 2 else graph.launch(stream)
     assert np.array_equal(part[33 * RANK : 33 * RANK + 33].get(stream=stream), expected(19))
@@ -353,7 +353,7 @@ WRONG: list[tuple[type[Exception], str, Any]] = [
 
 @pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
 def test_errors_are_the_same_everywhere(backend: Any) -> None:
-    """And where all ranks are wrong, the context goes on."""
+    """If all ranks make the mistake, the context stays usable."""
     with pblas.Context(backend=backend, timeout=20) as context:
         x = cupy.ones((4, 6), np.float32)
         context.allreduce(x, x)
@@ -375,8 +375,8 @@ def test_differences_between_ranks_are_named(ctx: pblas.Context) -> None:
     raises_on_all_ranks(errors.MismatchError, "s differs", lambda: ctx.allreduce(cupy.ones(3), epilogue=epilogue))
 
 
-def _call_until_told(call: Any, op: Any) -> None:
-    """Ranks that launch without an agreement hear of one that refused when they make a later call."""
+def _call_until_the_error_arrives(call: Any, op: Any) -> None:
+    """Ranks that launch without an agreement learn of a rank's rejection in a later call."""
     call(op=op)
     end = time.monotonic() + 10
     while time.monotonic() < end:
@@ -391,7 +391,7 @@ def test_a_mistake_of_one_rank_is_raised_by_all(backend: Any) -> None:
         context.allreduce(x, x)
         op: Any = "mean" if RANK in wrong else "sum"
         with pytest.raises(errors.ArgumentError, match="op must be one of"):
-            _call_until_told(partial(context.allreduce, x, x), op)
+            _call_until_the_error_arrives(partial(context.allreduce, x, x), op)
         context.close()
 
 

@@ -1,4 +1,4 @@
-"""Laws of the epilogues of products on GPUs: the expression of D by every algorithm, in the planned step."""
+"""Laws of the epilogues of products on GPUs, with every algorithm: D's values, and the step that computes them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 class Passes(list[bool]):
-    """Those in which an execution goes through a block of D once more; of each, whether it was recorded at planning."""
+    """The additional passes of an execution over D; for each, whether it was recorded at planning."""
 
     def begin(self) -> None:
-        """A product was planned: its rehearsals do not count, but recorded calls are part of executions."""
+        """Forget the rehearsals of a new plan; recorded calls are part of its executions."""
         self[:] = [recorded for recorded in self if recorded]
 
 
@@ -66,7 +66,7 @@ def on_gpu(x: Array) -> Any:
 
 
 class Finished:
-    """A product of small integers with an epilogue: sums that 16 bits do not hold get the epilogue before rounding.
+    """A product of small integers with an epilogue, whose sums do not fit 16 bits: rounding first would be visible.
 
     Args:
         ctx: of the matrices (global).
@@ -111,7 +111,7 @@ class Finished:
         self.options: dict[str, Any] = {"alpha": ALPHA, "beta": beta, "epilogue": self.epilogue}
 
     def check(self, *, once: bool, result: Any = None, s: float = 0.75) -> None:
-        """D is the expression, of elements that were rounded once, at the end; or before it too."""
+        """Assert that D is the expression, rounded once at the end; or also before the epilogue."""
         operands = {"s": s, "bias": self.bias.astype(float), "h": self.h.astype(float)}
         x = self.exact if once else self.exact.astype(self.dtype).astype(float)
         assert self.epilogue.tree is not None
@@ -123,7 +123,7 @@ class Finished:
 
 
 def test_epilogues_in_graphs_of_the_caller(ctx: pblas.Context) -> None:
-    """Captured twice with different operands, replayed in turn."""
+    """Captured twice with different operands, replayed alternately."""
     job = Finished(ctx, "AR", (16 * P, 64 * P, 24 * P), "bfloat16", "C", IN_THE_SUM[0], 0.0)
     stream, graphs = cupy.cuda.Stream(non_blocking=True), []
     with pblas.plan_matmul(job.A, job.B, out=job.D, **job.options) as mm, stream:
@@ -139,7 +139,7 @@ def test_epilogues_in_graphs_of_the_caller(ctx: pblas.Context) -> None:
 
 
 @pytest.mark.parametrize("layout", ["RS to rows", "RS to columns", "AR"])
-def test_reductions_finish_their_sums(
+def test_reductions_apply_the_epilogue_to_their_sums(
     ctx: pblas.Context, layout: str, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Executed eagerly, captured in both halves and replayed; then with other operands."""
@@ -169,7 +169,7 @@ def test_reductions_finish_their_sums(
 
 
 @pytest.mark.parametrize("layout", ["AG(A) rows", "AG(B) columns", "AG(A) columns", "Local columns"])
-def test_products_are_finished_by_cublaslt_or_in_a_pass(
+def test_epilogues_by_cublaslt_or_in_an_additional_pass(
     ctx: pblas.Context, layout: str, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders, betas = itertools.cycle("CCF"), itertools.cycle([0.0, 0.5])
@@ -185,7 +185,7 @@ def test_products_are_finished_by_cublaslt_or_in_a_pass(
                 by_gemm = "in the GEMM (cuBLASLt" in mm.explain()
                 assert not by_gemm or text in IN_THE_GEMM
                 passes.begin()
-                for _ in range(4):  # of which the last is a replay, in which no operation is issued
+                for _ in range(4):  # the last one is a replay, which issues no operation
                     mm.execute(job.A, job.B, job.C if beta else None, out=job.D)
                     job.check(once=not passes)
                     assert not (by_gemm and passes and sizes[0] % 16 == 0)

@@ -36,12 +36,12 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 @settings(max_examples=60)
 @given(case=cases())
 def test_any_three_layouts(ctx: pblas.Context, case: Case) -> None:
-    """Right, within the gauge; nothing else touched; where the plan is general, the bytes that it announced arrive."""
+    """The result is within the threshold, nothing else changes, and general plans move the bytes that they announce."""
     multiply(ctx, case)
 
 
 def multiply(ctx: pblas.Context, case: Case) -> bytes:
-    """`Run.multiply`; of pushed plans, whose bytes are counted elsewhere, the result only."""
+    """`Run.multiply`; for pushed plans the result only, since other tests count their bytes."""
     run = Run(ctx, case)
     with run.plan() as planned:
         general = isinstance(planned.plan, Summa)
@@ -72,7 +72,7 @@ def test_same_bits_with_overlap_and_without(ctx: pblas.Context, kind: str) -> No
 
 
 def test_panels_of_real_width(ctx: pblas.Context) -> None:
-    """Several in a row: read in one piece, gathered, turned."""
+    """Several panels in sequence: read in one piece, gathered, transposed."""
     for grid, blocks in (((2, 2), (64, 64)), ((2, 2), (1, 1)), ((2, 2), (100, 130)), ((1, 3), (7, 300))):
         for order in ("F", "C"):
             a, b = (Layout(grid, blocks=x, order=order) for x in (blocks, blocks[::-1]))
@@ -84,8 +84,8 @@ def test_panels_of_real_width(ctx: pblas.Context) -> None:
 
 
 @pytest.mark.mpi(min_size=4)
-def test_no_kernel_moves_panels_of_conforming_grids(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Own panels are multiplied in place, others are one block, whatever the layout's blocks are."""
+def test_panels_of_conforming_grids_need_no_kernel(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own panels are multiplied in place; a peer's panel is one block, whatever the layout's block size."""
 
     def reject(*_: Any, **__: Any) -> None:
         raise AssertionError("a panel was taken apart")
@@ -131,8 +131,8 @@ def test_options_of_products(ctx: pblas.Context) -> None:
         assert error <= (THRESHOLD if "autotune" in options else 2.0**14)
 
 
-def test_the_stream_orders_what_comes_before_and_after(ctx: pblas.Context) -> None:
-    """A is filled on the caller's stream after much work, and D is read there."""
+def test_the_stream_orders_earlier_and_later_work(ctx: pblas.Context) -> None:
+    """A is filled on the caller's stream after a long delay, and D is read there."""
     own = cupy.cuda.Stream(non_blocking=True)
     n = 512
     desc = MatrixDescriptor(n, n, 64, 64, Grid(1, 1) if ctx.nprocs < 4 else Grid(2, 2))
@@ -208,7 +208,7 @@ def test_the_path_of_messages_can_be_set(value: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("options", [{"transport": "shared"}, {"ranks_per_node": 2}])
-def test_an_invalid_message_setting_is_refused(options: Any) -> None:
+def test_an_invalid_message_setting_is_rejected(options: Any) -> None:
     wrong = partial(pblas.Context, backend="cuda", timeout=SECONDS, **options)
     raises_on_all_ranks(pblas.ArgumentError, "setting of backend='mpi'", wrong)
 

@@ -1,4 +1,4 @@
-"""Executions that follow each other: thousands of replays, the caller's own graphs, streams, contexts, mutants."""
+"""Sequences of executions: thousands of replays, the caller's own graphs, streams, contexts, mutants."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ FACTORS = (1, 2, 3, 4, 5)
 
 # a := s a0, on the device, whatever the strides.
 SCALE = cupy.ElementwiseKernel("T source, float32 s", "T target", "target = (T)((float)source * s)", "pblas_test_scale")
-# Remember the worst error of D as s d0, NaN being the worst of all, and poison D.
+# Record the largest error of D against s d0, where NaN counts as the largest, and poison D.
 CHECK = cupy.ElementwiseKernel(
     "T right, float32 s",
     "T d, float32 worst",
@@ -124,14 +124,14 @@ class Scaled:
         self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
 
     def load(self) -> int:
-        """New data, unlike that of the last two calls, on the current stream."""
+        """Set data unlike that of the last two calls, on the current stream."""
         scale = self._scales.choice([s for s in FACTORS if s not in self._last])
         self._last = (self._last[1], scale)
         SCALE(self._a0, np.float32(scale), self.a.local)
         return scale
 
     def execute(self, **options: Any) -> None:
-        """One execution, on the current stream if no other is asked for."""
+        """Execute once, on the current stream by default."""
         self.planned.execute(self.a, self.b, out=self.d, **options)
 
     def look(self, scale: int) -> None:
@@ -139,13 +139,13 @@ class Scaled:
         CHECK(self._d0, np.float32(scale), self.d.local, self._worst)
 
     def turn(self) -> None:
-        """New data, one execution, one look."""
+        """Set data, execute once, and compare."""
         scale = self.load()
         self.execute()
         self.look(scale)
 
     def check(self) -> None:
-        """Assert that no look has found an error."""
+        """Assert that no comparison has found an error."""
         sync()
         worst = float(self._worst.max()) if self._worst.size else 0.0
         assert worst == 0.0, f"{self.planned.plan.name}, {self.planned.plan.algorithm}: off by {worst}"
@@ -172,7 +172,7 @@ def take_turns(
 
 
 def endure(ctx: pblas.Context, plans: list[Scaled], text: str) -> None:
-    """Plans take turns on one workspace, REPLAYS times; no rank waits for its GPU or for another rank."""
+    """Plans alternate on one workspace, REPLAYS times; no rank waits for its GPU or for another rank."""
     delays = random.Random(ctx.rank)
     stream = cupy.cuda.Stream(non_blocking=True)
     start = time.monotonic()
@@ -200,7 +200,7 @@ def test_ten_thousand_replays_with_changing_data_and_random_delays(ctx: pblas.Co
 def test_ten_thousand_replays_by_the_hopper_kernel(
     ctx: pblas.Context, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same, with a few tiles each."""
+    """As above, with a few tiles in each product."""
     if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     plans = []
@@ -213,7 +213,7 @@ def test_ten_thousand_replays_by_the_hopper_kernel(
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_every_algorithm_replayed(ctx: pblas.Context, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels and copies alternate on one workspace, with ranks that are late now and then."""
+    """Kernels and copies alternate on one workspace, with randomly late ranks."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
@@ -256,7 +256,7 @@ def test_every_algorithm_replayed(ctx: pblas.Context, dtype: str, monkeypatch: p
 def test_results_stored_in_d_wait_for_its_readers(
     ctx: pblas.Context, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Peers write D of the next call while this rank may still read D of the last; also if it adds nothing itself."""
+    """Peers store the next call's D while this rank may still read the last D; also if it adds nothing itself."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     plans = []
@@ -287,7 +287,7 @@ def test_results_stored_in_d_wait_for_its_readers(
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1,000 replays, the data new for each, and executions of our own in between, on the same workspace and others."""
+    """1,000 replays, each with new data, and eager executions in between, on the same workspace and others."""
     plans = three(ctx)[:count]
     if count == 2:
         with monkeypatch.context() as patch:
@@ -297,12 +297,12 @@ def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, mo
     stream = cupy.cuda.Stream(non_blocking=True)
     delays = random.Random(ctx.rank)
     with stream:
-        for planned in plans:  # warm, as captures ask for
+        for planned in plans:  # captures need a first execution
             planned.turn()
         stream.synchronize()
         stream.begin_capture()
         for number, planned in enumerate(plans):
-            if ctx.rank == number % ctx.nprocs:  # late, so that others are an execution ahead
+            if ctx.rank == number % ctx.nprocs:  # late, so that its peers are an execution ahead
                 delay(ctx, 100_000)
             planned.execute()
         graph = stream.end_capture()
@@ -322,7 +322,7 @@ def test_executions_in_a_graph_of_the_callers(ctx: pblas.Context, count: int, mo
 
 
 def test_the_same_execution_three_times_in_a_graph_of_the_callers(ctx: pblas.Context) -> None:
-    """Each reads what the one before has made: X := A X."""
+    """Each execution reads the result of the last one: X := A X."""
     n = 8 * ctx.nprocs
     rows = descriptor("rows", n, n, ctx.nprocs)
     a = ctx.from_global(lambda i, j: (j - i) % n == 1, rows, dtype="float32")  # shifts the rows
@@ -437,7 +437,7 @@ def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> 
 
 
 def test_recorded_executions_replay_on_other_arrays(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are launched, and captured, without a walk through the schedule."""
+    """They are launched and captured without executing the schedule again."""
     options: tuple[dict[str, Any], ...] = ({"chunks": 2}, {"overlap": False})
     plans = [Scaled(ctx, name, 64, 6, **each) for name in LAYOUTS for each in options]
     if ctx.runtime.topology.tiles:
@@ -464,7 +464,7 @@ def test_recorded_executions_replay_on_other_arrays(ctx: pblas.Context, monkeypa
 
 @pytest.mark.parametrize(("name", "chunks"), [("AllGatherGemm", None), ("GemmAllReduce", 3)])
 def test_cpu_cost_of_an_execution(ctx: pblas.Context, name: str, chunks: int | None) -> None:
-    """The issue's limits, on 8 ranks at once: 15 µs on arrays that are known, 300 on new ones."""
+    """Measure the CPU time of an execution on known arrays and on new ones, and note it in the report."""
     planned = Scaled(ctx, name, 64, 1, chunks=chunks)
     desc = planned.d.desc
     outputs = [ctx.from_local(cupy.full_like(planned.d.local, np.nan, order="F"), desc) for _ in range(repeats(40))]
@@ -491,7 +491,7 @@ def test_cpu_cost_of_an_execution(ctx: pblas.Context, name: str, chunks: int | N
 
 
 def held(engine: Any, lane: str, nanoseconds: int) -> None:
-    """Keep a lane busy, where operations are launched at all."""
+    """Keep a lane busy."""
     engine._executions.sink.launch(lane, lambda stream: engine._kernels.delay(stream, nanoseconds))
 
 
@@ -501,8 +501,8 @@ def pause_first(engine: Any, lane: str) -> None:
         held(engine, lane, 2_000_000)
 
 
-def pause_anybody(engine: Any, lane: str) -> None:
-    """At random, on any rank."""
+def pause_at_random(engine: Any, lane: str) -> None:
+    """A random delay on any rank."""
     if RANDOM.random() < 0.3:
         held(engine, lane, int(RANDOM.expovariate(1 / 100_000)))
 
@@ -513,7 +513,7 @@ PLANS: list[tuple[str, dict[str, Any]]] = [
     ("GemmReduceScatter", {"chunks": 2}),
     ("GemmAllReduce", {"chunks": 2}),
 ]
-"""In one round of 3 turns, 9 calls: the next round finds the other parity."""
+"""A round is 3 turns, 9 calls, an odd number: the next round has the other parity."""
 
 
 def fix_parity(patch: pytest.MonkeyPatch) -> None:
@@ -531,7 +531,7 @@ ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 
 
 def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
-    """Of the flags that a kernel waits for those of rank 0 are left out."""
+    """Kernels do not wait for rank 0's flags."""
     delay_puts(patch, engine, pause)
     multiply = engine.multiply_portions
 
@@ -551,7 +551,7 @@ def no_tile_waits_for_rank_0(patch: pytest.MonkeyPatch, engine: type[Any], pause
 
 
 def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: Any) -> None:
-    """The same half in all calls; rank 2 is late at rank 0, whose tiles find what rank 3 sends in the next call."""
+    """The same half in all calls; rank 2 is late at rank 0, whose tiles read the data of rank 3's next call."""
     del pause
     put = engine.put
 
@@ -586,9 +586,9 @@ MUTANTS_OF_TILES = {
 
 
 @pytest.mark.parametrize("delayed", DELAYS)
-@pytest.mark.parametrize("pause", [pause_first, pause_anybody])
+@pytest.mark.parametrize("pause", [pause_first, pause_at_random])
 def test_delays_change_nothing(delayed: Any, pause: Any) -> None:
-    """On rank 0, and anywhere at random, baked into the graphs."""
+    """On rank 0, and at random on any rank, captured in the graphs."""
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx, applied(delayed, StreamEngine, pause):
         calls = Calls(ctx, 3, PLANS, 16 * ctx.nprocs)
         for seed in range(6):
@@ -602,7 +602,7 @@ def test_kernel_algorithms_tolerate_delays(monkeypatch: pytest.MonkeyPatch) -> N
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as ctx:
         delays = random.Random(ctx.rank)
         for delayed in DELAYS:
-            with applied(delayed, StreamEngine, pause_anybody):
+            with applied(delayed, StreamEngine, pause_at_random):
                 calls = Calls(ctx, 3, plans, 16 * ctx.nprocs)
                 calls.round(1)
                 calls.close()
@@ -626,7 +626,7 @@ def doomed(seconds: float = 3.0) -> Iterator[pblas.Context]:
 
 
 def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: str) -> None:
-    """The same calls that are right without it are wrong, or end in an error."""
+    """Assert that calls that are right without the mutant are wrong with it, or end in an error."""
     with pblas.Context(backend="nvshmem", timeout=SECONDS) as patient, applied(change, StreamEngine, pause_first):
         Calls(patient, 1, plans, 16 * patient.nprocs, dtype).close()  # kernels are compiled
     with doomed() as ctx:
@@ -643,15 +643,15 @@ def check_mutant(change: Any, plans: list[tuple[str, dict[str, Any]]], dtype: st
 
 @pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_mutants_are_caught(name: str) -> None:
-    """Each breaks the protocol in one place."""
+    """Each mutant breaks the protocol in one place."""
     if COMM.size == 1:
         pytest.skip("one rank moves nothing")
     check_mutant(ALL_MUTANTS[name], PLANS, "float32")
 
 
-# Call after call of one all-reduce, of which each rank sums a part of every piece, one half of the workspace would do.
-# When a rank has all sums, which ends its call, all have read what they were sent; and it has sums of the next call
-# when all have sent parts of them, which they do after the last.
+# Successive calls of one all-reduce in which each rank sums a shard of every piece need only one half of the workspace.
+# A rank's call ends when it has all sums; then all ranks have read their terms. It gets sums of the next call only
+# after all ranks have sent terms of that call, which they do after the last call.
 BROKEN_BY_TILES = [
     (name, plan)
     for name in MUTANTS_OF_TILES
@@ -662,24 +662,24 @@ BROKEN_BY_TILES = [
 
 @pytest.mark.parametrize(("name", "plan"), BROKEN_BY_TILES)
 def test_mutants_of_tile_signals_are_caught(name: str, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each mode, where one kernel multiplies and waits."""
+    """In each kind of product in which one kernel multiplies and waits."""
     if COMM.size < (4 if name == "parity fixed" else 2):
-        pytest.skip("one rank is late at another; of one parity a third is ahead of both")
+        pytest.skip("needs a late rank and its reader; with a fixed parity, a third rank that is ahead of both")
     take(Algorithm("tile_signals", (1, 1)), monkeypatch)
     check_mutant(MUTANTS_OF_TILES[name], [(plan, {})], "float16")
 
 
 @pytest.mark.parametrize("fixed", [False, True])
 def test_sums_stay_until_a_late_rank_has_read_them(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are a call ahead then, and send shards: to the other half of the workspace, or to where the sums are."""
+    """Its peers are a call ahead and send shards to the workspace's other half, or, if it is fixed, over the sums."""
     if COMM.size < 4:
-        pytest.skip("a third rank sends a shard to where one gets sums from another")
+        pytest.skip("needs a third rank that overwrites the sums that one rank gets from another")
     take(Algorithm("tile_signals", (1, 1)), monkeypatch)
     n = 16 * COMM.size
     if fixed:
         fix_parity(monkeypatch)
     with doomed() as ctx, applied(sums_got_late, StreamEngine, pause_first):
-        # The first plan takes the workspace of both. It is so large that shards extend past the slots, where sums are.
+        # The first plan's workspace serves both plans. Its shards are so large that they overlap the sums.
         plans = [Scaled(ctx, name, size, 1, "float16") for name, size in ((ALONG_N, 2 * n), ("GemmAllReduce", n))]
 
         def turns() -> None:

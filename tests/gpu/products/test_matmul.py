@@ -32,7 +32,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
-    """M, N and K, large enough for pieces: even, uneven, cyclic, inside larger matrices."""
+    """M, N and K, large enough for several pieces: even, uneven, cyclic, inside larger matrices."""
     far = nprocs - 1
     return [
         (Dimension(16 * nprocs), Dimension(64 * nprocs), Dimension(32 * nprocs)),
@@ -70,7 +70,7 @@ def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
 def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same laws on each algorithm; of AR all ranks have equal bits."""
+    """The same laws with each algorithm; an all-reduce has equal bits on all ranks."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     names = itertools.cycle(["bfloat16", "float32", "float64", "float16", "complex64", "complex128", "tf32"])
@@ -90,7 +90,7 @@ def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def served(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each product that one kernel was to make, whether it did."""
+    """For each product that one kernel should compute, whether it did."""
     if ctx.nprocs == 1 or not ctx.runtime.topology.tiles:
         pytest.skip("one rank moves nothing, and other GPUs have no such kernel")
     together, calls = StreamEngine.multiply_portions, list[bool]()
@@ -113,7 +113,7 @@ TILED = ("AG(B) columns", "AG(A) rows", "AG(B) A replicated", "RS to rows", "RS 
 def test_tile_signals_in_one_kernel(
     ctx: pblas.Context, layout: str, by: AlgorithmKind, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where TMA can address all matrices one kernel multiplies, where it cannot several GEMMs; uneven shards too."""
+    """One kernel multiplies if TMA can address all matrices, otherwise several GEMMs; also with uneven shards."""
     p = ctx.nprocs
     dims = [
         ((Dimension(264 * p), Dimension(136 * p), Dimension(72 * p)), True),
@@ -143,7 +143,7 @@ def test_tile_signals_in_one_kernel(
 def test_any_number_of_rows_in_one_kernel(
     ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of row-major matrices are never cut into 16 bytes."""
+    """The number of rows of row-major matrices need not be a multiple of 16 bytes."""
     ways: tuple[AlgorithmKind, ...] = ("tile_signals",) if layout.startswith("AG") else ("tile_signals", "fused_stores")
     p = ctx.nprocs
     for by, rows in itertools.product(ways, (263 * p - 4, 1025 * p)):
@@ -160,7 +160,7 @@ def test_any_number_of_rows_in_one_kernel(
 def test_fused_stores_in_one_kernel(
     ctx: pblas.Context, layout: str, served: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one round of tiles or of several, and where a rank has nothing."""
+    """With one round of tiles or several, and with an empty shard."""
     p = ctx.nprocs
     take(Algorithm("fused_stores"), monkeypatch)
     dims = [
@@ -180,7 +180,7 @@ def test_fused_stores_in_one_kernel(
 
 
 @pytest.mark.parametrize("layout", COMMUNICATING)
-def test_the_number_of_gemms_can_be_asked_for(ctx: pblas.Context, layout: str) -> None:
+def test_the_number_of_gemms_can_be_set(ctx: pblas.Context, layout: str) -> None:
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     for chunks, overlap in ((1, True), (2, True), (ctx.nprocs, True), (None, False)):
@@ -238,12 +238,12 @@ def test_wire_dtype_bounds_the_roundings(ctx: pblas.Context, name: str) -> None:
                 for ranges in result.desc.global_ranges(ctx.rank)
             )
             error = checker.error(result.runtime.backend.reading(result.local), rows, columns, run._eps)
-            # What adding 40 terms in 32 bits costs is far below the rest.
+            # The error of adding 40 terms in 32 bits is far below the other errors.
             assert error <= limit * (1 + 2**-6), f"{error}: {case}"
 
 
-def test_a_stream_of_the_callers_orders_all(ctx: pblas.Context) -> None:
-    """The call returns at once; what the stream runs before and after sees, and makes, the data."""
+def test_the_callers_stream_orders_all_work(ctx: pblas.Context) -> None:
+    """The call returns at once; earlier work on the stream writes the operands, later work reads D."""
 
     class Foreign:
         """As torch.cuda.Stream."""
@@ -263,7 +263,7 @@ def test_a_stream_of_the_callers_orders_all(ctx: pblas.Context) -> None:
                 run.multiply(stream=stream)
 
 
-def test_an_invalid_stream_is_refused_and_the_context_goes_on(ctx: pblas.Context) -> None:
+def test_an_invalid_stream_is_rejected_and_the_context_stays_usable(ctx: pblas.Context) -> None:
     n = 8 * ctx.nprocs
     desc = MatrixDescriptor.row_wise(n, n, ctx.nprocs)
     a, b, d = ctx.random(desc, seed=1), ctx.random(desc, seed=2), ctx.zeros(desc)
@@ -288,7 +288,7 @@ def test_plans_are_tuned_the_same_on_every_rank_and_products_stay_right(ctx: pbl
             assert len(set(COMM.allgather(bits[0]))) == 1
 
 
-def test_products_follow_each_other_without_a_wait(ctx: pblas.Context) -> None:
+def test_successive_products_without_a_wait(ctx: pblas.Context) -> None:
     """X = A @ X, a chain of new matrices without a wait; A shifts the rows."""
     n = 16 * ctx.nprocs
     x = entries((n, 8), dtype_of("float64"), 2)

@@ -29,13 +29,13 @@ def ctx() -> Iterator[Context]:
 
 
 def check_local(matrix: DistMatrix, whole: Any) -> None:
-    """Assert that this rank's GPU has exactly what the descriptor says."""
+    """Assert that this rank's GPU has exactly the shard of the descriptor."""
     rank, local = COMM.rank, matrix.local
     assert isinstance(local, cupy.ndarray)
     assert local.shape == matrix.desc.local_shape(rank)
     assert matrix.dtype == local.dtype == whole.dtype
     assert np.array_equal(matrix.runtime.backend.reading(local), part_of(whole, matrix.desc, rank))
-    if whole.dtype.name != "bfloat16":  # and CuPy itself sees the same
+    if whole.dtype.name != "bfloat16":  # and CuPy itself reads the same
         assert np.array_equal(cupy.asnumpy(local), part_of(whole, matrix.desc, rank))
 
 
@@ -56,7 +56,7 @@ def test_gpus_are_used_if_every_rank_has_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dealing_out_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
+def test_distributing_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
     check_dealing(ctx, dtype, check_local)
 
 
@@ -103,13 +103,13 @@ def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, o
         part = np.ascontiguousarray(part_of(array, desc, ctx.rank))
         words = cupy.asarray(
             part.view(np.uint16) if dtype == "bfloat16" else part
-        )  # CuPy copies few things of bfloat16
+        )  # CuPy supports few copies of bfloat16
         on_device = [x.view(part.dtype) for x in (words, words.T.copy().T, words[::-1].copy()[::-1])]
         for source in (part, np.asfortranarray(part), part[::-1][::-1], *on_device):
             check_local(ctx.from_local(source, desc, copy=True), array)
 
 
-def test_host_memory_is_refused_on_every_rank_where_it_would_have_to_be_used_in_place(ctx: Context) -> None:
+def test_host_memory_that_would_be_used_in_place_is_rejected_on_every_rank(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
     part = np.zeros(desc.local_shape(ctx.rank), order="F")
     for rank in range(ctx.nprocs):
@@ -118,7 +118,7 @@ def test_host_memory_is_refused_on_every_rank_where_it_would_have_to_be_used_in_
         assert f"found on rank {rank}" in message
 
 
-def test_an_invalid_shard_is_refused_on_every_rank(ctx: Context) -> None:
+def test_an_invalid_shard_is_rejected_on_every_rank(ctx: Context) -> None:
     desc = MatrixDescriptor.row_wise(8 * ctx.nprocs, 7, ctx.nprocs)
     every_other_row: Any
     a_list_of_arrays: Any
@@ -155,7 +155,7 @@ def test_a_new_matrix_has_the_same_offset_on_every_rank(ctx: Context) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_random_entries_have_the_bits_that_they_have_on_cpus(ctx: Context, dtype: str) -> None:
+def test_random_entries_have_the_bits_of_cpus(ctx: Context, dtype: str) -> None:
     expected = random_entries(np.arange(8)[:, None], np.arange(7)[None, :], 3, dtype_of(dtype))
     for order in ORDERS:
         for desc in layouts(8, 7, order):
@@ -214,7 +214,7 @@ def test_shadows_overlap_where_the_arrays_do(ctx: Context) -> None:
     assert not np.may_share_memory(shadow(x), shadow(cupy.zeros((6, 5))))
 
 
-def test_work_under_way_on_any_stream_is_done_before_a_matrix_is_collected(ctx: Context) -> None:
+def test_collecting_a_matrix_waits_for_all_streams(ctx: Context) -> None:
     n, times = 3000, 50
     a = ctx.zeros(MatrixDescriptor.row_wise(n, n, ctx.nprocs))
     streams = (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(), cupy.cuda.Stream.null)
@@ -245,14 +245,14 @@ def test_an_array_that_outlives_its_context_is_named() -> None:
 
 
 @pytest.mark.parametrize("device", [99, -1])
-def test_an_invalid_gpu_is_refused_on_every_rank(device: Any) -> None:
+def test_an_invalid_gpu_is_rejected_on_every_rank(device: Any) -> None:
     for rank in range(COMM.size):
         wanted = device if COMM.rank == rank else None
         raises_on_all_ranks(BackendError, "device", partial(Context, backend="nvshmem", device=wanted, timeout=60.0))
 
 
 @own_gpus
-def test_two_ranks_on_one_gpu_are_refused_on_every_rank() -> None:
+def test_two_ranks_on_one_gpu_are_rejected_on_every_rank() -> None:
     if COMM.size == 1:
         pytest.skip("one rank has its GPU to itself")
     raises_on_all_ranks(BackendError, "GPU", partial(Context, backend="nvshmem", device=0, timeout=60.0))

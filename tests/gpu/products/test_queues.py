@@ -1,4 +1,4 @@
-"""Executions of several queues: they run concurrently, and no rank waits for ever."""
+"""Executions of several queues run concurrently and never deadlock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def later() -> Any:
 
 
 def test_queues_in_any_order_with_delays_that_differ_between_ranks(ctx: pblas.Context) -> None:
-    """Three queues and plans without one, each on a stream of its own, with graphs and eager executions in turn."""
+    """Three queues and plans without a queue, each on its own stream, with alternating graphs and eager executions."""
     queues = (0, 1, 7, None)
     plans = {queue: three(ctx, chunks=2, queue=queue) for queue in queues}
     plans[7] += three(ctx, 160, queue=7)
@@ -52,7 +52,7 @@ def test_queues_in_any_order_with_delays_that_differ_between_ranks(ctx: pblas.Co
 
 
 def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
-    """A rank is held up in one queue; the other one goes on. An execution without a queue waits for both."""
+    """A rank is delayed in one queue; the other queue continues. An execution without a queue waits for both."""
     first, second, alone = (Scaled(ctx, "AllGatherGemm", 64, 1, queue=queue) for queue in (0, 1, None))
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
     warm = Scaled(ctx, "AllGatherGemm", 64, 1)
@@ -81,7 +81,7 @@ def test_a_queue_does_not_wait_for_another(ctx: pblas.Context) -> None:
 
 
 def test_queues_in_graphs_of_the_callers(ctx: pblas.Context) -> None:
-    """Branches of one graph follow each other, whatever their queues; graphs on two streams run concurrently."""
+    """Branches of one graph run one after the other, whatever their queues; graphs on two streams run concurrently."""
     plans = [Scaled(ctx, name, 64, 5, queue=queue) for queue, name in enumerate(("AllGatherGemm", "GemmAllReduce"))]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     delays = random.Random(ctx.rank)

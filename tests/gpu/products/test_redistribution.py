@@ -30,7 +30,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_any_layout_to_any_other(ctx: pblas.Context, seed: int) -> None:
-    """Every argument: the result, all that must stay, and the bytes that the plan announced."""
+    """Every argument: the result, all memory that must stay unchanged, and the bytes that the plan announces."""
     rng = random.Random(seed)
     m, n = rng.choice([0, 1, 7, 40, 100]), rng.choice([1, 8, 31, 90])
     dtype, trans = dtype_of(NAMES[seed % len(NAMES)]), rng.choice("NTC")
@@ -105,7 +105,7 @@ def test_rows_of_gemr2d(ctx: pblas.Context, row: tuple[int, ...]) -> None:
 
 
 def test_large_pieces_in_every_order(ctx: pblas.Context) -> None:
-    """Straight, turned and gathered by many tiles; a plan is run again with other data."""
+    """Plain, transposed and gathered copies by many tiles; a plan is executed again with other data."""
     n = 1500
     for order_a, order_b, trans in (("F", "F", "N"), ("F", "C", "N"), ("C", "F", "T"), ("C", "C", "T")):
         for nb in (64, 1, 1000):

@@ -1,4 +1,4 @@
-"""Events on GPUs, of pushed and of general plans: their laws, and that executions before and after are as ever."""
+"""Events on GPUs, of pushed and of general plans: their laws, and unchanged executions before and after a trace."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALGORITHMS = {
 
 
 def check(events: tuple[Event, ...], flops: int) -> None:
-    """Lanes do one thing at a time, and all is multiplied that there is to multiply."""
+    """Assert that a lane has one event at a time, and that the GEMMs cover the product."""
     assert (events == ()) == (RANK > 0)
     lanes: dict[tuple[int, str], list[Event]] = {}
     for event in events:
@@ -54,7 +54,7 @@ def check(events: tuple[Event, ...], flops: int) -> None:
 def check_traced(
     mm: pblas.PlannedMatmul, execute: Callable[[], Any], d: pblas.DistMatrix, a: Any, b: Any
 ) -> pblas.Trace:
-    """A trace between executions, all of which have the same bits."""
+    """A trace between executions; all have the same bits."""
     lanes = []
     for _ in range(3):
         execute()
@@ -103,13 +103,13 @@ def test_events_of_general_plans(name: str) -> None:
         return MatrixDescriptor(m, n, -(-m // grid.nprow), -(-n // grid.npcol), grid)
 
     with context(name) as ctx:
-        for n in (N, 64):  # D stays, A stays
+        for n in (N, 64):  # SummaC and SummaA
             a, b = ctx.random(block(M, K), "float32", seed=1), ctx.random(block(K, n), "float32", seed=2)
             d = ctx.empty(block(M, n), "float32")
             mm = pblas.plan_matmul(a, b, out=d)
             trace = check_traced(mm, lambda mm=mm, a=a, b=b, d=d: mm.execute(a, b, out=d), d, a, b)  # type: ignore[misc]
             check(trace.events, 2 * M * n * K)
-            if RANK == 0 and not isinstance(mm, PushedMatmul):  # as on two ranks with NVSHMEM
+            if RANK == 0 and not isinstance(mm, PushedMatmul):  # on two ranks with NVSHMEM the plan is pushed
                 assert any(event.lane == "side" for event in trace.events) or mm.plan.max_received_nbytes == 0
                 assert any(event.lane == "host" for event in trace.events)
 

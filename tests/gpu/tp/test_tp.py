@@ -1,4 +1,4 @@
-"""Laws of pblas.tp on GPUs: results are the library's own arrays, on its current stream, also in graphs of its own."""
+"""Laws of pblas.tp on GPUs: results are arrays of the caller's library, on its current stream and in its graphs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 class Library:
-    """How a library makes arrays, and gives them back."""
+    """Conversion from NumPy to a library's arrays and back."""
 
     def __init__(self, name: str, dtype: str) -> None:
         self.name, self.dtype = name, dtype
@@ -68,7 +68,7 @@ def functions(kind: str) -> tuple[Any, Any]:
 
 
 def integers(shape: tuple[int, int], seed: int) -> Array:
-    """Small enough that every dtype holds them."""
+    """Integers that every dtype holds exactly."""
     return np.random.default_rng(seed).integers(-2, 3, shape).astype(float)
 
 
@@ -76,7 +76,7 @@ def integers(shape: tuple[int, int], seed: int) -> Array:
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype: str) -> None:
-    """Several times, on other values: eagerly, and by graphs of both parities."""
+    """Several times with other values: eagerly, and by graphs of both parities."""
     lib, spread, (layer, gradients) = Library(library, dtype), parts(kind), functions(kind)
     options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
     w, bias = integers((O, I), 1), integers((1, O), 2)[0]
@@ -101,7 +101,7 @@ def test_layers_and_gradients(ctx: pblas.Context, kind: str, library: str, dtype
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_axes_between_tokens_and_features_come_back(ctx: pblas.Context, kind: str, library: str) -> None:
-    """The first axis is cut, also where it does not divide; a residual has the axes of y."""
+    """The first axis is divided among ranks, also unevenly; a residual has the axes of y."""
     lib, spread, (layer, gradients) = Library(library, "float32"), parts(kind), functions(kind)
     options = {"ctx": ctx} | ({"tokens": T} if kind == "allgather" else {})
     w, (x, dy) = integers((O, I), 1), (integers((6 * T, n), n).reshape(T, 2, 3, n) for n in (I, O))
@@ -118,10 +118,10 @@ def test_axes_between_tokens_and_features_come_back(ctx: pblas.Context, kind: st
 @pytest.mark.skipif(P == 1, reason="nothing travels")
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_partial_products_that_travel_in_32_bits_are_not_rounded(ctx: pblas.Context, kind: str, library: str) -> None:
-    """They are 1 + 2^-10, or 1 - P + 2^-10 on rank 0, which 16 bits do not have; their sum they have."""
+def test_partial_products_sent_in_32_bits_are_not_rounded(ctx: pblas.Context, kind: str, library: str) -> None:
+    """Partial products are 1 + 2^-10, or 1 - P + 2^-10 on rank 0. 16 bits cannot represent them, but their sum."""
     lib, (layer, _), small = Library(library, "bfloat16"), functions(kind), 2.0**-10
-    k = 64  # of a rank; were it a few, operands would be gathered
+    k = 64  # of a rank; with a smaller k operands would be gathered
     x = np.outer(np.ones(T), (1.0 if RANK else 1.0 - P, small, *np.zeros(k - 2)))
 
     def results(**options: Any) -> Array:
@@ -150,7 +150,7 @@ def test_swiglu_and_its_gradient(ctx: pblas.Context, library: str) -> None:
 
 
 @pytest.mark.skipif("torch" not in LIBRARIES, reason="torch is no dependency")
-def test_training_over_ranks_is_that_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_on_several_ranks_equals_training_on_one(capsys: pytest.CaptureFixture[str]) -> None:
     """examples/tp_torch.py, by torch's autograd."""
     path = Path(__file__).parents[3] / "examples" / "tp_torch.py"
     spec: Any = spec_from_file_location("example_tp_torch", path)
@@ -163,7 +163,7 @@ def test_training_over_ranks_is_that_on_one(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.skipif("torch" not in LIBRARIES, reason="torch is no dependency")
-def test_a_gradient_that_would_be_lost_is_refused(ctx: pblas.Context) -> None:
+def test_a_gradient_that_would_be_lost_is_rejected(ctx: pblas.Context) -> None:
     lib = Library("torch", "float32")
     x, w = lib.array(np.ones((3, 4))).requires_grad_(), lib.array(np.ones((2, 4)))
     with pytest.raises(pblas.ArgumentError, match="requires a gradient"):
@@ -225,7 +225,7 @@ def test_a_graph_of_the_library_records_layers(ctx: pblas.Context, library: str)
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_norm_that_follows_sums_keeps_the_residual(ctx: pblas.Context, library: str, kind: str) -> None:
+def test_the_norm_after_sums_keeps_the_residual(ctx: pblas.Context, library: str, kind: str) -> None:
     lib, spread = Library(library, "float32"), parts(kind)
     x, w, residual = integers((T, I), 1), integers((O, I), 2), integers((T, O), 3)
     x_, w_, residual_ = lib.array(x[spread["x"]]), lib.array(w[spread["w"]]), lib.array(residual[spread["y"]])
