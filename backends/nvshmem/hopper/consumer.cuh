@@ -287,13 +287,13 @@ struct Consumer {
             Epilogue::from(arguments.operands, part.first_row + min(row, last), first),
             Epilogue::from(arguments.operands, part.first_row + min(row + STRIPE / 2, last), first)};
 #pragma unroll STRIPES_UNROLLED
-        for (int left = 0; left < COLUMNS; left += LINE) {
-            const int end = static_cast<int>(part.columns) - tile.column - left;
+        for (int offset = 0; offset < COLUMNS; offset += LINE) {
+            const int end = static_cast<int>(part.columns) - tile.column - offset;
             if (end > 0)
 #pragma unroll
                 for (int i = 0; i < LINE / 2; i += 2) {
                     float pair[2] = {acc[i], acc[i + 1]};
-                    Epilogue(operands[i / 2 % 2], 0, left + i / 4 * 8, i / 4 * 8 < end ? 2 : 0).apply(pair);
+                    Epilogue(operands[i / 2 % 2], 0, offset + i / 4 * 8, i / 4 * 8 < end ? 2 : 0).apply(pair);
                     acc[i] = pair[0], acc[i + 1] = pair[1];
                 }
 #pragma unroll

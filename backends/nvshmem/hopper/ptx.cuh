@@ -75,7 +75,7 @@ __device__ __forceinline__ word cta_rank() {
 
 // Counters.
 
-// Loads a counter in shared memory, with what the counting threads have written before.
+// Loads a counter in shared memory. Earlier writes of the threads that incremented it are visible afterwards.
 __device__ __forceinline__ word load_acquire(word counter) {
     word value;
     asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(value) : "r"(counter) : "memory");
