@@ -1,1 +1,1 @@
-"""Collective operations on matrices. Planned operations share the execution protocol of `planned`."""
+"""Collective operations on matrices. Each checks its arguments on all ranks, plans, and executes."""

@@ -1,4 +1,4 @@
-"""Autotuning of push plans: each candidate algorithm runs a few times on random matrices, and the fastest is taken.
+"""Autotuning of push plans: run each candidate algorithm a few times on random matrices, and take the fastest.
 
 The time of an algorithm is the largest of all ranks' medians. The ranks agree on it, so that all take the same
 algorithm.
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     Make = Callable[[ProductPlan], PushedMatmul]
     Matrices = tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix | None]
 
-_WARM = 3  # executions: an eager one, and one to capture a graph for each half of the workspace
+_WARM = 3  # executions before the timed ones: one eager, and one to capture a graph for each half of the workspace
 _ROUNDS = 9
-_GAIN = 0.98  # an algorithm replaces the estimated one only below this fraction of its time
-_RANDOM = 1 << 20  # random numbers drawn; matrices repeat them
+_GAIN = 0.98  # another algorithm replaces the estimated one only if it takes less than this fraction of its time
+_RANDOM = 1 << 20  # random numbers that are drawn; larger matrices repeat them
 
 
 def tuned(
@@ -42,10 +42,18 @@ def tuned(
     make: Make,
     matrices: Matrices,
 ) -> ProductPlan:
-    """**Collective.** The plan with the fastest algorithm on this machine, measured now if it was not before.
+    """**Collective.** The plan with the fastest algorithm on this machine. Algorithms without known times are measured.
 
-    `make` makes a planned product from a plan. The trials run on random matrices like the caller's A, B, C and out, and
-    neither read nor write the caller's. Only the epilogue reads its real operands.
+    The trials run on random matrices with the layouts of the caller's A, B, C and out, and leave the caller's matrices
+    alone. Only the epilogue reads the caller's operands.
+
+    Args:
+        runtime: of the context (global).
+        spec: the checked arguments of the product (global).
+        plan: the plan with its estimated algorithm (global).
+        desc_d: descriptor of D (global).
+        make: makes a planned product from a plan (global).
+        matrices: the caller's A, B, C and out (global).
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
@@ -65,7 +73,7 @@ def tuned(
 
 
 def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:
-    """**Collective.** Seconds of each algorithm, best first: `algorithms[0]` unless another is clearly faster."""
+    """**Collective.** Seconds of each algorithm, the best first: `algorithms[0]`, unless another is clearly faster."""
     engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
     trials: list[tuple[Algorithm, PushedMatmul, Any]] = []
     assert d is not None, "made by `_operands`"
@@ -103,7 +111,7 @@ def _operands(
 ) -> Matrices | None:
     """**Collective.** Random matrices like A, B and C, and a D; None if any rank is out of memory.
 
-    With `bound`, peers store results directly into D: it is allocated in symmetric memory if out is there.
+    With `bound`, peers store results directly into D, so D is allocated in symmetric memory if out is.
     """
     a, b, c, out = matrices
     is_in_place, error = c is not None and out is not None and c.key == out.key, 0
@@ -122,7 +130,7 @@ def _operands(
 
 
 def _drawn(runtime: Runtime, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> DistMatrix:
-    """This rank's part of a random matrix in new memory; constants would draw less power (local)."""
+    """A random matrix in new memory; a GPU would multiply constants faster, since they draw less power (local)."""
     place = runtime.place(desc, dtype)
     x = runtime.backend.engine().matrix(place.shape, place.strides, dtype)
     if x.size:

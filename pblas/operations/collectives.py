@@ -1,4 +1,4 @@
-"""allreduce, allgather and reduce_scatter of plain arrays: validate on all ranks, cut into rounds, run."""
+"""allreduce, allgather and reduce_scatter of plain arrays: check on all ranks, cut into rounds, run the rounds."""
 
 from __future__ import annotations
 
@@ -46,28 +46,31 @@ class Collectives:
     ) -> Any:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
-        16-bit elements are added in 32 bits and rounded once. The algorithm, the number of ranks, and
-        whether all arrays are stored by columns fix the order of additions. So the same call gives the same bits in
-        every run. It does on every transport too if it names the algorithm: "auto" depends on the transport.
+        16-bit elements are added in 32 bits and rounded once. The order of additions depends on the algorithm, the
+        number of ranks, and whether all arrays are stored by columns, and on nothing else. So the same call gives the
+        same bits in every run. A call that names its algorithm also gives the same bits on every transport; the choice
+        of "auto" depends on the transport.
 
         Args:
-            x: array of any shape and strides, of the same shape and dtype on every rank; NumPy's, CuPy's, torch's, or
-                of a library that speaks DLPack or `__cuda_array_interface__` (local).
-            out: of x's shape and dtype, possibly x itself; None for a new array of x's library (local).
-            op: "sum", "max", "min" or "prod"; of complex arrays "sum" or "prod" (global).
-            epilogue: elementwise function applied to the result before it is rounded: an expression as "relu(x)", an
+            x: array of any strides, with the same shape and dtype on every rank; of NumPy, CuPy, torch, or another
+                library with DLPack or `__cuda_array_interface__` (local).
+            out: array of x's shape and dtype that receives the result, possibly x itself; None for a new array of x's
+                library (local).
+            op: "sum", "max", "min" or "prod"; for complex arrays "sum" or "prod" (global).
+            epilogue: elementwise function applied to the result before it is rounded: an expression, as "relu(x)", an
                 `Epilogue`, or a Python function of one-dimensional arrays in the precision of the additions. If the
                 function raises, or calls sys.exit, all ranks raise ArgumentError, and out is undefined (global).
-            algorithm: "one_shot": every rank adds all; "two_shot": each adds a part, and sends it to the others;
-                "naive": through MPI's own collectives; "auto": by the size of x and the transport (global).
-            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for the current one
-                of x's library, torch's for a tensor and CuPy's for all others (local).
+            algorithm: "one_shot": every rank adds all elements. "two_shot": every rank adds a part and sends the sums
+                to the others. "naive": MPI's own collectives. "auto": chosen by the size of x and the transport
+                (global).
+            stream: on GPUs, the CUDA stream on which to run: an object with `__cuda_stream__`; None for the current
+                stream of x's library, torch's for a tensor and CuPy's for all others (local).
 
         Returns:
             out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
 
         Raises:
-            ArgumentError, DTypeError: wrong arguments, the same on every rank; out is unchanged.
+            ArgumentError, DTypeError: wrong arguments; the same error on every rank, and out is unchanged.
             MismatchError: ranks that passed different arguments.
         """
         return _reduce(self.runtime, "allreduce", x, out, Reduction(op, epilogue, algorithm), stream)
@@ -85,12 +88,12 @@ class Collectives:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
         Args:
-            x: array of one dimension or more, of the same shape and dtype on every rank (local).
-            out: of the shape of this rank's rows, and x's dtype, possibly these rows of x; None for a new array
-                (local).
+            x: array of one dimension or more, with the same shape and dtype on every rank (local).
+            out: array with the shape of this rank's rows and x's dtype, possibly these rows of x itself; None for a
+                new array (local).
             op: as in `allreduce` (global).
             epilogue: as in `allreduce`; its arrays have out's shape, or one element for each column (local).
-            counts: how many elements of axis 0 each rank gets; None to split it as numpy.array_split does (global).
+            counts: number of elements of axis 0 for each rank; None to split it as numpy.array_split does (global).
             stream: as in `allreduce` (local).
 
         Returns:
@@ -105,10 +108,11 @@ class Collectives:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
         Args:
-            x: array of one dimension or more; ranks may have different lengths along axis 0, also 0, and the same of
-                all other axes, and the same dtype (local).
-            out: of all lengths together, and x's dtype; x may be this rank's part of it; None for a new array (local).
-            counts: every rank's length along axis 0; with None the hosts exchange them in every call (global).
+            x: array of one dimension or more. The length of axis 0 may differ between ranks, and may be 0. The other
+                lengths, and the dtype, are the same on every rank (local).
+            out: array of x's dtype with the lengths of all ranks together along axis 0; x may be this rank's part of
+                it; None for a new array (local).
+            counts: every rank's length along axis 0; with None the ranks exchange their lengths in every call (global).
             stream: as in `allreduce` (local).
 
         Returns:
@@ -136,9 +140,9 @@ def add_up(
         operation: name of the other call (global).
         call_args: arguments that must be equal on all ranks, besides those of the collective (global).
         x: this rank's array, which may be changed (local).
-        out: of its shape, or that of this rank's rows of it, and of its dtype (local).
-        epilogue: with operands that were checked (local).
-        counts: how many rows each rank gets; None: every rank gets all (global).
+        out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
+        epilogue: the epilogue, with checked operands; None for none (local).
+        counts: number of rows for each rank; None: every rank gets all rows (global).
     """
     kind, options = "allreduce", Reduction("sum", epilogue, "auto")
     if counts is not None:
@@ -154,7 +158,7 @@ def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Ar
         operation: name of the other call (global).
         call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
         x: this rank's array (local).
-        counts: how many rows each rank has (global).
+        counts: number of rows of each rank (global).
     """
     result: Array = _gather_on_hosts(runtime, x, None, counts, None, (operation, call_args))
     return result
@@ -168,7 +172,7 @@ class _Memory:
         staging = runtime.staging
         usable = staging is not None and staging.nbytes >= self._nbytes and staging.shared == runtime.backend.shared
         self.staging: Staging | None = staging if usable else None
-        """None if it must be allocated first; then that is so on every rank (global)."""
+        """None if it must be allocated first; it is None on all ranks or on none (global)."""
 
     def make(self) -> Staging:
         """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
@@ -185,7 +189,7 @@ class _Memory:
 
 
 def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
-    """Publish an array; 1 if near ranks cannot read it in place (local)."""
+    """Publish the address of an array; 1 if ranks of the node cannot read it in place (local)."""
     return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
 
 
@@ -248,7 +252,7 @@ def _gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any
 
 
 def _kernels(runtime: Runtime) -> Any:
-    """Collectives by kernels, which start without an agreement; None where they go through the hosts (global)."""
+    """Collectives by GPU kernels, which need no agreement; None where data goes through the hosts (global)."""
     kernels = runtime.backend.collectives()
     if kernels is not None:
         runtime.backend.agreement.nexecutions += 1
@@ -256,7 +260,7 @@ def _kernels(runtime: Runtime) -> Any:
 
 
 def _checking(runtime: Runtime, operation: str) -> LocalStep:
-    """A with block in which this rank checks its arguments; on GPUs others may launch or agree meanwhile (local)."""
+    """A with block for the checks of this rank's arguments; on GPUs, peers may launch kernels meanwhile (local)."""
     return runtime.rejecting(operation) if runtime.backend.push else runtime.local_step(operation)
 
 
@@ -269,7 +273,7 @@ def _reduce_on_hosts(
     stream: Any,
     caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """**Collective.** A reduction of NumPy arrays, perhaps inside another call, whose arguments are agreed on too."""
+    """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, with its arguments."""
     called, call_args = caller or (operation, _NOTHING)
     with runtime.local_step(called):
         refuse_stream(called, stream)
@@ -277,7 +281,7 @@ def _reduce_on_hosts(
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
     rounds = spec.rounds()
-    # In one shot every rank has all sums.
+    # With one shot every rank forms all sums, so no rank shares any.
     steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     laid_out, hidden, offers = False, (1, 1), caller is None and spec.algorithm == "two_shot"
@@ -286,7 +290,7 @@ def _reduce_on_hosts(
     if memory.staging is not None and hidden[0] and not reversed_ and not by_messages:
         Collective(memory.staging, steps, Flat(spec.x)).lay_out(0)
         laid_out = True
-    # Without a common order of the arrays, no rank has laid out its elements before the agreement.
+    # A rank whose arrays are stored by columns has laid out nothing: the ranks may have no common order.
     unstaged = 2 if reversed_ else int(not laid_out)
     # The other call's arguments replace those of the same name.
     agreed = runtime.agree(
@@ -327,13 +331,13 @@ def _reduce_on_hosts(
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
-    """Whether near ranks cannot reach x, and out, in place (local)."""
+    """Whether ranks of the node cannot read x, and cannot write out, in place (local)."""
     x, out = (None if array is None else Flat(array.T if reversed_ else array) for array in (spec.x, spec.out))
     return _hidden(staging, X_TABLE, x), _hidden(staging, OUT_TABLE, out) if spec.shares else 1
 
 
 def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) -> Steps:
-    """The steps, changed where near ranks read x or write out in place (global)."""
+    """The steps, changed where ranks of the node read x, or write out, in place (global)."""
     one_node = not staging.far  # also where a node's ranks have given up the memory that they share
     writes_out = writes_out and steps.shares and steps.operation is not None and one_node
     if not (reads_x or writes_out):
@@ -345,7 +349,7 @@ def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) 
 
 
 def _begin(staging: Staging, steps: Steps, job: Collective, *, laid_out: bool, unstaged: bool) -> None:
-    """**Collective.** Lay out this rank's elements if that was not done before the agreement."""
+    """**Collective.** Lay out this rank's elements in staging memory, unless that was done before the agreement."""
     if unstaged and not (steps.reads_x or steps.by_messages):
         if not laid_out:
             job.lay_out(0)
@@ -360,7 +364,7 @@ def _gather_on_hosts(
     stream: Any,
     caller: tuple[str, Mapping[str, Any]] | None = None,
 ) -> Any:
-    """**Collective.** An all-gather of NumPy arrays, perhaps inside another call, as in `_reduce_on_hosts`."""
+    """**Collective.** An all-gather of NumPy arrays; `caller` as for `_reduce_on_hosts`."""
     operation, call_args = caller or ("allgather", _NOTHING)
     with runtime.local_step(operation):
         refuse_stream(operation, stream)
@@ -401,13 +405,13 @@ def _gather_on_hosts(
 
 
 def _gathering(operation: str, spec: GatherArguments, counts: list[int]) -> tuple[Steps, Flat]:
-    """The steps of an all-gather of these rows, and this rank's elements, numbered as in the result."""
+    """The steps of an all-gather of `counts` rows, and this rank's elements, numbered as in the result."""
     rounds = spec.rounds(counts)
     return Steps(operation, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
 
 
 def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:
-    """(whether near ranks cannot, or shall not, read x in place; whether x was laid out instead) (local)."""
+    """Whether ranks of the node do not read x in place, and whether x was laid out for them instead (local)."""
     hidden = _hidden(staging, X_TABLE, x) if in_place else 1
     if hidden:
         Collective(staging, steps, x).lay_out(0)

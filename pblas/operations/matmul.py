@@ -15,6 +15,7 @@ from pblas.operations.arguments.product import (
     Trans,
     check_overlap,
     enough_ranks,
+    matrix_remedy,
     with_layouts,
 )
 from pblas.operations.autotune import tuned
@@ -56,9 +57,9 @@ def plan_matmul(
 ) -> PlannedMatmul:
     """Plan D = epilogue(alpha op(A) op(B) + beta C). **Collective** with matrices; with descriptors it needs no MPI.
 
-    Everything slow happens here; `execute` on the result is one call. With three sizes instead of matrices,
-    `plan_matmul(m, n, k, nprocs=8)`, the planner chooses the layouts too. `descriptors` of the result are those of A
-    and B, and `out` is that of D.
+    Planning checks the arguments, allocates the workspace and, on GPUs, loads the kernels, so that `execute` has none
+    of that to do. With three sizes instead of matrices, `plan_matmul(m, n, k, nprocs=8)`, the planner chooses the
+    layouts too. The result has the descriptors of A and B in `descriptors`, and that of D in `out`.
 
     Args:
         a: m x k matrix, or k x m with transa other than "N"; or its descriptor (global).
@@ -68,36 +69,38 @@ def plan_matmul(
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read (global).
-        out: D's matrix or descriptor; None for the layout of C, or else the one that moves the fewest bytes (global).
-        dtype: of the matrices, needed with descriptors; with sizes None is float64 (global).
-        wire_dtype: dtype in which partial products of 16-bit matrices travel: their own, or "float32" (global).
+        out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout that moves
+            the fewest bytes (global).
+        dtype: dtype of the matrices. Needed with descriptors; None for that of A, or with sizes float64 (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: "float32", or None for the matrices'
+            own (global).
         overlap: move data while the GEMM runs (global).
         chunks: parts in which each shard moves; on GPUs the number of GEMMs of the product. None lets the planner
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
-        autotune: measure the candidate algorithms of push plans (GPUs of a node), and several GEMM algorithms on GPUs,
-            and take the fastest. The times are kept on disk; later contexts use them, also without `autotune`
-            (global).
-        strict: refuse layouts that do not conform, instead of redistributing operands (global).
-        epilogue: elementwise function applied to D before it is returned: an expression, as "relu(x)", or an
-            `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each of its columns;
-            None for none. It is computed in at least 32 bits. Where possible it is fused into the last addition or
-            into the GEMM, before D is rounded. Otherwise an extra pass reads the rounded D: `explain` says which
-            (global).
+        autotune: on GPUs, measure several GEMM algorithms and, for plans that push data (GPUs of one node), the
+            candidate algorithms of the plan; take the fastest. The times are kept on disk. Later contexts use them,
+            also without `autotune` (global).
+        strict: raise PlanError for layouts that do not conform, instead of redistributing operands (global).
+        epilogue: elementwise function applied to D before it is returned; None for none. An expression, as "relu(x)",
+            or an `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each column of
+            that part. The epilogue is computed in at least 32 bits. Where possible it is fused into the last addition
+            or into the GEMM, before D is rounded. Otherwise an extra pass reads the rounded D. `explain` names the
+            place (global).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
             limit. If no plan fits, the planner takes the one that needs least (global).
-        queue: stream slot, 0..7: executions of this plan may run concurrently with those of plans with other queues,
-            on other streams, but not with other calls; None: alone. It has an effect for push plans on GPUs only. Each
-            queue has its own workspace, and 64 MiB for GEMMs. All ranks must still call in the same order (global).
-        hardware: the machine to plan for, when planning from descriptors or sizes: a `Hardware` or a preset's name, see
-            `Plan.simulate`; None for one node whose ranks share its memory (global).
+        queue: stream slot, 0..7. On GPUs that push data, executions of this plan may run concurrently with executions
+            of plans with other queues, on other streams, but not with other calls. Each queue has its own workspace,
+            and 64 MiB for GEMMs. All ranks must still call in the same order. None: executions run alone (global).
+        hardware: machine to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset,
+            see `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
         The planned product: `print(mm.explain())`, `mm.execute(a, b)`.
 
     Raises:
-        ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
+        ArgumentError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
         PlanError: strict=True, and the layouts do not conform; the text says where.
         WorkspaceError: a rank without memory for the workspace, or for a new D.
@@ -144,8 +147,8 @@ def pmatmul(
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read (global).
-        out: where D goes: a matrix, which may be `c` itself; a descriptor of a new one; None for a new one in C's
-            layout or the layout that moves the fewest bytes (global).
+        out: matrix that receives D, which may be `c` itself; or descriptor of a new matrix; None for a new matrix in
+            C's layout, or without C in the layout that moves the fewest bytes (global).
         wire_dtype: see `plan_matmul` (global).
         overlap: move data while the GEMM runs (global).
         chunks: see `plan_matmul` (global).
@@ -159,13 +162,13 @@ def pmatmul(
     Raises:
         as `plan_matmul`.
 
-    Source: PBLAS, PxGEMM; for the bytes that move see `plan_matmul(...).explain()`.
+    `plan_matmul(...).explain()` tells how many bytes move.
+
+    Source: PBLAS, p?gemm.
     """
     call = ProductRequest(verb="pmatmul", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        raise errors.ArgumentError(
-            f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; ctx.from_global makes one"
-        )
+        raise errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
     with _plan(call) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
@@ -193,7 +196,7 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
+                raise errors.ArgumentError(f"{verb}: {name}= is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments.checked(call)
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")

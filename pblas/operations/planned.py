@@ -1,4 +1,4 @@
-"""The base class of planned operations: a number, memory, and executions that begin and end with an agreement.
+"""The base class of planned operations: workspace, and executions that begin and end with an agreement of the ranks.
 
 A new operation subclasses `PlannedOperation`. It has a plan, a public `execute` that passes its arguments to
 `run`, and these hooks:
@@ -47,10 +47,10 @@ class PlannedOperation(Generic[ExecutionT]):
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
 
     Args:
-        plan: of the operation (global).
+        plan: plan of the operation (global).
         out: descriptor of the result; None if every execution brings the memory of its result (global).
-        dtype: of the result (global).
-        runtime: of the context; None for an operation that was planned from descriptors, and cannot run (global).
+        dtype: dtype of the result (global).
+        runtime: runtime of the context; None for an operation planned from descriptors, which cannot run (global).
         nelements: the largest `Runtime.nelements(out)` of all ranks; None if no rank has a leading dimension (global).
     """
 
@@ -112,31 +112,32 @@ class PlannedOperation(Generic[ExecutionT]):
         return DistMatrix(self.out, runtime.empty(self._place), runtime)
 
     def _lends(self) -> bool:
-        """Whether peers may read memory that this rank overwrites before its next agreement, if its executor lends any.
+        """Whether peers may still read memory that this rank overwrites before its next agreement (local).
 
-        Asked once the executor has published the arrays (local).
+        `_run_once` asks after the executor has published the arrays, and only where the executor lends memory.
         """
         return True
 
     def _finish(self, runtime: Runtime, execution: ExecutionT, result: DistMatrix) -> None:
-        """Last step, after which the result is complete; no other rank reads it meanwhile (local)."""
+        """Complete the result, as the last step of an execution; no other rank reads the result meanwhile (local)."""
 
     # Public methods
 
     def explain(self) -> str:
-        """Ten lines: the plan, the reason for it, and the bytes that it moves."""
+        """The plan in about ten lines: the reason for it, and the bytes that it moves."""
         text: str = self.plan.explain()
         return text
 
     def trace(self, *arguments: Any, paths: Paths = (), title: str | None = None, **options: Any) -> Trace:
         """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
 
-        The first execution of a plan touches its memory for the first time: trace the second.
+        The first execution is slower than later ones, because it touches the plan's memory for the first time. Trace
+        the second.
 
         Args:
-            arguments: of `execute`; without `out` the result is dropped.
-            paths: files that rank 0 writes, or one (global).
-            title: of pictures; None for the plan (global).
+            arguments: arguments of `execute`; the result is lost unless `out` is among the options.
+            paths: path of a file that rank 0 writes, or several (global).
+            title: title of pictures; None for the plan's label (global).
             options: keyword arguments of `execute`.
 
         Returns:
@@ -182,7 +183,7 @@ class PlannedOperation(Generic[ExecutionT]):
         )
 
     def run(self, execution: ExecutionT) -> Any:
-        """**Collective.** One execution with unchecked arguments; the result is `execution.out` or a new matrix.
+        """**Collective.** Check the arguments of an execution, and run it; the result is `out` or a new matrix.
 
         If shared memory does not suffice, the execution starts again with messages.
         """
@@ -191,7 +192,8 @@ class PlannedOperation(Generic[ExecutionT]):
             raise self._no_context_error("execute")
         runtime.check_open("execute")
         try:
-            if self._executor is not None and self._shared != runtime.backend.shared:  # given up since
+            switched = self._shared != runtime.backend.shared  # to messages, since the executor was built
+            if self._executor is not None and switched:
                 self._prepare(runtime)
             return self._run_once(runtime, execution)
         except errors.WorkspaceError:
@@ -226,7 +228,7 @@ class PlannedOperation(Generic[ExecutionT]):
             result = execution.out
             if result is None:
                 result = self._new_result(runtime, execution)
-                if self._shared != backend.shared:  # given up for it
+                if self._shared != backend.shared:  # it made the context switch to messages
                     self._prepare(runtime)
             executor: Executor = self._executor
             x = self._operands(execution, result)

@@ -1,4 +1,4 @@
-"""redistribute and plan_redistribution: a matrix from any distribution to any other, scaled and added on the way."""
+"""redistribute and plan_redistribution: copy a matrix to another distribution, with scaling and addition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pblas.execute.redistribution.redistribution import RedistributionOperands, 
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import Trans, check_overlap, enough_ranks
+from pblas.operations.arguments.product import Trans, check_overlap, enough_ranks, matrix_remedy
 from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Uplo
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.plan import Topology
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class _Execution(NamedTuple):
-    """The arguments of an execution: its matrices, and arguments that may differ from the planned ones.
+    """The arguments of one execution: its matrices, and scalars that may differ from the planned ones.
 
     Args:
-        spec: arguments with the scalars, and the leading dimension of B, of this execution (global).
+        spec: checked arguments, with the scalars and the leading dimension of B of this execution (global).
         a: A (global).
         out: B; None for a new matrix (global).
-        place: of this rank's part of a new B; None for the planned one (local).
+        place: memory of this rank's part of a new B; None for the planned one (local).
     """
 
     spec: RedistributionArguments
@@ -59,15 +59,15 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         """**Collective.** B = alpha op(A) + beta B with matrices like the planned ones.
 
         Args:
-            a: like the A that was planned: same descriptor and dtype (global).
-            out: B; None for a new matrix, which is 0 outside the trapezoid; needed if beta is not 0 (global).
+            a: A, with the descriptor and the dtype that were planned (global).
+            out: B, needed if beta is not 0; None for a new matrix, which is 0 outside the trapezoid (global).
 
         Returns:
             B. When the call returns, a may be overwritten.
 
         Raises:
             ArgumentError: a plan made from descriptors only; matrices that overlap.
-            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
+            DescriptorError, DTypeError: a matrix with another descriptor or dtype than the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
         result: DistMatrix = self.run(_Execution(self._spec, a, out))
@@ -134,19 +134,19 @@ def plan_redistribution(
 ) -> PlannedRedistribution:
     """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Everything slow happens here; `execute` on the result is one call.
+    Planning checks the arguments and allocates the buffers, so that `execute` has none of that to do.
 
     Args:
         a: the matrix, or its descriptor (global).
         desc: distribution of a new B (global).
         out: B, instead of `desc` (global).
-        trans: see `redistribute`, as for the next four (global).
+        trans: as in `redistribute` (global).
         alpha: scalar (global).
         beta: scalar (global).
-        uplo: triangle (global).
-        diagonal: where it begins (global).
-        dtype: of the matrices, needed with descriptors (global).
-        nprocs: ranks, when planning from descriptors; None for the larger grid (global).
+        uplo: the triangle or trapezoid of B that is written, as in `redistribute`; None for all of B (global).
+        diagonal: the diagonal that bounds the trapezoid, as in `redistribute` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: number of ranks, when planning from descriptors; None for the larger grid (global).
 
     Returns:
         The planned redistribution: `print(r.explain())`, `r.execute(a)`.
@@ -184,21 +184,21 @@ def redistribute(
 
     Args:
         a: m x n matrix, or n x m with trans other than "N"; it may be a view, as A[i0:i1, j0:j1] or A.H (global).
-        desc: distribution of a new m x n matrix (global).
-        out: B, an m x n matrix that shares no memory with a; give this or `desc` (global).
+        desc: distribution of B as a new m x n matrix; None if `out` is given (global).
+        out: B, an m x n matrix that shares no memory with a; None for a new matrix (global).
         trans: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
         alpha: scalar; with alpha = 0 A is not read (global).
         beta: scalar; with beta = 0 B is not read (global).
         uplo: None for all elements of B; "U": those with j - i >= diagonal; "L": those with j - i <= diagonal
             (global).
-        diagonal: where the trapezoid begins, as numpy.triu's k: 0 for the main diagonal, above it positive (global).
+        diagonal: the diagonal that bounds the trapezoid, as k of numpy.triu: 0 for the main one (global).
 
     Returns:
         B: `out` itself, or a new matrix, which is 0 outside the trapezoid. When the call returns, a may be
         overwritten.
 
     Raises:
-        ArgumentError, DescriptorError, DTypeError, LayoutError: arguments that do not fit, the same on every rank.
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
@@ -210,10 +210,11 @@ def redistribute(
 
 
 def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, RedistributionPlan, Runtime, int]:
-    """**Collective.** The checked and agreed arguments of a call, its plan, its runtime, and the elements of B."""
+    """**Collective.** The checked and agreed arguments of a call, its plan, its runtime, and the size of B's part."""
     verb, matrices = call.verb, call.matrices
     if not matrices:
-        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(call.a).__name__}")
+        got = type(call.a).__name__
+        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
     runtime = matrices[0].runtime
     runtime.check_open(verb)
     with runtime.local_step(verb):

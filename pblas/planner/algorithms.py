@@ -1,8 +1,8 @@
-"""Algorithms of the push transport: copy engines during several GEMMs, or the multiprocessors before or after one.
+"""The choice of an algorithm for a pushed plan: which unit of the GPU moves the data, and beside which GEMMs.
 
-Each algorithm's time is estimated (`pblas.planner.cost_model`) with figures that were measured on H200 of one host; the
-shortest is taken, and everywhere a measurement replaces the estimate (`pblas.operations.autotune`). The same integers
-in give the same algorithm on every rank.
+The candidates are copy engines beside several GEMMs, multiprocessors before or after one GEMM, and single kernels that
+multiply and communicate. `pblas.planner.cost_model` estimates the time of each candidate. A measured time
+(`pblas.operations.autotune`) replaces the estimate. The same arguments give the same algorithm on every rank.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pblas.plans.partition import MAX_PIECES
 from pblas.plans.plan import Algorithm, ProductPlan, Topology
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
-"""Minimum rounds of tiles per cluster before a plan uses tile signals unmeasured."""
+"""Minimum rounds of tiles per cluster before a plan uses tile signals without having been measured."""
 _STORED, _LATER, _FLAT = 1.5, 2.5, 2048
-"""Minimum rounds of tiles per cluster before a reduction uses fused stores unmeasured, if K is not deep: _STORED for an
-all-reduce and for K <= _FLAT, otherwise _LATER. With K <= _FLAT a reduce-scatter does not use tile signals: its tiles
-are too short to add the peers' terms between their steps."""
+"""Minimum rounds of tiles per cluster before a reduction uses fused stores without having been measured, if K is not
+deep: _STORED for an all-reduce and for K <= _FLAT, otherwise _LATER. With K <= _FLAT a reduce-scatter does not use tile
+signals: its tiles have too few steps along K to add the peers' terms between them."""
 
-_MOST_PARTS = 32  # of one GEMM, of each piece one for each rank
-_FEW_TILES = 4  # of a rank's lines of D, one below the other
+_MOST_PARTS = 32  # most parts of one GEMM: one part for each piece and rank
+_FEW_TILES = 4  # with fewer tiles along a rank's lines of D, half tiles are cut too
 
 SHORTLIST_LENGTH = 4
-"""Maximum number of algorithms that are measured for one plan: one agreement compares so many times."""
-_MARGIN, _LATENCY_US = 1.35, 20.0  # slower estimates are not measured: factor, and microseconds
+"""Maximum number of algorithms that are measured for one plan: one agreement of the ranks compares four integers."""
+_MARGIN, _LATENCY_US = 1.35, 20.0  # not measured: estimates above _MARGIN times the best one plus _LATENCY_US
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 
@@ -58,15 +58,15 @@ _LEAVING_ROOM = {
     "GemmReduceScatter": {"copy_engine"},
     "GemmAllReduce": {"copy_engine"},
 }
-"""Algorithms on which no kernel that waits for a peer has more than one CTA (docs/decisions/0017-queues.md)."""
+"""Algorithms for plans with a queue: kernels that wait for a peer have one CTA (docs/decisions/0017-queues.md)."""
 
 
 def choose_algorithm(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> Algorithm:
-    """The algorithm that was measured to be the fastest, or that is estimated to be.
+    """The algorithm with the shortest measured time, or else with the shortest estimated time.
 
     Args:
-        plan: without an algorithm (global).
-        count: GEMMs to make of it, None for as many as pay (global).
+        plan: a pushed plan without an algorithm (global).
+        count: number of GEMMs; None lets the planner choose (global).
         topology: ranks of a node, and what they share (global).
     """
     algorithms = candidates(plan, count, topology)
@@ -80,12 +80,12 @@ def choose_algorithm(plan: ProductPlan, count: int | None = None, topology: Topo
 
 
 def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
-    """The algorithms that are worth measuring: the estimated one first, the best of each kind, then others.
+    """The algorithms worth measuring: the one that would be chosen unmeasured, the best of each kind, then others.
 
     Args:
-        plan: with or without an algorithm (global).
-        count: as of `choose_algorithm` (global).
-        topology: as of `choose_algorithm` (global).
+        plan: a pushed plan, with or without an algorithm (global).
+        count: as for `choose_algorithm` (global).
+        topology: as for `choose_algorithm` (global).
     """
     first = choose_algorithm(replace(plan, measured=()), count, topology)
     times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, topology)}
@@ -101,7 +101,7 @@ def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = 
 
 
 def candidates(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
-    """The algorithms that are compared; arguments as of `choose_algorithm`."""
+    """The algorithms that a plan can run; arguments as for `choose_algorithm`."""
     algorithms = _all_candidates(plan, count, topology)
     return (
         algorithms
@@ -136,7 +136,7 @@ def _all_candidates(plan: ProductPlan, count: int | None, topology: Topology) ->
 
 
 def _is_calibrated(plan: ProductPlan, algorithm: Algorithm) -> bool:
-    """Whether its estimate is good enough to take it."""
+    """Whether the estimate is accurate enough to choose the algorithm without a measurement."""
     depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
     flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
     if algorithm.kind == "fused_stores":
@@ -146,16 +146,16 @@ def _is_calibrated(plan: ProductPlan, algorithm: Algorithm) -> bool:
 
 
 def _rounds_of(plan: ProductPlan) -> float:
-    """Tiles of D on a rank, in rounds of all clusters."""
+    """Rounds in which all clusters of a GPU form the tiles of a rank's part of D."""
     p = plan.oriented
     rows = p.d.split.max_count if isinstance(plan, AllGatherGemm) and p.d.split else p.m
     return rows * p.n / (CLUSTERS * TILE**2)
 
 
 def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int, ...]]:
-    """Pieces of each arriving shard: the first shard is cut to begin early, or the last to leave little work.
+    """Cuts to try: the number of pieces of each arriving shard; for a reduce-scatter, the relative sizes of pieces.
 
-    For a reduce-scatter, the relative sizes of pieces.
+    Cutting the first shard lets the GEMM begin early. Cutting the last one leaves little work after its arrival.
     """
     if isinstance(plan, GemmReduceScatter):
         return _pieces_of_tiles(plan.shards.max_count, plan.product.nprocs)
@@ -164,7 +164,7 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
 
 
 def _has_tiles(plan: ProductPlan) -> bool:
-    """Whether each rank has the lines of a tile: smaller reductions are not worth pieces and copies."""
+    """Whether each rank owns enough lines of D for one tile: smaller reductions are not worth pieces and copies."""
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
 
 
@@ -187,7 +187,7 @@ def _all_reduce_algorithms(plan: GemmAllReduce, count: int | None, *, tiles: boo
 def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
     """Relative sizes of pieces with whole tiles on each rank: nearly equal, or with a last piece of one tile.
 
-    With few tiles also for tiles half as high and twice as wide.
+    If a rank has few tiles, the result includes pieces of tiles that are half as high and twice as wide.
 
     >>> _pieces_of_tiles(1024, 8), _pieces_of_tiles(256, 8)
     ([(1,), (2, 2), (3, 1), (2, 1, 1), (1, 1, 1, 1)], [(1,), (1, 1)])
@@ -198,13 +198,13 @@ def _pieces_of_tiles(lines: int, nprocs: int) -> list[tuple[int, ...]]:
         tiles = lines // height
         for count in range(2, min(tiles, MAX_PIECES, _MOST_PARTS // nprocs) + 1):
             cuts |= {_evenly(tiles, count), (*_evenly(tiles - 1, count - 1), 1)}
-    if few:  # pieces of half tiles may be those of whole ones
+    if few:  # the same cut may have been made in half tiles and in whole ones
         cuts = {tuple(weight // math.gcd(*weights) for weight in weights) for weights in cuts}
     return sorted(cuts, key=lambda weights: (len(weights), weights))
 
 
 def _without_short_last(pieces: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The cuts without a short last piece: with fused stores its own lines come too soon, up to 6 % slower."""
+    """Cuts without a short last piece, which makes fused stores up to 6 % slower: its own lines are formed too soon."""
     return [weights for weights in pieces if max(weights) - min(weights) <= 1]
 
 

@@ -1,4 +1,4 @@
-"""Which plan serves three given layouts: one decision table, and the bytes that each row of it would move.
+"""The choice of a plan from the layouts of op(A), op(B) and D: a decision table, and the bytes that each plan moves.
 
 The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(A) = A^T, B and D:
 
@@ -35,28 +35,30 @@ from pblas.plans.summa import Summa
 from pblas.simulation.hardware import Hardware
 
 _MARGIN, _QUICKER = 1.05, 0.9
-"""A plan over the grids may receive so much more than a one-dimensional one with thin GEMMs, and takes its place if it
-takes less than this much of its time, by the simulation."""
+"""A one-dimensional plan with thin GEMMs is compared with plans over the grids that receive at most _MARGIN times as
+many bytes. One of them replaces it if its simulated time is below _QUICKER times that of the one-dimensional plan."""
 _THIN, _LONG = 32, 5e8
-"""GEMMs count as thin if shards have so many rows at most and a rank has so many floating-point operations at least.
-Smaller products, and those with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
+"""GEMMs are thin if shards have at most _THIN rows, and a rank has at least _LONG floating-point operations. Smaller
+products, and products with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
 (docs/performance.md)."""
 _TOO_DEAR = 16
-"""On described hardware a plan that fits into memory is rejected if it costs so many times as much as one that does
-not: the simulation shall then say how much memory is needed."""
+"""On described hardware, a plan that fits into memory is rejected if it costs more than this multiple of the cheapest
+plan that does not fit. The chosen plan then shows how much memory would be needed."""
 _BYTES_PER_FLOP = 1 / 16
-"""Bytes that arrive in the time of a flop, 3 GB/s at 50 GFLOP/s of a core: the cost of idle ranks."""
+"""Bytes that arrive in the time of one flop, at 3 GB/s and 50 GFLOP/s per core: the cost of idle ranks."""
 _GOOD = 1.2
-"""The search goes on if the best plan so far receives more than this multiple of the lower bound."""
+"""The search goes on while the best plan costs more than this multiple of the lower bound."""
 _LITTLE = 2 << 20
-"""The search ends if the best plan so far costs no more than so many bytes: packing panels takes longer than receiving
-a third of that. 8 ranks took up to 2.2 times as long then, of 64 to 512 rows and columns (docs/performance.md)."""
+"""Bytes: no general plan is considered if the best one-dimensional plan costs at most this. Packing panels takes longer
+than receiving a third of it: for 64 to 512 rows and columns, general plans took up to 2.2 times as long on 8 ranks
+(docs/performance.md)."""
 _AS_GOOD = 1.02
-"""The search ends with a plan that receives hardly more than its arrangement would with the best layouts."""
+"""The search ends with a plan that costs at most this multiple of what its arrangement of ranks receives with the best
+layouts."""
 _LESS = 0.75
-"""A plan over the grids of the matrices is taken if it costs less than this much of a one-dimensional one, and an
-arrangement of all ranks if it costs less than this much of either: they pack panels and move partial products or D
-after the last GEMM, which no count of bytes shows."""
+"""A plan over the grids of the matrices must cost less than this fraction of a one-dimensional plan, and an arrangement
+of all ranks less than this fraction of either. Both pack panels, and move partial products or D after the last GEMM;
+the count of bytes does not show that."""
 _LAYOUTS = 256
 """Size of the cache of plans: loops multiply matrices of the same few layouts again and again."""
 
@@ -80,13 +82,13 @@ def choose(
 ) -> ProductPlan:
     """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
 
-    Plans must fit into memory; if none does, the one that needs least is taken. If the limit is that of `hardware`, a
-    plan that does not fit is taken if all others cost many times as much. If GEMMs would be thin, plans that receive
-    about as much are compared by simulated time.
+    Plans must fit into memory. If none does, the result is the plan that needs least memory. If the limit is the memory
+    of `hardware`, the result may also be a plan that does not fit, where all others cost many times as much. If GEMMs
+    would be thin, plans that receive about as many bytes are compared by simulated time.
 
     Args:
         dtype: name of the dtype (global).
-        a: descriptor of op(A), m x k, that is already transposed where op says so (global).
+        a: descriptor of op(A), m x k: that of A^T if A is transposed (global).
         b: descriptor of op(B), k x n (global).
         d: descriptor of D, m x n (global).
         nprocs: ranks (global).
@@ -94,15 +96,18 @@ def choose(
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
         strict: refuse layouts that do not conform (global).
-        hardware: what is planned for, if that is not this machine (global).
-        memory_nbytes: what a rank may use for matrices and workspace; None for what the hardware has, or no limit
-            (global).
-        known: measured times of the algorithms of a plan without one; None if there are none (global).
-        queue: of its executions (global).
-        wire: dtype of partial products that travel, if it is another one (global).
+        hardware: the machine to plan for; None for this machine (global).
+        memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
+            limit (global).
+        known: function that returns the measured times of a plan's algorithms; None without measurements (global).
+        queue: stream slot of the plan's executions; None if they run alone (global).
+        wire: name of the dtype in which partial products travel; "" for that of the matrices (global).
+
+    Returns:
+        The plan, with the granularity of its messages and, if it pushes data, its algorithm.
 
     Raises:
-        PlanError: strict=True, and they do not conform; the text says where.
+        PlanError: strict=True, and the layouts do not conform; the text says where.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
@@ -137,8 +142,8 @@ def _best(
         nonconforming = misfits(a, b, d)
         if strict and nonconforming and not conforming:
             raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
-        spreads = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
-        product = Product(a.m, b.n, a.n, dtype, nprocs, *spreads)
+        distributions = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+        product = Product(a.m, b.n, a.n, dtype, nprocs, *distributions)
         best = _general(context, product, nonconforming, best, [] if fitting else list(running), strict=strict)
     return best
 
@@ -167,10 +172,10 @@ def _general(
     Args:
         context: the settings that all compared plans share (global).
         product: with placements (global).
-        misfits_: why the layouts do not conform (global).
-        best: the best one-dimensional plan, if there is one (global).
-        large: plans that need too much memory, in case that all do; others are appended (global).
-        strict: arrange no other ranks than those of a matrix (global).
+        misfits_: the reasons why the layouts do not conform (global).
+        best: the best one-dimensional plan; None if there is none (global).
+        large: plans that need too much memory, for the case that no plan fits; this function appends others (global).
+        strict: consider the grids of the matrices only (global).
     """
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
@@ -179,28 +184,28 @@ def _general(
     for plan in on_grids(product, misfits_):
         if cost <= good:
             break
-        if (other := _cost(plan, most)) < most:
+        if (plan_cost := _cost(plan, most)) < most:
             if context.fits(plan):
-                best, cost, most = plan, other, other
+                best, cost, most = plan, plan_cost, plan_cost
             else:
                 large.append(plan)
     if strict and best is None and not large:
-        raise PlanError("strict=True, and op(A), op(B) and D are all replicated, so that none of them can stay")
+        raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
     most = min(most, _LESS * cost)
     if not strict and cost > good:
         for plan in over_all_ranks(product, misfits_, most / product.itemsize):
-            if (other := _cost(plan, most)) < most:
+            if (plan_cost := _cost(plan, most)) < most:
                 if not context.fits(plan):
                     large.append(plan)
                     continue
-                best, most = plan, other
-                if other <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
+                best, most = plan, plan_cost
+                if plan_cost <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
                     break
     return _with_memory(context, best, large)
 
 
 def _with_memory(context: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
-    """The best plan that fits into memory; a plan that does not fit if no other one is useful."""
+    """The best plan that fits into memory; a plan of `large` if none fits, or if it costs a small part of that one."""
     if best is None:
         return min(large, key=lambda plan: needed_nbytes(context.complete(plan)))
     if large and context.memory_nbytes is None:
@@ -210,14 +215,14 @@ def _with_memory(context: PlanningContext, best: ProductPlan | None, large: list
 
 
 def _quicker(context: PlanningContext, plan: ProductPlan, shortlist: list[Summa]) -> ProductPlan:
-    """The plan, or the one of its shortlist that takes much less time."""
+    """The plan, or the quickest one of the shortlist if its simulated time is much shorter."""
     fitting = list(filter(context.fits, shortlist))
     quickest = min(fitting, key=context.seconds, default=plan)
     return quickest if context.seconds(quickest) < _QUICKER * context.seconds(plan) else plan
 
 
 def _is_thin(plan: ProductPlan) -> bool:
-    """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than those of panels would be."""
+    """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than GEMMs of panels would be."""
     product = plan.product
     if 2 * product.m * product.n * product.k < _LONG * product.nprocs:
         return False
@@ -225,11 +230,11 @@ def _is_thin(plan: ProductPlan) -> bool:
 
 
 def _cost(plan: ProductPlan, most: float = math.inf) -> float:
-    """Bytes that the busiest rank receives, plus those that it could receive in its GEMM time above the average.
+    """Bytes that the busiest rank receives, plus bytes that could arrive in its GEMM time above the average.
 
     Args:
-        plan: any (global).
-        most: the count may stop when the cost reaches this (global).
+        plan: a plan of a product (global).
+        most: limit at which the count may stop, since a plan this expensive is not chosen (global).
     """
     product = plan.product
     share = 2 * product.m * product.n * product.k / product.nprocs
@@ -279,7 +284,7 @@ def choose_layouts(
     nprocs: int,
     memory_nbytes: int | None = None,
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
-    """Layouts of op(A), op(B) and D for which a plan receives as little as any arrangement of the ranks can.
+    """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
 
     Args:
         m: rows of D (global).
@@ -287,7 +292,7 @@ def choose_layouts(
         k: columns of op(A) (global).
         dtype: name of the dtype (global).
         nprocs: ranks (global).
-        memory_nbytes: what a rank may use; None: no limit (global).
+        memory_nbytes: bytes that a rank may use for matrices and workspace; None: no limit (global).
 
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
     [2, 4, 2]
@@ -298,7 +303,7 @@ def choose_layouts(
 
 
 def _distributions(desc: MatrixDescriptor, nprocs: int) -> list[Distribution]:
-    """Every way to read a descriptor as a one-dimensional layout over all ranks; none for a truly 2D one."""
+    """Every way to read a descriptor as a one-dimensional layout over all ranks; empty for a 2D grid."""
     if desc.is_replicated and desc.nprocs == nprocs:
         return [Distribution("all")]
     distributions = []
@@ -310,7 +315,7 @@ def _distributions(desc: MatrixDescriptor, nprocs: int) -> list[Distribution]:
 
 
 def _owned(split: Split) -> Split:
-    """The same with an owner: of a grid of one process src = -1 says no more than 0, and other ranks have nothing."""
+    """The split with an owner: on a grid of one process, source -1 (replicated) means the same as source 0."""
     return Split(split.n, split.nb, 1) if split.is_replicated else split
 
 
@@ -321,10 +326,10 @@ def one_dimensional(
     d: MatrixDescriptor,
     nprocs: int,
 ) -> Iterator[ProductPlan]:
-    """Every plan of the table that serves three layouts, however they can be read; arguments as those of `choose`."""
+    """The one-dimensional plans for three layouts, in each way to read the layouts; arguments as for `choose`."""
     (m, k), n = a.shape, b.n
-    for spreads in itertools.product(*(_distributions(desc, nprocs) for desc in (a, b, d))):
-        yield from _serving(Product(m, n, k, dtype, nprocs, *spreads))
+    for distributions in itertools.product(*(_distributions(desc, nprocs) for desc in (a, b, d))):
+        yield from _serving(Product(m, n, k, dtype, nprocs, *distributions))
 
 
 def _serving(product: Product) -> Iterator[ProductPlan]:
@@ -356,9 +361,9 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
     )
     if conform:
         why = (
-            "k is split alike in op(A) and op(B)"
+            "op(A) and op(B) split k in the same way"
             if inner and other_inner
-            else "k is split in one, the other is replicated"
+            else "one operand splits k, the other is replicated"
         )
         if product.nprocs == 1:
             yield LocalGemm(product, "there is one rank")
@@ -373,7 +378,7 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
 def _outputs(
     a: MatrixDescriptor, b: MatrixDescriptor, nprocs: int, order: Literal["F", "C"]
 ) -> Iterator[MatrixDescriptor]:
-    """Layouts of D worth a look: as op(A)'s rows, as op(B)'s columns, evenly split, replicated if all else is."""
+    """Candidate layouts of D: cut as op(A)'s rows, as op(B)'s columns, or evenly; replicated if both operands are."""
     m, n = a.m, b.n
     if a.is_replicated and b.is_replicated and a.nprocs == b.nprocs == nprocs:
         yield MatrixDescriptor.replicated(m, n, nprocs, order=order)

@@ -1,7 +1,7 @@
-"""How long an algorithm of the push transport takes, about: figures of H200 of one host, whose links are NVLink.
+"""A cost model of the algorithms of pushed plans, with rates measured on H200 of one host, linked by NVLink.
 
-The best algorithm depends on the ratio of transfer time to GEMM time. A small simulation of the streams, or of the
-order in which one kernel forms its tiles, estimates the time of each algorithm. On other GPUs the estimate is a guess.
+The best algorithm depends on the ratio of transfer time to GEMM time. The model simulates the streams of an algorithm,
+or the order in which one kernel forms its tiles. On other GPUs the estimate is a guess.
 """
 
 from __future__ import annotations
@@ -18,55 +18,54 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduce
 from pblas.plans.partition import ahead
 from pblas.plans.plan import Algorithm, ProductPlan
 
-# Microseconds and bytes per microsecond. A copy of the copy engine in a graph costs 6 us and moves 380 GB/s, a kernel
-# that pushes to all peers moves 330 GB/s and takes 8 us more, 5.5 with LL packets, a sum reads and writes 3.8 TB/s; a
-# node of a graph, a flag included, takes 3.
-# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces by pieces: fitted to 105 of them, to within 4 %
-# (docs/performance/gpu_algorithms.json); their ranks fall out of step: copies meet at one target and are slower.
+# Times (_US) in microseconds, rates (_RATE) in bytes per microsecond. In a graph, a copy by the copy engine costs 6 us
+# and moves 380 GB/s. A kernel that pushes to all peers moves 330 GB/s and takes 8 us more, or 5.5 with LL packets. A
+# sum reads and writes 3.8 TB/s. A node of a graph takes 3 us, its flag included.
+# Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces in pieces: fitted to 105 measurements, to within 4 %
+# (docs/performance/gpu_algorithms.json). Their ranks fall out of step, so copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
 _PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
 _SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
 _SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
-_SLOW_GEMM = 1.1  # beside copies
+_SLOW_GEMM = 1.1  # factor of a GEMM's time while copies run
 _NODE_US = 3.0
 _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their flags to the next kernel
 
-# A GEMM: floating-point operations per microsecond. One of few rows takes as long as reading the other operand, and
-# more for a deep K: 1 to 128 rows of 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
+# A GEMM, with rates in floating-point operations per microsecond. With few rows it takes as long as reading the other
+# operand, and longer for a deep K: fitted to 1 to 128 rows of Llama 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
 _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
 _RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
 
-# One GEMM whose tiles wait: 132 multiprocessors in clusters of two, tiles of 256 x 256, the narrowest half as long. A
-# copy beside it takes 11 us with the wait before it and the flag after it, and 4 alone. Fitted to 39 reductions on 4
-# H200, in one to seven pieces, to within 5 % (2 % on average), as the best of four on 2 H200 are met.
+# Tile signals: one GEMM whose tiles wait, on 132 multiprocessors in clusters of two, with tiles of 256 x 256; the
+# narrowest tile takes half as long. During the GEMM a copy takes 11 us with the wait before it and the flag after it,
+# and 4 us alone. Fitted to 39 reductions on 4 H200, in one to seven pieces, to within 5 % (2 % on average).
 TILE, CLUSTERS, _TILE_RATE = 256, 66, 740e6
 _SENT_US, _GOT_US = 11.0, 4.0
 _TILES_US, _PIECE_US, _LEAST_TILE, _LAST_ROUND = 8.0, 3.0, 0.5, 0.15
 
-
-# The same where tiles of partial products are stored at their owners: a launch, the last sums, and, of so few rounds,
-# the rate of large tiles, which power limits.
+# Fused stores, in few rounds of tiles: the GEMM stores tiles of partial products in the memory of their owners. The
+# launch, the last sums, and the rate of large tiles, which power limits.
 _STORES_US, _LAST_US, _STORES_RATE = 4.0, 8.0, 620e6
-_TERM_US = 1.5  # of a tile whose terms are added after its products
+_TERM_US = 1.5  # to add the peers' terms to a tile after its products
 
-# Reductions: the rate of tiles, but for a deep K, where power limits it more; of all stores together; of the shorter of
-# products and stores, how much the longer takes more; of each piece. The signal of a tile's stores arrives a part of a
-# round later, and sums are copied to D during the kernel at the last rate. Fitted to 129 of 2 ranks, and of 4 and 8
-# that were played: 120 to within 10 % (docs/decisions/0021-spread-stores.md).
-_STORING_TILE_RATE, SHALLOW = 820e6, 4096
-_STORED_RATE, _BESIDE_STORES, _STORED_PIECE_US = 375e3, 0.15, 6.0
-_SIGNAL_ROUNDS, _COLLECTED_RATE = 0.3, 1e6
-_FEW_ROUNDS = 2.5
+# Fused stores, in more rounds of tiles. Fitted to 129 reductions of 2 ranks, and of 4 and 8 emulated ranks: 120 of them
+# to within 10 % (docs/decisions/0021-spread-stores.md).
+_STORING_TILE_RATE, SHALLOW = 820e6, 4096  # rate of tiles with K up to SHALLOW; above it power limits the rate more
+_STORED_RATE, _STORED_PIECE_US = 375e3, 6.0  # rate of all stores together; microseconds of each piece
+_BESIDE_STORES = 0.15  # part of the shorter of products and stores that is not hidden by the longer
+_SIGNAL_ROUNDS = 0.3  # rounds between the stores of a tile and the arrival of its signal
+_COLLECTED_RATE = 1e6  # of copying sums to D during the kernel
+_FEW_ROUNDS = 2.5  # most rounds that count as few
 
 
 def estimate(plan: ProductPlan, algorithm: Algorithm) -> float:
-    """Microseconds that an execution takes, about."""
+    """Estimated time of an execution, in microseconds."""
     return _ESTIMATES[type(plan)](plan, algorithm)
 
 
 def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
-    """A GEMM's time. Library kernels find tiles that fill the GPU: parts of a GEMM take their part of its time."""
+    """Time of a GEMM, microseconds. Libraries choose tiles that fill the GPU, so a part of a GEMM takes its share."""
     flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
     nbytes = (m * k + k * n + m * n) * ITEMSIZE[dtype]
     return _GEMM_US + max(flops / _RATE[dtype], _THIN_US + k * _DEEP_US + nbytes / _GEMM_BYTES_RATE)
@@ -95,7 +94,7 @@ def _all_gather(plan: AllGatherGemm, algorithm: Algorithm) -> float:
 
 
 def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, algorithm: Algorithm) -> float:
-    """One GEMM of all shards: when a shard arrives, its tiles and those of later shards remain to be multiplied."""
+    """Time of one GEMM of all shards: when a shard arrives, its tiles and those of later shards remain to be formed."""
     arrived, arrivals = 0.0, [(0.0, lines)]
     for step in range(nprocs - 1):
         parts = algorithm.groups[step] if step < len(algorithm.groups) else 1
@@ -110,15 +109,15 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, al
 
 
 def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int) -> float:
-    """The time of the tiles of so many lines of each rank, without waiting."""
+    """Time of the tiles of `lines` lines of D for each rank, without waiting."""
     _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS)
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 
 def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
-    """One GEMM that stores tiles at their owners, and own sums at all ranks; arguments as of `_reduced_tiles`."""
+    """Time of one GEMM that stores tiles at their owners, and sums at all ranks; arguments as for `_reduced_tiles`."""
     lines, peers = max(sum(part.lines for part in parts), 1), nprocs - 1
-    rounds = nprocs * sum(part.rounds for part in parts) or 1.0  # of a matrix without rows, any
+    rounds = nprocs * sum(part.rounds for part in parts) or 1.0  # any number, if the matrix has no rows
     if rounds > _FEW_ROUNDS:
         rate = _STORING_TILE_RATE if k <= SHALLOW else _TILE_RATE
         us = _TILES_US + rounds * _tile_us(k, rate) + _TERM_US * peers * max(1.0, rounds / nprocs)
@@ -138,14 +137,14 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathe
 def _in_storing_order(
     parts: list[_Part], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
 ) -> float:
-    """All pieces, and the copies that bring sums to D from where peers have stored them.
+    """Time of all pieces, and of the copies that bring sums to D from the workspace where peers have stored them.
 
     Args:
         parts: a rank's part of each piece.
         nprocs: ranks.
-        made_us: of the tiles of a round.
-        stored_us: of the stores of a line's tiles at all peers.
-        round_us: of a round, at least a whole one; signals arrive a part of it after the stores.
+        made_us: time of the tiles of a round.
+        stored_us: time of storing a line's tiles at all peers.
+        round_us: time of a round, at least a whole one; signals arrive a part of it after the stores.
         gathers: whether sums are stored at all ranks.
     """
     end, signalled, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
@@ -168,7 +167,7 @@ def _in_storing_order(
 
 
 def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, int | None]]:
-    """(piece whose lines are sent, piece whose own lines are formed), step by step, as in the schedule.
+    """(Piece whose lines are sent, piece whose own lines are formed) in each step of the schedule.
 
     >>> list(_storing_order(2, gathers=False))
     [(0, None), (1, None), (None, 0), (None, 1)]
@@ -187,16 +186,16 @@ def _storing_order(pieces: int, *, gathers: bool) -> Iterator[tuple[int | None, 
 
 
 def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: bool) -> float:
-    """One GEMM during which copies take partial products to their owners, and bring the finished sums.
+    """Time of one GEMM during which copies take partial products to their owners, and bring the finished sums.
 
     A copy waits for a round of tiles; uneven pieces end in the middle of a round.
 
     Args:
         m: rows of D, in the plan's orientation.
-        k: of this rank.
+        k: columns of op(A) that this rank multiplies.
         nprocs: ranks.
         parts: a rank's part of each piece.
-        gathers: whether all ranks get the sums; those of the last piece by a kernel.
+        gathers: whether all ranks get the sums; a kernel sends the sums of the last piece.
     """
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # without waiting
     copied = 0.0  # when the copies issued so far have ended
@@ -232,7 +231,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: 
 
 
 def _reduced_at_once(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
-    """One kernel that multiplies, and adds what is copied or stored."""
+    """Time of one kernel that multiplies, and adds the terms that peers copy or store."""
     p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, algorithm=algorithm)
     gathers = isinstance(cut, GemmAllReduce)
     if isinstance(cut, GemmAllReduce):
@@ -246,7 +245,7 @@ def _reduced_at_once(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
 
 
 class _Part(NamedTuple):
-    """A rank's share of a piece, on average: lines, and rounds of tiles."""
+    """The average share that a rank has of a piece: lines, and rounds of tiles."""
 
     lines: float
     rounds: float
@@ -258,14 +257,14 @@ class _Part(NamedTuple):
 
 
 def _rounds(rows: int, columns: int) -> float:
-    """Tiles of a part of D, in rounds of all clusters; where few columns are left, they take two tiles' rows."""
+    """Rounds in which all clusters form the tiles of a part of D; the last, narrow tiles have twice as many rows."""
     last = rest(columns)
     whole = -(-rows // TILE) * -(-(columns - last) // TILE)
     return (whole + (last > 0) * -(-rows // (2 * TILE))) / CLUSTERS
 
 
 def _tile_us(k: int, rate: float = _TILE_RATE) -> float:
-    """The time of a tile, where tiles of all clusters have such a rate."""
+    """Time of one tile on a cluster, where all clusters together have this rate."""
     return 2 * TILE**2 * k / (rate / CLUSTERS)
 
 
@@ -294,7 +293,7 @@ def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     if algorithm.is_one_kernel:
         return _reduced_at_once(plan, algorithm)
     shares = [weight / sum(algorithm.groups) for weight in algorithm.groups]
-    done = copied = 0.0  # when the main lane and the copies are idle
+    done = copied = 0.0  # times at which the main lane, and the copies, become idle
     arrived, sent = list[float](), list[float]()
 
     def copies(share: float, ready: float) -> float:
@@ -323,7 +322,7 @@ def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     if algorithm.kind == "copy_engine":
         done = add(-1)
         sent.append(copies(shares[-1], done))
-    else:  # its kernel gets hardly any of the links while copies run
+    else:  # the reduction kernel gets hardly any bandwidth while copies run
         shot = 2 * (1 - 1 / nprocs) * shares[-1] * whole / _SHOT_RATE
         done = max(done, copied) + _SHOT_US[algorithm.kind] + shot
     for piece in range(max(len(sent) - 2, 0), len(sent)):

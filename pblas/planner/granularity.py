@@ -1,4 +1,4 @@
-"""How a chosen plan moves its data: chunks of shards, width of panels, the algorithm of pushed plans."""
+"""The granularity of a chosen plan: chunks of shards, the width of panels, and the algorithm of pushed plans."""
 
 from __future__ import annotations
 
@@ -15,21 +15,24 @@ from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
 _SLOW = 3
-"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, 8 pieces in place of
-4, GEMM+RS 219 ms in place of 253, GEMM+AR 309 in place of 385 (benchmarks/cpu/network.py, 2 cores of an AMD EPYC)."""
-# A piece of the GEMM narrower than this spends its time on packing the left operand anew: with 256 columns OpenBLAS
-# loses a few per cent, with 64 about a quarter (n = 4096, float64).
+"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, with 8 pieces instead
+of 4, GEMM+RS took 219 ms instead of 253, and GEMM+AR 309 instead of 385 (benchmarks/cpu/network.py, 2 cores of an AMD
+EPYC)."""
+# A narrower piece of the GEMM spends its time on packing the left operand again: with 256 columns OpenBLAS loses a few
+# per cent, with 64 about a quarter (n = 4096, float64).
 _MIN_COLUMNS = 256
 MIN_PANEL = 128
-"""Panels are not cut narrower: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
+"""Minimum width of a panel, unless memory is short: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
 _LEAST_PANEL = 8
-"""Panels are not cut narrower for want of memory: a cache line of float64."""
+"""Minimum width of a panel where memory is short: a cache line of float64."""
 _MIN_PANELS = 4
-"""Panels that K or N is cut into if they are wide enough, so that one travels while another is multiplied."""
+"""K or N is cut into at least this many panels if they are wide enough, so that one travels while another is
+multiplied."""
 _PANEL_ON_GPUS = 2048
-"""Columns of N of a panel: a GEMM of as many takes several times as long as reading the operand that stays."""
+"""Width of a panel of N on GPUs: its GEMM takes several times as long as reading the other operand."""
 _ADDING = 1 / 64
-"""On GPUs additions of a panel's product to D may take this part of the time of its GEMM, if nothing waits for it."""
+"""On GPUs, the largest time of adding a panel's product to D, as a fraction of the time of its GEMM, where no transfer
+waits for the panel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,12 @@ class PlanningContext:
         nprocs: ranks (global).
         orders: storage orders of op(A), op(B) and D (global).
         overlap: let data move while the GEMM runs (global).
-        chunks: pieces per shard, panels of a general plan; None lets the plan choose (global).
-        hardware: what is planned for; None for a machine of which only the topology is known (global).
-        memory_nbytes: what a rank may use; None for what the hardware has, or no limit (global).
-        known: measured times of a plan's algorithms; None if there are none (global).
-        queue: of their executions (global).
-        wire: dtype of partial products that travel, if it is another one (global).
+        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
+        hardware: the machine to plan for; None if only its topology is known (global).
+        memory_nbytes: bytes that a rank may use; None for the memory of `hardware`, or no limit (global).
+        known: function that returns the measured times of a plan's algorithms; None without measurements (global).
+        queue: stream slot of the plans' executions; None if they run alone (global).
+        wire: name of the dtype in which partial products travel; "" for that of the matrices (global).
     """
 
     topology: Topology
@@ -66,13 +69,13 @@ class PlanningContext:
         return self.topology.transport(self.nprocs)
 
     def complete(self, plan: ProductPlan) -> ProductPlan:
-        """The plan with everything that it can be run with."""
+        """The plan with its transport, chunks or panels, and algorithm, ready to be executed."""
         transport, transposed = self.transport, plan.transposed
         if transport == "push" and not plan.is_pushed:
             transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
-        lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard has more to be cut
+        lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard can be cut into more
         wanted = (
             _default_chunks(plan, transport, self.topology.bandwidth)
             if self.chunks is None
@@ -99,11 +102,11 @@ class PlanningContext:
         return self.complete(plan).simulate(hardware).seconds
 
     def fits(self, plan: ProductPlan) -> bool:
-        """Whether a plan does with the memory that a rank has."""
+        """Whether the matrices and the workspace of a plan fit into the memory of a rank."""
         return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
 
     def _with_panels(self, plan: Summa) -> ProductPlan:
-        """The plan with panels of the width that they should have, or narrower ones that fit into memory."""
+        """The plan with panels of the best width, or of the largest width that fits into memory."""
         plan, limit = replace(plan, width=_width(plan, self.chunks)), self._limit
         while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
             plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))
@@ -121,7 +124,7 @@ def needed_nbytes(plan: ProductPlan) -> int:
 
 
 def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -> int:
-    """Pieces per shard: enough that one travels while another is multiplied, none too thin for the GEMM.
+    """Pieces per shard: several, so that one travels while another is multiplied, but none too thin for the GEMM.
 
     The first partial product is formed before anything travels, and the last is added after all have arrived. Where
     the transfers take long, both are half as wide, although narrow GEMMs are slower.
@@ -136,12 +139,12 @@ def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -
 
 
 def _multiplying(plan: ProductPlan) -> float:
-    """Seconds that the GEMMs of a rank take on one core, about."""
+    """Estimated seconds of the GEMMs of a rank on one core."""
     return 2 * plan.busiest_multiplies / FAT_TREE.flops_per_second(plan.dtype)
 
 
 def _width(plan: Summa, chunks: int | None) -> int:
-    """Width of a panel: all of a contiguous shard, else as wide as a GEMM needs and memory for two allows."""
+    """Width of a panel: a whole shard where it is read in place, otherwise as wide as the GEMM needs."""
     extent, gpus = plan.panelled, plan.gpus
     if chunks is not None:
         return max(1, -(-extent // chunks))
@@ -159,10 +162,11 @@ def _width(plan: Summa, chunks: int | None) -> int:
 
 
 def _depth_on_gpus(plan: SummaC) -> int:
-    """How much of K a panel should have, so that additions to D and the wait for the first panel take least together.
+    """The depth of a panel along K for which additions to D and the wait for the first panel take least time together.
 
-    A GPU reads and writes D with every panel. Where panels are blocks of a peer, the first is multiplied while it
-    arrives, and no rank waits; narrower ones take less memory.
+    A GPU reads and writes D once for every panel, so deep panels spend less time on it. Where a panel is one
+    block of a peer, it is multiplied while it arrives: no rank waits for the first panel, and narrower panels take
+    less memory.
     """
     product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
     if not m * n * k:

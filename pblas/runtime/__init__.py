@@ -1,1 +1,1 @@
-"""Shared state of the matrices of one context: ranks, memory, kept plans, and whether the context is alive."""
+"""Shared state of the matrices of one context: ranks, memory, cached plans, and whether the context is open."""

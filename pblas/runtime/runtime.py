@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 Planned = TypeVar("Planned")
 
 _MAX_PLANS = 4
-"""Calls whose plans are kept. Each may have a workspace, as large as its operands if they are in private memory."""
+"""Number of calls whose plans are cached. Each plan may have a workspace, as large as its operands if they are in
+private memory."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
-"""The same of `pblas.tp`: the products of a model, forwards and backwards, for many numbers of tokens. They share their
-workspace. In addition one holds 8 to 35 kB on CPUs (2 and 4 ranks; 70 with 8), and on GPUs graphs for each layer."""
+"""Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
+share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 
@@ -46,7 +47,7 @@ class Plans:
         self._plans: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
-        """**Collective.** The plan of a call: the kept one, or else `make()`, which has a method `close`.
+        """**Collective.** The cached plan of a call, or else the result of `make()`, which has a method `close`.
 
         All ranks have agreed on `key`.
         """
@@ -59,7 +60,7 @@ class Plans:
         return planned
 
     def close(self) -> None:
-        """Close all of them (local)."""
+        """Close all cached plans (local)."""
         while self._plans:
             self._plans.popitem()[1].close()
 
@@ -95,9 +96,9 @@ class Runtime:
         """Workspace that the plans in `products` share (global)."""
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None
-        """Memory of collectives on plain arrays; None before the first (global)."""
+        """Memory for collectives on plain arrays; None before the first such call (global)."""
         self.measured = Measured(backend) if backend.push else None
-        """Measured times of algorithms; None if plans have no algorithms (global)."""
+        """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
         self._numbers = count(1)
 
     @property
@@ -123,7 +124,7 @@ class Runtime:
         return next(self._numbers)
 
     def check_open(self, verb: str) -> None:
-        """Raise ContextError if the context is closed or broken; nothing collective is tried."""
+        """Raise ContextError if the context is closed or broken, without communication (local)."""
         if self.closed:
             raise errors.ContextError(f"{verb}: the context is closed; use its matrices inside its with block")
         if self.backend.agreement.broken is not None:
@@ -198,7 +199,7 @@ class Runtime:
         return LocalStep(lambda _, error: self.reject(error), verb)
 
     def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
-        """Raise LayoutError if a new matrix has a grid larger than the context, or too small an lld here (local)."""
+        """Raise LayoutError if a new matrix needs too many ranks, or its lld is too small on this rank (local)."""
         if desc.nprocs > self.nprocs:
             raise errors.LayoutError(
                 f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} ranks; "
@@ -245,10 +246,10 @@ class Runtime:
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """From here on send messages, if the user's transport= allows it; after an error that all ranks raise (global).
+        """Switch the context to messages, if transport= allows it, after an error that all ranks have raised (global).
 
         Returns:
-            Whether shared memory was given up now, so that the caller should try again.
+            Whether this call made the switch; then the caller should try again.
         """
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
@@ -282,10 +283,10 @@ def check_root(verb: str, root: Any, nprocs: int) -> None:
 
 
 def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
-    """A dtype that pblas multiplies.
+    """A value as one of the dtypes that pblas multiplies.
 
     Raises:
-        DTypeError: integers, bool and all else, with the remedy.
+        DTypeError: any other dtype, such as integers and bool; the text names the remedy.
 
     >>> checked_dtype("zeros", "bfloat16")
     dtype(bfloat16)
@@ -306,7 +307,7 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
 
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
-    """A dtype's name, cached: NumPy composes it anew each time.
+    """A dtype's name, cached, because NumPy composes it again each time.
 
     >>> name_of(np.dtype("f4"))
     'float32'
@@ -322,10 +323,10 @@ def checked_flag(verb: str, name: str, value: Any) -> bool:
 
 
 def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
-    """A scalar that matrices of a dtype can be multiplied with; real if they are.
+    """A scalar factor for matrices of a dtype, real if the dtype is real.
 
     Raises:
-        ArgumentError: not a number, too large, or complex for real matrices.
+        ArgumentError: a value that is not a number, is too large, or is complex for real matrices.
 
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
     2.0
@@ -344,7 +345,7 @@ def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> co
 
 
 def shared_descriptor(desc: MatrixDescriptor) -> str:
-    """A descriptor as all ranks see it: without the local leading dimension."""
+    """A descriptor as text that is equal on all ranks: without the local leading dimension."""
     imb, inb = (f", {k}={v}" if v is not None else "" for k, v in (("imb", desc.imb), ("inb", desc.inb)))
     grid = desc.grid
     return (

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Measured(Cache[str, Times]):
-    """**Collective.** Measured times of algorithms by product, as in the file of rank 0, the same on all ranks.
+    """**Collective.** Measured times of algorithms by product: the contents of rank 0's cache file, on all ranks.
 
     Args:
-        backend: ranks, and their hardware and libraries (global).
+        backend: the ranks, and their hardware and libraries (global).
 
     Raises:
-        Exception: an error of reading the file on rank 0, raised on all ranks.
+        Exception: an error of rank 0 while it reads the file, raised on all ranks.
     """
 
     def __init__(self, backend: HostRanks) -> None:
@@ -30,14 +30,14 @@ class Measured(Cache[str, Times]):
         self.share(backend, self.load)
 
     def times(self, product: str) -> Times:
-        """Times of a product's algorithms, none if they were not measured (global)."""
+        """Times of a product's algorithms; empty if they were not measured (global)."""
         return self.entries.get(product, ())
 
     def add(self, product: str, times: Times) -> None:
-        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same.
+        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same times.
 
         Raises:
-            Exception: an error of writing the file; the times are in memory then.
+            Exception: an error of rank 0 while it writes the file; the times stay in memory.
         """
         self.entries[product] = times
         self.share(self._backend, self.save)

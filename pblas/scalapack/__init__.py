@@ -1,8 +1,9 @@
-"""ScaLAPACK's calls: its names and argument orders, indices from 1, local arrays and descriptors of integers.
+"""ScaLAPACK's routines under their names, with their arguments in their order.
 
 A line of Fortran becomes a line of Python: `CALL PDGEMM(...)` is `pdgemm(...)`. A routine returns its output
-arguments: `nprow, npcol, myrow, mycol = gridinfo(ictxt)`. Local arrays are NumPy's or CuPy's, stored by
-columns or by rows. The rest of pblas counts from 0 and holds matrices as objects.
+arguments: `nprow, npcol, myrow, mycol = gridinfo(ictxt)`. Indices count from 1, and descriptors are lists of integers.
+Local arrays are NumPy's or CuPy's, stored by columns or by rows. The rest of pblas counts from 0 and has objects for
+matrices and descriptors.
 """
 
 from pblas.errors import PblasArgumentError as PblasArgumentError

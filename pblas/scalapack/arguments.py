@@ -26,16 +26,16 @@ TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
 EITHER, COLUMNS, ROWS = 0, 1, 2
-"""How a local array can be read in place: in both storage orders, by columns only ("F"), by rows only ("C")."""
+"""The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 
 _OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
 """Arguments that may differ between ranks."""
 
-_FAR = 1 << 40  # beyond all positions
+_FAR = 1 << 40  # greater than all positions
 
 
 def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
-    """A scalar for matrices of a dtype, real if they are; ArgumentError for any other value (local)."""
+    """A scalar for matrices of a dtype, real if the dtype is real; ArgumentError for any other value (local)."""
     if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
         raise ArgumentError(f"{name} must be a number, got {value!r}")
     try:
@@ -48,17 +48,17 @@ def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
 
 
 class Findings:
-    """The wrong argument of a call with the lowest position, on this rank.
+    """The wrong argument of a call on this rank; of several, the one with the lowest position.
 
     Args:
-        verb: the routine, for the message.
+        verb: name of the routine, for the message.
     """
 
     def __init__(self, verb: str) -> None:
         self.verb, self.text, self._place = verb, "", _FAR
 
     def add(self, text: str, position: int, entry: int = 0) -> None:
-        """Note that argument `position`, or `entry` of that descriptor, is wrong."""
+        """Record that argument `position` is wrong, or `entry` of that descriptor."""
         if 100 * position + entry < self._place:
             self.text, self._place = text, 100 * position + entry
 
@@ -68,7 +68,7 @@ class Findings:
 
     @property
     def urgency(self) -> int:
-        """0 if nothing is wrong; otherwise a number that grows as the position falls."""
+        """0 if nothing is wrong; otherwise a number that is larger for a lower position."""
         return _FAR - self._place
 
     @property
@@ -79,12 +79,12 @@ class Findings:
 
 
 class Call:
-    """**Collective.** A call with its arguments checked on every rank, and its matrices.
+    """**Collective.** A call of a routine: its arguments, checked on every rank, and its matrices.
 
     Args:
         routine: the routine (global).
         prefix: s, d, c or z (global).
-        values: the arguments in their order (global, but for arrays, CTXT and LLD).
+        values: the arguments in their order (global, except arrays, CTXT and LLD).
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on all ranks of the grid; of several the lowest.
@@ -119,12 +119,12 @@ class Call:
 
     @property
     def runtime(self) -> Runtime:
-        """Of the grid's context."""
+        """Runtime of the grid's context."""
         return self.grid.runtime
 
     @property
     def key(self) -> Any:
-        """Key of the call's plan on its grid, as text, in which NaN equals NaN, as in agreements of ranks (global)."""
+        """Key of the call's plan on its grid; arguments are text, so that NaN equals NaN (global)."""
         return self.verb, str(self._shared()), *self._orders.values()
 
     def matrix(self, name: str) -> DistMatrix:
@@ -134,7 +134,7 @@ class Call:
         return DistMatrix(desc.submatrix(*part.bounds), self.local(name), grid.runtime)
 
     def local(self, name: str) -> Array:
-        """This rank's part of sub(X), or of a copy in the order that all ranks read (local)."""
+        """This rank's part of sub(X), or of a copy if the array cannot be read in the order of all ranks (local)."""
         local, part = self._locals[name], self._parts[name]
         array = local.array
         if not self._fits(array, self._orders[name]):
@@ -160,7 +160,8 @@ class Call:
             reads: how this rank's array of each operand can be read (local).
 
         Returns:
-            For each operand the order in which all ranks read it: COLUMNS, ROWS, or EITHER. Other arrays are copied.
+            For each operand the order in which all ranks read it: COLUMNS, ROWS, or EITHER. A rank whose array cannot
+            be read in that order copies it.
 
         Raises:
             PblasArgumentError: a wrong argument on any rank; of several the lowest.
@@ -174,14 +175,14 @@ class Call:
         raise AssertionError("one rank has the lowest position, and its error raises")
 
     def _refuse(self, findings: Findings, error: PblasError) -> None:
-        """**Collective.** Raise on all ranks an error that stopped the checks on this rank, before any finding."""
+        """**Collective.** Raise an unexpected error of the checks on all ranks; it comes before all findings."""
         findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
         self._agree(findings, [])
 
     # Checks, all of them local: they add wrong arguments to `findings`
 
     def _agreement_grid(self, findings: Findings) -> ProcessGrid:
-        """The grid whose ranks agree: that of the first operand whose handle is valid.
+        """The grid whose ranks agree on the call: that of the first operand with a valid handle.
 
         Raises:
             PblasArgumentError: no valid handle, so this process cannot reach the others.
@@ -302,7 +303,7 @@ class Call:
             self._check_lld(operand, findings, empty=0 in extents)
 
     def _check_entries(self, operand: Operand, least: int, findings: Findings) -> None:
-        """Check a descriptor, but for DTYPE, CTXT and LLD."""
+        """Check a descriptor, except DTYPE, CTXT and LLD."""
         name, entries, grid = operand.name, self._entries[operand.name], self._grids[operand.name].grid
         ranges: dict[int, tuple[int, int | None]] = {
             descriptors.M: (least, None),
@@ -359,7 +360,7 @@ class Call:
         return self._locals[name].array[part.rows, part.columns]
 
     def _fits(self, part: Array, order: Literal["F", "C"]) -> bool:
-        """Whether an array can be multiplied in place, if all ranks read theirs in this order."""
+        """Whether an array can be multiplied in place in this storage order."""
         fast, slow = (0, 1) if order == "F" else (1, 0)
         unit = part.shape[fast] <= 1 or part.strides[fast] == part.itemsize
         step, rest = divmod(part.strides[slow], part.itemsize)

@@ -1,4 +1,4 @@
-"""Descriptors as lists of integers: made by descinit, read by the calls."""
+"""ScaLAPACK's descriptors, lists of integers: `descinit` makes them, the routines read them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pblas.scalapack.grids import checked_integer, gridinfo
 
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
 DTYPE, CTXT, M, N, IMB, INB, MB, NB, RSRC, CSRC, LLD = range(1, 12)
-"""Entries of a descriptor, as error numbers count them: from 1, of eleven."""
+"""Positions in a descriptor of eleven entries, counted from 1, as in error numbers."""
 
 NAMES = ("DTYPE_", "CTXT_", "M_", "N_", "IMB_", "INB_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
 
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A descriptor in its long form.
+    """A descriptor in its long form, with eleven entries.
 
     Args:
-        values: the eleven entries (global but for CTXT and LLD).
+        values: the entries (global, except CTXT and LLD).
 
     >>> Entries.read([1, 0, 5, 8, 2, 3, 0, 0, 4]).values
     (2, 0, 5, 8, 2, 3, 2, 3, 0, 0, 4)
@@ -51,13 +51,13 @@ class Entries:
         return None
 
     def matrix(self, grid: Grid, order: Literal["F", "C"] = "F") -> MatrixDescriptor:
-        """The same distribution as pblas describes it; the entries have been checked."""
+        """The same distribution as a `MatrixDescriptor`; the entries must be valid."""
         _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = self.values
         return MatrixDescriptor(m, n, mb, nb, grid, rsrc, csrc, order, imb=imb, inb=inb)
 
 
 def handle(desc: Any) -> Any:
-    """The context of a descriptor, or the same entry of any other sequence; None for other objects.
+    """The CTXT entry of a descriptor, or the second element of any other sequence; None for other objects.
 
     >>> handle([1, 3, 8, 8, 2, 2, 0, 0, 8]), handle([7, -1]), handle(None)
     (3, -1, None)
@@ -83,7 +83,8 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
         [DTYPE, CTXT, M, N, MB, NB, RSRC, CSRC, LLD].
 
     Raises:
-        PblasArgumentError: with the number that descinit gives, in whose arguments DESC is the first (local).
+        PblasArgumentError: a wrong argument, with the error number of ScaLAPACK's descinit, which counts DESC as
+            argument 1 (local).
 
     Source: ScaLAPACK TOOLS, descinit.
     """

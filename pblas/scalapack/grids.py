@@ -1,4 +1,4 @@
-"""Process grids with integer handles, as BLACS contexts: create, query, end.
+"""Process grids with integer handles, as BLACS contexts: creation, queries, end.
 
 A handle stands for a `pblas.Context` over the ranks of one grid and the `Grid` that arranges them. Handles are plain
 integers because descriptors hold them, so this module has one table of them.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 OUTSIDE = -1
-"""The handle that a process outside a grid gets."""
+"""The handle of a grid on processes outside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class ProcessGrid:
         context: over the ranks of the grid, numbered 0..nprow*npcol-1 (global).
         grid: their arrangement (global).
         comm: the communicator of exactly these ranks (global).
-        ranks: their ranks in the communicator that the grid was made from (global).
-        world: their ranks in COMM_WORLD (global).
+        ranks: the same ranks as numbered in the communicator that the grid was made from (global).
+        world: the same ranks as numbered in COMM_WORLD (global).
         parts: cache of this process's parts of matrices, by descriptor entries (local).
     """
 
@@ -51,7 +51,7 @@ class ProcessGrid:
 
     @property
     def runtime(self) -> Runtime:
-        """Of the context."""
+        """Runtime of the grid's context."""
         return self.context.runtime
 
 
@@ -87,7 +87,7 @@ def checked_integer(verb: str, name: str, value: Any, position: int, least: int 
 
 
 def pinfo() -> tuple[int, int]:
-    """This process's number among all, and how many there are: (mypnum, nprocs) of COMM_WORLD (local).
+    """(mypnum, nprocs): this process's rank in COMM_WORLD, and the number of ranks (local).
 
     Source: BLACS, blacs_pinfo.
     """
@@ -126,7 +126,8 @@ def gridinit(
     Args:
         ictxt: communicator of the ranks: 0 or None for COMM_WORLD, or an mpi4py communicator, whose ranks all call
             (global).
-        order: "C...": ranks are numbered down the columns, anything else: along the rows (global).
+        order: if the first letter is "C" or "c", ranks are numbered down the columns, otherwise along the rows
+            (global).
         nprow, npcol: process rows and columns (global), >= 1.
         options: of the `pblas.Context` over the grid, as backend="mpi" or timeout=30 (global).
 
@@ -287,7 +288,7 @@ def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: 
 def _new_handle(
     verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
-    """**Collective.** A handle for the ranks that `arranged(nprocs)` returns with their grid."""
+    """**Collective.** A new handle for a grid; `arranged(nprocs)` returns the grid and its ranks."""
     from pblas.backends.mpi import rendezvous
     from pblas.backends.mpi.world import subset, world, world_ranks
 

@@ -1,4 +1,4 @@
-"""The local array of a matrix on a process, as the caller passed it: checked, and cut as its descriptor says."""
+"""Checks of the caller's local array, and the view of it that has the size given by the descriptor."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from pblas.scalapack.descriptors import Entries
     from pblas.scalapack.grids import ProcessGrid
 
-_MAX_PARTS = 64  # of a grid
+_MAX_PARTS = 64  # entries in the cache of each grid
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A process's part of a matrix and of a submatrix, from the integers of a call.
+    """The rows and columns that this process has of a matrix and of a submatrix, from the integers of a call.
 
     Args:
-        desc: descriptor of the matrix, for arrays in Fortran's order (global).
+        desc: descriptor of the matrix, stored by columns (global).
         bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
         shape: rows and columns of the matrix that the process has (local).
         rows: local rows of the submatrix (local).
@@ -40,7 +40,7 @@ class Part:
 
     @classmethod
     def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
-        """m x n elements from (i, j) on, counted from 1; cached for each grid (local).
+        """The part of the m x n submatrix that begins at (i, j), counted from 1; cached for each grid (local).
 
         An empty submatrix may begin anywhere, also outside the matrix.
         """
@@ -61,11 +61,11 @@ class Part:
 
 @dataclass(slots=True)
 class Local:
-    """This rank's part of an operand.
+    """This rank's local array of an operand.
 
     Args:
         array: view of the caller's array with the rows and columns of the descriptor (local).
-        copied: copy to multiply, if the array itself cannot be used in place (local).
+        copied: the copy to use instead, if the array cannot be used in place; otherwise None (local).
     """
 
     array: Array
@@ -77,8 +77,8 @@ def checked_part(
 ) -> Array:
     """This rank's part of a matrix, a view of the caller's array (local).
 
-    `lld` is the leading dimension of an array of one dimension, in elements. An array that is `written` must be
-    writable, and its elements must not overlap.
+    A one-dimensional array has columns that begin `lld` elements apart. An array that is `written` must be writable,
+    and its elements must not overlap.
 
     Raises:
         ArgumentError: not an array, wrong dtype or memory, too small, or not writable.
@@ -103,7 +103,7 @@ def checked_part(
             f"column), got an array of shape {array.shape}"
         )
     if written and not getattr(array.flags, "writeable", True):
-        raise ArgumentError(f"{name} is an array that cannot be written")
+        raise ArgumentError(f"{name} is an array that cannot be written; pass a copy")
     if written and overlaps_itself(part):
         raise ArgumentError(
             f"{name} is written and must have memory for each element, got strides of {part.strides} bytes"
@@ -112,7 +112,7 @@ def checked_part(
 
 
 def overlaps_itself(part: Array) -> bool:
-    """Whether two elements of a part share memory, as far as strides tell."""
+    """Whether the strides of a part let two of its elements share memory."""
     if part.size == 0:
         return False
     axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)
@@ -131,9 +131,9 @@ def overlaps_itself(part: Array) -> bool:
 
 
 def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
-    """The leading rows and columns of a local array, without a copy; None if it does not have that many.
+    """The leading rows and columns of a local array, without a copy; None if the array is too small.
 
-    The array has two dimensions, or one: columns that begin `lld` elements apart.
+    The array has two dimensions, or one dimension with columns that begin `lld` elements apart.
 
     >>> import numpy as np
     >>> cut(np.arange(12.0), (2, 3), 4).tolist()

@@ -1,4 +1,4 @@
-"""REDIST, with its arguments in its order: submatrices from one grid to another."""
+"""ScaLAPACK's REDIST, with its arguments in its order: copies of submatrices from one grid to another."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Desc = Sequence[int]
 
 _OUTSIDER = 1 << 60
-"""The digest of a process that is outside the grid of one of the matrices; greater than all other digests."""
+"""Digest on a process outside the grid of a matrix; greater than all other digests."""
 
 
 def pxgemr2d(
@@ -99,7 +99,7 @@ class _Relocation(Call):
         return {name: self[name] for name in self._values if name in ("UPLO", "DIAG", "M", "N")}
 
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
-        """**Collective.** As for all calls; also whether all processes know equal descriptions of both matrices."""
+        """**Collective.** As `Call._agree`; also compares the descriptions of both matrices on all processes."""
         digest, opposite = _OUTSIDER, 0
         if not findings:
             self._described = {operand.name: self._describe(operand.name) for operand in self.routine.operands}
@@ -133,7 +133,7 @@ class _Relocation(Call):
         """**Collective.** Descriptions of both matrices, also for processes outside their grids.
 
         Raises:
-            PblasArgumentError: no process passes the handle of a matrix's grid.
+            PblasArgumentError: no process passes the handle of a matrix's grid, or a process of that grid passes -1.
             MismatchError: processes that describe the same matrix differently.
         """
         runtime, descriptions, error = self.runtime, {}, None
@@ -155,7 +155,7 @@ class _Relocation(Call):
         return descriptions
 
     def _describe(self, name: str) -> tuple[Any, ...] | None:
-        """Description of an operand: its descriptor, its grid, the ranks of the grid, and the corner."""
+        """Description of an operand: descriptor, grid, ranks of the grid, and first row and column of the submatrix."""
         if name not in self._grids:
             return None
         grid, number = self._grids[name], {world: rank for rank, world in enumerate(self.grid.world)}
@@ -164,7 +164,7 @@ class _Relocation(Call):
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
-    """Placement of the m x n submatrix that a description from `_describe` begins."""
+    """Placement of the m x n submatrix of a description from `_describe`."""
     values, grid, ranks, i, j = described
     whole = Entries((descriptors.BLOCK_CYCLIC_2D_INB, 0, *values, 1)).matrix(grid)
     part = (i - 1, i - 1 + m, j - 1, j - 1 + n) if m and n else (0, 0, 0, 0)
@@ -218,7 +218,7 @@ class _Transfer(PlannedOperation[_Arrays]):
         return f"<planned {self.noun}: {self.plan}>"
 
     def _lends(self) -> bool:
-        """Peers may read a copy until the agreement of the next call, before which it is not overwritten."""
+        """Whether peers read the caller's array itself: a copy is not overwritten before the next call's agreement."""
         assert self._executor is not None, "it has published"
         return self._executor.reads_in_place
 

@@ -1,4 +1,4 @@
-"""The arguments of every routine, by position and in words: the source of checks, error numbers and docstrings.
+"""Tables of the arguments of every routine, from which the checks, error numbers and docstrings are made.
 
 A line names the arguments in their order. A matrix X stands for four of them: X, IX, JX, DESCX.
 """
@@ -41,10 +41,10 @@ class Operand:
 
     Args:
         name: the letter.
-        position: of the local array among the arguments, from 1; IX, JX and DESCX follow.
+        position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
         rows: argument that counts the rows of the submatrix, or "1".
         columns: argument that counts its columns, or "1".
-        trans: option that exchanges the two unless it is "N"; "" for none.
+        trans: option that exchanges rows and columns unless it is "N"; "" for none.
     """
 
     name: str
@@ -56,12 +56,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A routine of all types.
+    """A routine, for all types.
 
     Args:
-        name: without "p" and the letter of the type.
-        arguments: names in their order.
-        operands: its matrices in their order.
+        name: name without "p" and the letter of the type.
+        arguments: names of the arguments, in order.
+        operands: the matrices, in order.
         texts: descriptions of arguments that differ from `_TEXTS`.
 
     >>> GEMM.arguments.index("DESCA") + 1, GEMM.operands[2].position
@@ -75,7 +75,7 @@ class Routine:
 
     @property
     def written(self) -> Operand | None:
-        """The last of several matrices; a routine with one only reads it."""
+        """The matrix that the routine writes, the last of several; None for a routine with one matrix."""
         return self.operands[-1] if len(self.operands) > 1 else None
 
     def described(self) -> str:

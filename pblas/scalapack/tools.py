@@ -135,7 +135,7 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
     """A(ia, ja) := alpha on the process that owns the element; the others do nothing (local).
 
     Raises:
-        PblasArgumentError: a wrong argument, raised where it is found (local).
+        PblasArgumentError: a wrong argument, raised on this rank only (local).
 
     Source: ScaLAPACK TOOLS, p?elset.
     """
@@ -163,7 +163,7 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
 
 
 def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
-    """**Collective.** A(ia, ja), on the processes of a scope around the one that owns it; 0 on the others.
+    """**Collective.** A(ia, ja) on the processes of `scope`, relative to the owner; 0 on the other processes.
 
     Returns:
         The element, which is the third argument in Fortran.
@@ -194,7 +194,7 @@ def pxlaprnt(
     a: Array, ia: int, ja: int, desca: Desc,
     irprnt: int, icprnt: int, cmatnm: str, nout: int | IO[str] = 6, work: None = None,
 ) -> None:  # fmt: skip
-    """**Collective.** Print sub(A) on one process, column by column, one element a line with its name.
+    """**Collective.** Print sub(A) on one process, column by column: one element per line, with its name and indices.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
@@ -212,7 +212,7 @@ def pxlaprnt(
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
-    """Raise PblasArgumentError if a number is less than `least`; the index maps check arrays themselves."""
+    """Raise PblasArgumentError if an index is less than `least`; `pblas.layouts.index` checks arrays of indices."""
     if not getattr(value, "ndim", 0):
         checked_integer(verb, name, value, 1, least)
 
@@ -226,7 +226,7 @@ def _number(value: Any) -> str:
 
 
 def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:
-    """(i_loc, j_loc) of an element that this process has, alone or as one of several replicas; else None (local)."""
+    """(i_loc, j_loc) of an element that this process holds, alone or as a replica; None otherwise (local)."""
     coordinates = grid.grid.coordinates(grid.runtime.rank)
     for split, g, p in ((desc.rows, i, coordinates[0]), (desc.columns, j, coordinates[1])):
         if not split.is_replicated and split.owner(g) != p:

@@ -1,4 +1,4 @@
-"""One routine, four types: p?gemm written once becomes psgemm, pdgemm, pcgemm and pzgemm."""
+"""The four types of a routine: one function for p?gemm becomes psgemm, pdgemm, pcgemm and pzgemm."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 def of_types(
     letters: str, routine: Routine, body: Callable[Concatenate[Routine, str, P], R]
 ) -> tuple[Callable[P, R], ...]:
-    """The routine for each letter of `letters`. Its docstring is the body's, and after the first line its arguments.
+    """The function for each type letter in `letters`, with the docstring of `body` and the arguments of `routine`.
 
     >>> from pblas.scalapack.routines import GEADD
     >>> def px(routine: Routine, letter: str, n: int) -> str: return n * letter + routine.name

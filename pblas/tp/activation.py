@@ -30,19 +30,19 @@ _DIFFERENTIABLE = {NAMED[name]: name for name in ("relu", "gelu", "gelu_tanh", "
 
 
 class Activation:
-    """A bias, then an epilogue.
+    """The elementwise functions of a layer: a bias is added to z, then an epilogue gives y.
 
-    "swiglu" combines two products into one output, silu(gate) up. On each rank the first half of z's columns is the
-    gate, the second half is up: the weight has the rows of gate above those of up.
+    The epilogue "swiglu" makes y = silu(gate) up of the two halves of z. On each rank the first half of z's columns is
+    gate, and the second half is up: the rank's weight has the rows of gate above those of up.
 
     Args:
         caller: the call (global).
         epilogue: None, an expression, an Epilogue, or "swiglu" (global).
         bias: one element for each of z's columns on this rank, or None (local).
-        placed: the matrices of the layer; z has the shape of y (global).
-        dtype: of z and the result (global).
-        out: where the result goes, if it was given (local).
-        aux: array that receives z, or None (local).
+        placed: descriptors and shapes of the layer's matrices; z has the shape of y (global).
+        dtype: dtype of z and y (global).
+        out: the caller's array for y; None for a new array (local).
+        aux: array that receives z with the bias; None if the caller does not ask for it (local).
 
     Raises:
         ArgumentError, DTypeError: a bias or an epilogue that does not fit z, on this rank.
@@ -63,8 +63,8 @@ class Activation:
         columns = placed.shapes["y"][-1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
-                f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight has the rows of gate, "
-                f"then those of up"
+                f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight needs as many rows of "
+                f"gate as of up"
             )
         self.columns = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""
@@ -129,7 +129,7 @@ class Activation:
 
 
 def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
-    """The epilogue with its arrays of y's shape as matrices: all axes but the last become rows (local)."""
+    """The epilogue, with each array of y's shape as a matrix, whose rows are all axes but the last (local)."""
     if not caller.batch or not isinstance(epilogue, Epilogue):
         return epilogue
     operands = dict(epilogue.operands)
@@ -148,7 +148,7 @@ def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
 
 
 def _takes_bias(epilogue: Any) -> bool:
-    """Whether a bias can become part of an epilogue; not if it has one, or does not read x."""
+    """Whether a bias can become part of an epilogue: it must read x, and have no operand named bias."""
     if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
         return False
     return "bias" not in epilogue.operands and Name(RESULT) in nodes(epilogue.tree)
@@ -159,9 +159,9 @@ class ActivationGradient:
 
     Args:
         caller: the call (global).
-        epilogue: of the layer (global).
+        epilogue: epilogue of the layer (global).
         dy: the gradient by y (local).
-        aux: z (local).
+        aux: z with the bias, as the layer stored it (local).
 
     Raises:
         ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.
@@ -180,13 +180,14 @@ class ActivationGradient:
                 f"and no epilogue"
             )
         if aux is None:
-            raise errors.ArgumentError(f"the gradient of {epilogue!r} needs aux, which the layer stores with aux=")
+            raise errors.ArgumentError(f"the gradient of {epilogue!r} needs aux; call the layer with aux= to store it")
         self._dy, self._aux = caller.array("dy", dy), caller.array("aux", aux)
         *leading, columns = self._aux.shape
         expected = *leading, columns // 2 if self._name == _GATED else columns
         if self._dy.shape != expected or self._dy.dtype != self._aux.dtype:
             raise errors.ArgumentError(
-                f"dy is {self._dy.shape} {self._dy.dtype.name}, by aux it should be {expected} {self._aux.dtype.name}"
+                f"dy is {self._dy.shape} {self._dy.dtype.name}; aux of shape {self._aux.shape} needs {expected} "
+                f"{self._aux.dtype.name}"
             )
         self.dz = caller.target("dz", self._aux.shape, self._aux.dtype).array
 
@@ -214,5 +215,5 @@ def _name_of(epilogue: Any) -> str | None:
 
 
 def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
-    """Out := the epilogue of x, after earlier work on the caller's stream (local)."""
+    """out := epilogue(x), after earlier work on the caller's stream (local)."""
     finish(caller.runtime.backend, epilogue, x, operands, out, caller.stream)

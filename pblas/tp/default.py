@@ -5,11 +5,11 @@ from __future__ import annotations
 from pblas.context import Context
 
 _default: list[Context] = []
-"""The default context, if there is one: calls without `ctx=` share it, and it ends with MPI."""
+"""The default context, or nothing before the first call without `ctx=`. MPI's end closes it."""
 
 
 def default_context() -> Context:
-    """The context over COMM_WORLD of calls without `ctx=`; **collective** when it is made, by the first of them.
+    """The context over COMM_WORLD that calls without `ctx=` use; **collective** in the first call, which makes it.
 
     It is closed when the program ends, or calls MPI.Finalize.
     """

@@ -1,4 +1,4 @@
-"""A linear layer as an object: its weight, and memory for its largest number of tokens."""
+"""A linear layer as an object, with its weight and with memory for its largest number of tokens."""
 
 from __future__ import annotations
 
@@ -26,41 +26,43 @@ _KINDS = {
     "reduce_scatter": (SCATTER, linear.linear_reduce_scatter, linear.linear_reduce_scatter_backward),
     "allreduce": (REDUCE, linear.linear_allreduce, linear.linear_allreduce_backward),
 }
-"""By name: how the layer is distributed, its function, and the function of its gradients."""
+"""For each kind: the distribution of the layer, its function, and the function of its gradients."""
 
 
 class Linear:
-    """A linear layer. **Collective** when it is made, as its calls are.
+    """A linear layer with its weight. **Collective:** all ranks make it and call it together.
 
-    The layer plans for `max_tokens`, and reserves their memory, at once. It plans for another number of tokens at the
+    The constructor plans for `max_tokens` and reserves the memory. The layer plans for another number of tokens in the
     first call with that number. All plans share one workspace, so plans of the same kind need no more memory.
 
-    Plans belong to the context, and layers of the same sizes and options share them. The context keeps the last 1024
-    on CPUs, of some 30 kB each besides the workspace. On GPUs, where plans have graphs, it keeps the last 64. A layer
+    Plans belong to the context, and layers with the same sizes and options share them. The context caches the last 1024
+    plans on CPUs, of some 30 kB each besides the workspace, and the last 64 on GPUs, where plans have graphs. A layer
     has one plan for each shape of x without the features, and two more for gradients. So a model with four kinds of
-    layers can have 256 numbers of tokens on CPUs, or 16 on GPUs, without planning again.
+    layers can use 256 numbers of tokens on CPUs, or 16 on GPUs, before a plan is made again.
 
     Args:
         weight: this rank's shard, features out x features in, stored by rows (local).
         kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
             features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
         bias: as in that function (local).
-        epilogue: as in that function; its operands of y's shape may have any number of tokens here, if calls bring
-            their own (global).
-        max_tokens: most tokens of a call, over all ranks: the product of all axes of x but the last. If the first axis
-            of an x with more than two axes does not divide evenly, a rank's shard is larger, and may need more memory.
-            None reserves nothing (global).
-        training: reserve memory for the gradients of `max_tokens` too; else their first call reserves it (global).
-        features: of the weight's cut axis, of all ranks; None if each has as many as this one (global).
+        epilogue: as in that function; operands with y's shape may have any number of tokens here, if each call passes
+            its own (global).
+        max_tokens: largest number of tokens of a call, over all ranks: the product of all axes of x but the last. If
+            x has more than two axes and the first does not divide evenly, a rank's shard is larger, and may need more
+            memory. None reserves nothing (global).
+        training: reserve memory for the gradients of `max_tokens` too; otherwise the first call of `backward` reserves
+            it (global).
+        features: length of the weight's cut axis over all ranks; None if every rank's shard has the same length
+            (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: try algorithms and GEMM algorithms, see `allgather_linear` (global).
-        wire_dtype: dtype in which partial products of 16-bit matrices travel, of y, or where that is gathered, of the
-            gradient by x; see `linear_reduce_scatter` (global).
+        autotune: measure algorithms when planning, see `allgather_linear` (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: those of y, or of the gradient by x if
+            the kind is "allgather"; see `linear_reduce_scatter` (global).
         ctx: the ranks; None for `default_context` (global).
 
     Raises:
         ArgumentError, DTypeError: arguments that do not fit, the same on every rank.
-        LayoutError: numbers of tokens or features that are no integers.
+        LayoutError: a number of tokens or features that is not an integer.
         WorkspaceError: too little memory.
 
     >>> import numpy as np
@@ -118,12 +120,12 @@ class Linear:
         tokens: int | None = None,
         stream: Any = None,
     ) -> Any:
-        """**Collective.** y, as the function of the layer's kind returns it; see there for the other arguments.
+        """**Collective.** y = epilogue(x w^T + bias), by the function of the layer's kind.
 
         Args:
             x: as in that function (local).
-            operands: of the epilogue, by name; they replace the layer's. For example a residual with as many tokens
-                as x; None for the layer's own (local).
+            operands: operands of the epilogue by name, which replace the layer's, such as a residual with as many
+                tokens as x; None for the layer's own (local).
             out, aux, tokens, stream: as in that function.
 
         Raises:
@@ -157,13 +159,15 @@ class Linear:
         return self._backward(dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
-        """Check the number of tokens of a call; the options that it passes on."""
+        """The options of a call, with its number of tokens checked (local)."""
         options, (total, *between) = dict(self._options, ctx=self._ctx), tuple(getattr(x, "shape", ()))[:-1] or (0,)
         tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
         if self.kind == "allgather":
             options["tokens"], total = tokens, total * self._ctx.nprocs if tokens is None else tokens
         elif tokens is not None:
-            raise errors.ArgumentError(f"Linear: tokens= is for kind 'allgather'; for {self.kind!r} x has all of them")
+            raise errors.ArgumentError(
+                f"Linear: tokens= is for kind 'allgather'; for {self.kind!r} x has all tokens: leave tokens out"
+            )
         total *= prod(between)
         if self.max_tokens is not None and total > self.max_tokens:
             many = f"{total} tokens are more than max_tokens={self.max_tokens}"
@@ -185,7 +189,7 @@ class Linear:
         return Epilogue(self.epilogue.expression, **{**known, **operands})
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
-        """**Collective.** Call the layer once with this many tokens, all zero; with training also its gradients."""
+        """**Collective.** Call the layer, and with training its gradients, once with this many tokens, all zero."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
         shard = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
         length = shard.stop - shard.start

@@ -1,15 +1,15 @@
 """The layers of a tensor-parallel model and their gradients: each is one product that overlaps its communication.
 
 A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by columns (the other two), and stored as
-torch.nn stores it, features out x features in. Tokens are the rows of x and y. Where tokens are cut, every rank has
-equally many, or `tokens=` gives their total; `local_shard` gives the tokens of a rank.
+torch.nn stores it, features out x features in. Tokens are the rows of x and y. Where tokens are cut, all ranks have the
+same number of tokens, or `tokens=` gives the total and `local_shard` the tokens of each rank.
 
 As torch.nn.Linear, all functions also take x, y and arrays like them with axes between tokens and features, as in
-tokens x batch x features. The first axis is cut or gathered; the others are equal on all ranks. Such arrays are read in
-place, as a matrix whose rows are all axes but the last. These rows must have one stride, as in C-contiguous
-arrays.
+tokens x batch x features. The first axis is cut or gathered; the others have the same length on all ranks. Such arrays
+are read in place, as a matrix whose rows are all axes but the last. One stride must lead from each of these rows to the
+next, as in C-contiguous arrays.
 
-Plans are kept by shape: a call with known sizes does not plan. Products read the caller's arrays in place.
+Plans are cached by shape: a call with known sizes does not plan. Products read the caller's arrays in place.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 class Gradients(NamedTuple):
     """Gradients of a layer by its arguments; None for a gradient that was not requested.
 
-    dx = dy w and dw = dy^T x, of complex numbers too: nothing is conjugated. For torch's gradient by complex numbers
-    give the conjugate of dy, and take that of the results.
+    dx = dy w and dw = dy^T x, without conjugation also for complex numbers. For torch's gradient by complex numbers,
+    pass the conjugate of dy, and conjugate the results.
 
     Args:
-        x: distributed as x (local).
-        weight: distributed as the weight (local).
-        bias: distributed as the bias (local).
+        x: gradient by x, distributed as x (local).
+        weight: gradient by the weight, distributed as the weight (local).
+        bias: gradient by the bias, distributed as the bias (local).
     """
 
     x: Any
@@ -64,32 +64,33 @@ def allgather_linear(
     """**Collective.** y = epilogue(x w^T + bias): tokens are gathered during the product, features out are cut.
 
     Args:
-        x: this rank's tokens x ... x features in, stored by rows; if there are axes between, y, out, aux and arrays of
-            the epilogue have the same (local).
+        x: this rank's tokens x ... x features in, stored by rows. If x has axes between tokens and features, y, out,
+            aux and arrays of the epilogue have the same axes (local).
         weight: this rank's features out x features in, stored by rows (local).
         bias: one element for each of this rank's features out, or None (local; given on all ranks or on none).
         epilogue: an expression, as "gelu" or "x * s", or an `Epilogue`, whose arrays have the shape of this rank's y or
-            one element for each of its columns. Or "swiglu": the first half of this rank's features out are the gate of
-            the second half, and y = silu(gate) up has half as many (global).
-        out: where y goes; None for a new array of x's library (local).
-        aux: where x w^T + bias goes, before the epilogue; None not to keep it (local; given on all ranks or on none).
-        tokens: of all ranks, along the first axis; None if each has as many as this one (global).
-        features: out, of all ranks; None if each has as many as this one (global).
+            one element for each of its columns. Or "swiglu": y = silu(gate) up, where gate and up are the first and
+            the second half of this rank's features out, so that y has half as many columns (global).
+        out: array that receives y; None for a new array of x's library (local).
+        aux: array that receives x w^T + bias, the input of the epilogue; None if it is not needed (local; given on all
+            ranks or on none).
+        tokens: length of the first axis over all ranks; None if all ranks have the same length (global).
+        features: number of features out of all ranks; None if all ranks have the same number (global).
         tf32: multiply float32 in TF32 on GPUs (global).
-        autotune: measure algorithms, and GEMM algorithms on GPUs, when planning; see `pblas.plan_matmul` (global).
-        wire_dtype: of the gradients, see `allgather_linear_backward`; here no partial products travel (global).
-        ctx: the ranks; None for `default_context` (global).
-        stream: CUDA stream on which to run; None for the current one of x's library (local).
+        autotune: measure algorithms when planning on GPUs; see `pblas.plan_matmul` (global).
+        wire_dtype: accepted as in `allgather_linear_backward`; no partial products travel in the layer itself (global).
+        ctx: the context whose ranks share the layer; None for `default_context` (global).
+        stream: CUDA stream on which to run; None for the current stream of x's library (local).
 
     Returns:
         y, all tokens x ... x this rank's features out.
 
     Raises:
-        ArgumentError, DTypeError: arguments that do not fit, the same on every rank. On GPUs other ranks may have begun
-            already: an error on some ranks only closes the context.
-        LayoutError: numbers of tokens or features that are no integers.
-        MismatchError: ranks that passed different (global) arguments, where the ranks' hosts agree on a call: on CPUs
-            always, on GPUs when it is planned.
+        ArgumentError, DTypeError: wrong arguments; the same error on every rank. On GPUs other ranks may have begun
+            already: an error on some ranks only breaks the context.
+        LayoutError: a number of tokens or features that is not an integer.
+        MismatchError: ranks that passed different (global) arguments. On CPUs every call compares them, on GPUs the
+            first call of each kind, which plans.
     """
     options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
     return _forward(GATHER, x, weight, bias, epilogue, out, aux, options)
@@ -117,9 +118,9 @@ def linear_reduce_scatter(
         weight: all features out x this rank's features in, stored by rows (local).
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
-        features: in, of all ranks; None if each has as many as this one (global).
-        wire_dtype: dtype in which partial products of 16-bit matrices travel: None for their own, or "float32", so that
-            the sum of all ranks is rounded once, at twice the bytes; see `pblas.plan_matmul` (global).
+        features: number of features in of all ranks; None if all ranks have the same number (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: None for the matrices' own, or "float32",
+            which rounds the sum of all ranks only once, and moves twice the bytes; see `pblas.plan_matmul` (global).
         out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
 
     Returns:
@@ -152,7 +153,7 @@ def linear_allreduce(
     Args:
         x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
         weight: all features out x this rank's features in, stored by rows (local).
-        wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs add few tokens as they do many (global).
+        wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs do not use the collective for few tokens (global).
         bias, epilogue, features: see `linear_reduce_scatter`.
         out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
 
@@ -183,7 +184,7 @@ def allgather_linear_backward(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
-    """**Collective.** The gradients of `allgather_linear`: dx = dy w is reduced and scattered, x is gathered for dw.
+    """**Collective.** The gradients of `allgather_linear`: dx = dy w by a reduce-scatter, dw by an all-gather of x.
 
     Args:
         dy: gradient by y, all tokens x ... x this rank's features out (local).
@@ -191,12 +192,15 @@ def allgather_linear_backward(
         weight: as in the layer (local).
         epilogue: as in the layer: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
         aux: the array that the layer filled; needed with an epilogue (local).
-        needs: whether the gradients by x, weight and bias are wanted (global).
-        dweight: array of the weight's shape to which its gradient is added; None for a new one (local; given on all
+        needs: whether to compute the gradients by x, by weight and by bias (global).
+        dweight: array of the weight's shape to which the gradient is added; None for a new array (local; given on all
             ranks or on none).
-        wire_dtype: of dx, see `linear_reduce_scatter` (global).
-        stream: CUDA stream on which to run; None for the current one of dy's library (local).
+        wire_dtype: dtype in which partial products of dx travel, see `linear_reduce_scatter` (global).
+        stream: CUDA stream on which to run; None for the current stream of dy's library (local).
         tokens, features, tf32, autotune, ctx: as in the layer, see `allgather_linear` (global).
+
+    Returns:
+        The gradients; None for those that `needs` leaves out.
 
     Raises:
         as `allgather_linear`.
@@ -221,7 +225,7 @@ def linear_reduce_scatter_backward(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients:
-    """**Collective.** The gradients of `linear_reduce_scatter`: dy is gathered, for dx = dy w and for dw = dy^T x.
+    """**Collective.** The gradients of `linear_reduce_scatter`: one all-gather of dy, for dx = dy w and dw = dy^T x.
 
     Args:
         dy: gradient by y, this rank's tokens x ... x all features out (local).
@@ -274,7 +278,7 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
         dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
         if aux is not None and epilogue is None:
-            raise errors.ArgumentError("aux stores the input of an epilogue, and there is none; leave it out")
+            raise errors.ArgumentError("aux= stores the input of an epilogue, and there is none; leave it out")
         out_array = None if out is None else caller.array("out", out)
         aux_array = None if aux is None else caller.array("aux", aux)
         caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])

@@ -1,14 +1,14 @@
-"""How the matrices of a linear layer y = x w^T are distributed over the ranks, and the products that are its gradients.
+"""The distribution of the matrices of a linear layer y = x w^T over the ranks, and the products of its gradients.
 
-With T tokens, I features in and O features out, x is T x I, w is O x I, as torch.nn has it, and y is T x O. A layer
-says along which of T, I and O each of the three is cut; the products follow:
+With T tokens, I features in and O features out, x is T x I, w is O x I, as in torch.nn, and y is T x O. A `Layer` names
+the axis, T, I or O, along which each matrix is cut over the ranks. That determines the communication of its products:
 
     y  = x w^T      T x O
     dx = dy w       T x I
     dw = dy^T x     O x I
 
-x and y may have `batch` axes between tokens and features. T is the length of the first axis, which is cut. All axes but
-the last are the rows of the products.
+x and y may have `batch` axes between tokens and features. T is the length of the first axis, which may be cut. All axes
+but the last together are the rows of the products.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ AXES: Mapping[Matrix, tuple[str, str]] = MappingProxyType({"x": ("T", "I"), "w":
 PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyType(
     {"y": ("x", "w", "N", "T"), "x": ("y", "w", "N", "N"), "w": ("y", "x", "T", "N")}
 )
-"""The operands of the product that is y, or the gradient by x or w, and whether each is transposed."""
+"""For y, and for the gradients by x and by w: the two operands of the product, and whether each is transposed."""
 WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", "O": "features out"})
 """Names of the axes, for messages."""
 
 
 def argument_name(matrix: Matrix) -> str:
-    """The argument that holds a matrix; y is an argument only as its gradient, dy."""
+    """The name of the argument that holds a matrix; of y, only the gradient dy is an argument."""
     return {"x": "x", "w": "weight", "y": "dy"}[matrix]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # four instances, compared by identity, which are keys of caches
 class Layer:
-    """A linear layer, by the axis along which each of its matrices is cut; "" is whole on every rank.
+    """A kind of linear layer: for each matrix the axis along which it is cut over the ranks, or "" for none.
 
     Args:
-        name: of the function (global).
-        x: "T" or "I" (global).
-        w: "O" or "I" (global).
+        name: name of the function that computes y (global).
+        x: "T", "I" or "" (global).
+        w: "O", "I" or "" (global).
         y: "O", "T" or "" (global).
 
     >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, (), 0, 2).shapes
@@ -70,11 +70,11 @@ class Layer:
         return {"x": self.x, "w": self.w, "y": self.y}[matrix]
 
     def placed(self, sizes: Mapping[str, int], batch: Shape, rank: int, nprocs: int) -> Placed:
-        """The matrices of a layer with these sizes, and with `batch` axes between tokens and features."""
+        """Descriptors and shard shapes for these sizes, with `batch` axes between tokens and features."""
         return _placed(self, sizes["T"], sizes["I"], sizes["O"], batch, rank, nprocs)
 
     def descriptor(self, matrix: Matrix, m: int, n: int, nbatch: int, nprocs: int) -> MatrixDescriptor:
-        """A matrix of the layer, m x n, where each of the m is a group of `nbatch` rows that stay together (global)."""
+        """Descriptor of a matrix with m groups of `nbatch` rows, and n columns; a group stays on one rank (global)."""
         cut = self.cut(matrix)
         if not cut:
             return MatrixDescriptor.replicated(m * nbatch, n, nprocs, order="C")
@@ -85,11 +85,14 @@ class Layer:
     def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """The numbers of tokens and features of all ranks, from the shapes of this rank's shards.
 
-        Together the shards have all axes. `known` has lengths of axes that are cut; of other axes that are cut, all
-        ranks have equally much.
+        Args:
+            shapes: shapes of the shards of two matrices, which together have all three axes (local).
+            known: lengths of axes that are cut, over all ranks. On other axes that are cut, all ranks have shards of
+                equal length (global).
+            nprocs: number of ranks (global).
 
         Raises:
-            ArgumentError: lengths that differ.
+            ArgumentError: two shards disagree on the length of an axis.
 
         >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
         {'T': 10, 'O': 6, 'I': 8}
@@ -117,7 +120,7 @@ def checked_sizes(
     """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes.
 
     Raises:
-        ArgumentError: as `Layer.sizes`; a rank's shard of another shape than its share of these sizes.
+        ArgumentError: as `Layer.sizes`; also if this rank's shard has another shape than its share of these sizes.
     """
     sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
@@ -127,8 +130,8 @@ def checked_sizes(
             share = f", its part of {sizes[cut]} {WORDS[cut]}" if cut else ""
             raise errors.ArgumentError(
                 f"{argument_name(matrix)} is {text(shape)} on rank {rank}, which must have {text(expected[matrix])}"
-                f"{share}; tokens= or features= say how many there are in all where shards differ, "
-                f"tp.local_shard() which a rank has"
+                f"{share}; where shards differ in length, pass the total as tokens= or features=, and cut by "
+                f"tp.local_shard()"
             )
     return MappingProxyType(sizes)
 
@@ -138,9 +141,9 @@ class Placed:
     """The matrices of a layer with given sizes, and one rank's shards.
 
     Args:
-        descs: of x, w and y, by rows (global).
-        shapes: of the rank's shards, with the batch axes (local).
-        counts: of rows on each rank, where tokens are cut (global).
+        descs: descriptors of x, w and y, stored by rows (global).
+        shapes: shapes of the rank's shards, with the batch axes (local).
+        counts: number of rows on each rank, if tokens are cut (global).
     """
 
     descs: Mapping[Matrix, MatrixDescriptor]
@@ -150,7 +153,7 @@ class Placed:
 
 @lru_cache(1024)
 def _placed(layer: Layer, tokens: int, inwards: int, outwards: int, batch: Shape, rank: int, nprocs: int) -> Placed:
-    """`Layer.placed`, cached: it takes as long as a small product, and a model has few sizes."""
+    """`Layer.placed`, cached, because it takes as long as a small product, and a model has few sizes."""
     sizes, nbatch = {"T": tokens, "I": inwards, "O": outwards}, prod(batch)
     descs: dict[Matrix, MatrixDescriptor] = {}
     shapes: dict[Matrix, Shape] = {}
@@ -181,12 +184,12 @@ GATHER = Layer("allgather_linear", "T", "O", "O")
 SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
 REDUCE = Layer("linear_allreduce", "I", "I", "")
 ALONE = Layer("partial product", "", "", "")
-"""A rank's own contribution to the sums of `REDUCE`, as if there were no other rank."""
+"""The product of one rank's shards alone: its contribution to the sums of `REDUCE`."""
 
 
 @lru_cache
 def communicated(layer: Layer, target: Matrix) -> Matrix | None:
-    """The matrix that is communicated for a product: the operand to gather, or the result to reduce; None for neither.
+    """The matrix that is communicated for a product: the operand to gather or the result to reduce; None for none.
 
     >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
     [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]
@@ -197,15 +200,18 @@ def communicated(layer: Layer, target: Matrix) -> Matrix | None:
 
 
 def local_shard(n: int, rank: int, nprocs: int) -> slice:
-    """The range of n tokens or features that a rank has: ceil(n / nprocs) each, until there are no more.
+    """The range of tokens or features that a rank owns: ceil(n / nprocs) on each rank, fewer or none on the last ranks.
 
     Args:
-        n: tokens or features of all ranks (global).
-        rank: 0 <= rank < nprocs (local).
-        nprocs: ranks (global).
+        n: number of tokens or features of all ranks (global).
+        rank: number of the rank, 0 <= rank < nprocs (local).
+        nprocs: number of ranks (global).
+
+    Returns:
+        The half-open range, as a slice.
 
     Raises:
-        LayoutError: numbers that are no integers, or out of range.
+        LayoutError: an argument that is not an integer, or is out of range.
 
     >>> [local_shard(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]

@@ -1,4 +1,4 @@
-"""The product of a layer or a gradient: local arrays in, one planned product, kept for the next call like it."""
+"""The product of a layer or of a gradient: a planned product of this rank's arrays, cached for the next such call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.interop import Target, current_stream, is_view, library_of, new_target
+from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
 from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.collective import backends_array
+from pblas.operations.arguments.collective import array_remedy, backends_array
 from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
 from pblas.operations.collectives import add_up, gather, refuse_stream
@@ -42,7 +42,7 @@ class Options(NamedTuple):
     """Options that all functions of `pblas.tp` share; see `allgather_linear`.
 
     Args:
-        lengths: of the axes that are cut, over all ranks; None if all ranks have equally much (global).
+        lengths: lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global).
     """
 
     lengths: Mapping[str, int | None]
@@ -61,8 +61,8 @@ class Product(NamedTuple):
         a: this rank's shard of the left operand (local).
         b: this rank's shard of the right operand (local).
         d: receives this rank's shard of the product (local).
-        epilogue: with checked operands, or None (local).
-        beta: factor of the old d, which is added (global).
+        epilogue: epilogue with checked operands; None for none (local).
+        beta: factor of the old contents of d, which are added (global).
     """
 
     target: Matrix
@@ -80,8 +80,8 @@ class Caller:
         layer: the layer whose product or gradient is computed (global).
         verb: name of the call, for messages (global).
         ctx: the ranks; None for `default_context` (global).
-        like: the first operand; new arrays and the current stream are those of its library (local).
-        stream: to run on; None for the library's current one (local).
+        like: the first operand; its library makes new arrays, and has the current stream (local).
+        stream: the stream on which to run; None for the current stream of that library (local).
     """
 
     def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
@@ -100,13 +100,13 @@ class Caller:
         self.sizes: Mapping[str, int] = {}
         """Numbers of tokens and features of all ranks; set by `operands` (global)."""
         self.dtype = np.dtype(np.void)
-        """Of all matrices; set by `operands` (global)."""
+        """The dtype of all matrices; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""
 
     @property
     def placed(self) -> Placed:
-        """The matrices of the layer, and this rank's shards."""
+        """Descriptors of the layer's matrices, and shapes of this rank's shards."""
         return self.layer.placed(self.sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
 
     @property
@@ -115,7 +115,7 @@ class Caller:
         return current_stream(self._like) if self._stream is None else self._stream
 
     def checking(self) -> LocalStep:
-        """A with block in which this rank checks its arguments: an error is raised on all ranks."""
+        """A with block in which this rank checks its arguments; an error in it is raised on all ranks (local)."""
         return LocalStep(self._refuse, self.verb)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
@@ -131,9 +131,10 @@ class Caller:
         self.runtime.fail(verb, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
-        """A caller's array as an array of the backend, on the same memory, for which `rows` needs no copy (local).
+        """A caller's array as an array of the backend in the same memory, from which `rows` makes a matrix (local).
 
-        With `tokens`, the first axis counts tokens and batch axes may follow it, the same in all such arrays of a call.
+        With `tokens`, the first axis is that of tokens. Batch axes may follow it, with the same lengths in all such
+        arrays of a call.
 
         Raises:
             ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
@@ -144,10 +145,14 @@ class Caller:
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
         array = backends_array(backend, name, x)
         if x is None or array.ndim < 2 or (array.ndim > 2 and not tokens):
-            got = "None" if x is None else f"shape {tuple(array.shape)}"
-            raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; use reshape")
+            got, remedy = f"shape {tuple(array.shape)}", "use reshape"
+            if array.ndim == 0 and not has_memory(x):  # NumPy makes 0-dimensional arrays of other objects
+                got, remedy = type(x).__name__, array_remedy(name, x)
+            raise errors.ArgumentError(f"{name} must have 2 dimensions{' or more' * tokens}, got {got}; {remedy}")
         if not backend.is_here(array):
-            raise errors.ArgumentError(f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs")
+            raise errors.ArgumentError(
+                f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs; copy it there"
+            )
         checked_dtype(name, array.dtype)
         if not array.flags.c_contiguous and not _has_uniform_rows(array):
             raise errors.ArgumentError(
@@ -168,7 +173,7 @@ class Caller:
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
-            LayoutError: sizes that are no integers.
+            LayoutError: a size that is not an integer.
         """
         if not self.runtime.backend.gpus:
             refuse_stream(self.verb, self._stream)
@@ -225,12 +230,13 @@ class Caller:
         return Target(out, array, self._like)
 
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
-        """Whether each rank multiplies alone, with a collective before or after it, instead of a distributed plan.
+        """Whether to run a GEMM on each rank and a collective before or after it, instead of a distributed plan.
 
-        This is faster if `travels`, the communicated matrix, is small or None. On GPUs only `REDUCE` does it: the
+        That is faster if `travels`, the communicated matrix, is small or None. On GPUs only `REDUCE` does it: the
         reduction kernel applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a
-        barrier of all GPUs. On CPUs the ranks wait for each other once, and BLAS runs one product where a plan has one
-        for each rank. A plan also takes partial products that a collective would round before it adds them.
+        barrier of all GPUs. On CPUs the ranks then wait for each other only once, and BLAS runs one product where a
+        plan runs one for each rank. Partial products of 16-bit matrices need a plan, because the collective would add
+        rounded ones.
         """
         backend = self.runtime.backend
         if backend.gpus != backend.push:
@@ -249,7 +255,7 @@ class Caller:
         """**Collective.** Compute a product of the call."""
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
-        # A collective adds partial products in the matrices' dtype, not in wire_dtype.
+        # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
         rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
@@ -262,7 +268,7 @@ class Caller:
             self._run_apart(travels, product)
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
-        """**Collective.** `run` on CPUs if `is_apart`; the agreement of the collective covers the call's arguments."""
+        """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
         shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
@@ -295,7 +301,7 @@ class Caller:
                 arrays.assign(total, d)
 
     def agree(self) -> None:
-        """**Collective.** Agree on this call, once, if the ranks' hosts agree on calls."""
+        """**Collective.** Agree on this call once; nothing on GPUs that push data, where calls need no agreement."""
         if not (self._is_agreed or self.runtime.topology.push):
             self.runtime.agree(self.verb, self._call_args())
         self._is_agreed = True
@@ -306,7 +312,7 @@ class Caller:
         return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
 
     def _run_planned(self, layer: Layer, product: Product) -> None:
-        """**Collective.** `run` by a plan, which is kept; a plan for `ALONE` does not use other ranks."""
+        """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
@@ -328,7 +334,7 @@ class Caller:
 
 
 def rows(x: Array) -> Array:
-    """A checked array as a matrix on the same memory: all axes but the last are one (local).
+    """A checked array as a matrix in the same memory: all axes but the last become one (local).
 
     >>> rows(np.zeros((2, 3, 4))).shape
     (6, 4)
@@ -337,7 +343,7 @@ def rows(x: Array) -> Array:
 
 
 def _has_uniform_rows(x: Array) -> bool:
-    """Whether rows are contiguous, and all rows have one stride between them, whatever it is (local)."""
+    """Whether each row is contiguous, and one stride leads from each row to the next (local)."""
     if not x.size:
         return True
     *outer, (columns, step) = zip(x.shape, x.strides, strict=True)
@@ -353,10 +359,10 @@ class _Planned:
     """**Collective.** A planned product, and the descriptors that it was planned with.
 
     Args:
-        runtime: of the call's ranks (global).
-        descs: of the layer's matrices (global).
-        product: the first product; later products have arrays like it (local).
-        options: of the call (global).
+        runtime: runtime of the context (global).
+        descs: descriptors of the layer's matrices (global).
+        product: the first product; later products have arrays of the same shapes and dtypes (local).
+        options: options of the call (global).
     """
 
     def __init__(
@@ -378,7 +384,7 @@ class _Planned:
         return a, b, d if self._adds else None, d
 
     def run(self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any) -> None:
-        """**Collective.** A product like the first, as a part of the call `call`; see `Execution`."""
+        """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
             self._product.run(Execution(*self._matrices(product), operands, stream, call))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
-_WRONG = 1 << 61  # beyond all codes of arrays
+_WRONG = 1 << 61  # greater than all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
 
@@ -44,12 +44,12 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
     """A caller's array as one of the backend's, on the same memory (local).
 
     Args:
-        backend: of the context (global).
-        what: the array, for messages.
-        value: the caller's (local).
+        backend: backend of the context (global).
+        what: name of the array, for messages.
+        value: the caller's array (local).
 
     Raises:
-        ArgumentError, DTypeError: no array, or one that the backend cannot use in place.
+        ArgumentError, DTypeError: a value that is not an array, or an array that the backend cannot use in place.
     """
     try:
         return backend.as_array(value)
@@ -57,6 +57,19 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
         raise type(caught)(f"{what}: {caught}") from None
     except (TypeError, ValueError) as caught:
         raise errors.ArgumentError(f"{what} is no array: {caught}") from None
+
+
+def array_remedy(name: str, value: Any) -> str:
+    """The end of a message about an argument that is not an array: how to pass one.
+
+    >>> array_remedy("x", [1.0]), array_remedy("x", None)
+    ('pass np.asarray(x)', 'every rank must pass an array')
+    """
+    if name in ("out", "aux"):
+        return "leave it out, or pass an array that can be written"
+    if hasattr(value, "toarray"):  # sparse matrices of SciPy
+        return f"pass {name}.toarray()"
+    return f"pass np.asarray({name})" if isinstance(value, _NUMBERS | _LISTS) else "every rank must pass an array"
 
 
 def _bounds(counts: Sequence[int], row: int) -> tuple[int, ...]:
@@ -68,13 +81,13 @@ class Arguments(ABC):
     """Arguments that all collectives share.
 
     Args:
-        name: of the call, for messages (global).
-        runtime: of the context (global).
+        name: name of the call, for messages (global).
+        runtime: runtime of the context (global).
         x: this rank's array (local).
-        out: where the result goes, or None (local).
+        out: array that receives the result; None for a new array (local).
 
     Raises:
-        ArgumentError, DTypeError: on this rank.
+        ArgumentError, DTypeError: a wrong argument, raised on this rank only.
     """
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
@@ -84,7 +97,9 @@ class Arguments(ABC):
         self.dtype = checked_dtype(name, self.x.dtype)
         self.out = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
-            raise errors.ArgumentError(f"{name}: out has to be copied to be read; give it memory that can be written")
+            raise errors.ArgumentError(
+                f"{name}: out has to be copied to be read, so it cannot be written; pass an array in memory"
+            )
         if self.out is not None and self.out.dtype != self.dtype:
             raise errors.DTypeError(f"{name}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
         if self.out is not None and not is_writeable(self.out):
@@ -95,10 +110,10 @@ class Arguments(ABC):
             raise errors.ArgumentError(f"{self.name}: {name} must be an array, got a DistMatrix; its .local is one")
         array = self.as_array(name, value)
         if array is None:
-            kind = "an array of NumPy, or one that speaks DLPack"
+            kind, remedy = "an array of NumPy, or one that speaks DLPack", array_remedy(name, value)
             if self.runtime.backend.gpus:
-                kind = "an array on this rank's GPU"
-            raise errors.ArgumentError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}")
+                kind, remedy = "an array on this rank's GPU", "copy it there, as with cupy.asarray(x)"
+            raise errors.ArgumentError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}; {remedy}")
         return array
 
     def as_array(self, name: str, value: Any) -> Array | None:
@@ -118,23 +133,23 @@ class Arguments(ABC):
         """Arguments that must be equal on all ranks."""
 
     def agree(self, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:
-        """**Collective.** Raise unless all ranks have equal arguments; the largest of each of the maxima."""
+        """**Collective.** Raise unless all ranks have equal arguments; the maximum of each integer over all ranks."""
         return self.runtime.agree(self.name, self.arguments(), None, maxima)
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
-        """Where a result goes: `out`, else a new array of x's library, else of the backend (local).
+        """The memory of a result: `out`, else a new array of x's library, else one of the backend (local).
 
         Args:
-            shape: of the result (local).
+            shape: shape of the result (local).
             make: makes an array of the backend (local).
-            order: in which a new one stores its elements (local).
+            order: storage order of a new array (local).
         """
         if self.out is not None:
             return Target(self._caller_out, self.out, self._like)
         return new_target(shape, self._like, self.runtime.backend, make, order)
 
     def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
-        """Rows of each rank, which add up to a total if there is one."""
+        """The caller's counts, one for each rank; ArgumentError unless they add up to `total`, if that is given."""
         nprocs = self.runtime.nprocs
         try:
             lengths = tuple(map(operator.index, counts))
@@ -157,10 +172,10 @@ class Arguments(ABC):
         """Raise ArgumentError unless out has a shape, and overlaps x in its place only.
 
         Args:
-            shape: of the result (local).
-            part: x or out, the array that may coincide with `place` (local).
-            place: the only part of the other array that it may share memory with (local).
-            what: that place, in words.
+            shape: shape of the result (local).
+            part: the array, x or out, that may coincide with `place` (local).
+            place: the only part of the other array with which `part` may share memory (local).
+            what: description of that place, for messages.
         """
         out = self.out
         if out is None:
@@ -181,7 +196,8 @@ class GatherArguments(Arguments):
         self.counts = None if counts is None else self.checked_counts(counts)
         if self.counts is not None and self.counts[runtime.rank] != len(self.x):
             raise errors.ArgumentError(
-                f"allgather: x has {len(self.x)} rows, counts says {self.counts[runtime.rank]} of rank {runtime.rank}"
+                f"allgather: x has {len(self.x)} rows, counts says {self.counts[runtime.rank]} for rank "
+                f"{runtime.rank}; counts must have the number of rows of every rank"
             )
         error = None if self.counts is None else self.error_of(list(self.counts))
         if error is not None:
@@ -192,7 +208,7 @@ class GatherArguments(Arguments):
         return {"x.shape[1:]": self.x.shape[1:], "dtype": name_of(self.dtype), "counts": self.counts}
 
     def error_of(self, counts: list[int]) -> errors.ArgumentError | None:
-        """The error of `out` if the ranks have these numbers of rows; None if it fits (local)."""
+        """The error of `out` if the ranks have these numbers of rows; None if `out` fits (local)."""
         start = sum(counts[: self.runtime.rank])
         place = self.out[start : start + len(self.x)] if self.out is not None and self.out.ndim else None
         try:
@@ -205,7 +221,7 @@ class GatherArguments(Arguments):
         """**Collective.** Rows of each rank, the highest code, and the negated lowest one.
 
         Args:
-            code: at least 0, and less than 2**61 (local).
+            code: any integer of this rank, 0 <= code < 2**61 (local).
         """
         nrows = len(self.x)
         counts = [nrows] * self.runtime.nprocs  # the most frequent case
@@ -241,7 +257,9 @@ class ReduceArguments(Arguments):
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
         if op in ("max", "min") and self.dtype.kind == "c":
-            raise errors.ArgumentError(f"{name}: op={op!r} needs an order, which {self.dtype.name} has not")
+            raise errors.ArgumentError(
+                f"{name}: op={op!r} needs an order, which {self.dtype.name} has not; use 'sum' or 'prod'"
+            )
         if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
             names = ", ".join(("auto", *ALGORITHMS))
             raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
@@ -256,10 +274,10 @@ class ReduceArguments(Arguments):
         self.line = aligned(self.x.itemsize)
         """Elements of a cache line (global)."""
         self.unit = max(1, columns) if self.is_rmsnorm else self.line
-        """Elements that stay together: those of a row, or of a cache line (global)."""
+        """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
         backend = runtime.backend
         self.algorithm: Any = self._chosen() if algorithm == "auto" else algorithm
-        if backend.gpus and not backend.push:  # their GPUs do not reach each other
+        if backend.gpus and not backend.push:  # GPUs that do not reach each other's memory
             self.algorithm = "naive"
 
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
@@ -317,8 +335,8 @@ class ReduceArguments(Arguments):
         """The rounds in which the elements are reduced (global).
 
         Args:
-            unit: elements that stay together; 0: `self.unit` (global).
-            by_messages: for rounds of messages, instead of shared memory (global).
+            unit: number of elements that stay together; 0 for `self.unit` (global).
+            by_messages: whether the rounds go by messages, instead of shared memory (global).
         """
         size, nprocs, unit = self.x.size, self.runtime.nprocs, unit or self.unit
         whole = self.algorithm == "one_shot"
@@ -332,7 +350,7 @@ class ReduceArguments(Arguments):
         """The epilogue with its operands.
 
         Args:
-            by_columns: elements are numbered down the columns (global).
+            by_columns: whether elements are numbered down the columns (global).
             base: number of the first element of this rank's result (local).
         """
         if self.epilogue is None:
@@ -381,7 +399,7 @@ class ReduceArguments(Arguments):
         return epilogue
 
     def _checked_operands(self) -> dict[str, Any]:
-        """Numbers and arrays by name."""
+        """The operands of the epilogue by name: numbers and arrays, checked (local)."""
         if not isinstance(self.epilogue, Epilogue):
             return {}
         operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
@@ -409,11 +427,11 @@ class ReduceArguments(Arguments):
         if array.dtype != self.dtype and (written or array.dtype != accumulator_dtype(self.dtype)):
             raise errors.DTypeError(f"{what} is {array.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
         if written and not is_writeable(array):
-            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it; pass a copy")
         for name, other in (("out", self.out), ("x", self.x if written else None)):
             if other is None or not self.overlap(array, other):
                 continue
-            # Out may be an operand itself: an element is read before it is written.
+            # `out` may be an operand itself: each element is read before it is written.
             if written or not self.coincide(array, other):
                 raise errors.ArgumentError(f"{what} overlaps {name}; give it memory of its own")
         return array

@@ -35,15 +35,14 @@ class CheckedOperands(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """The epilogue of a product: an elementwise function applied to D. Made by `checked`; `planned` readies it to run.
+    """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it.
 
     Args:
         epilogue: the expression and its operands (global).
-        dtype: of D (global).
-        desc: of D (global).
-        kinds: the name of the dtype of each operand with which it was planned, or "a number"; empty before planning
-            (global).
-        shape: of this rank's part of D; None before planning (local).
+        dtype: dtype of D (global).
+        desc: descriptor of D (global).
+        kinds: by operand, the planned dtype's name, or "a number"; empty before planning (global).
+        shape: shape of this rank's part of D; None before planning (local).
     """
 
     epilogue: Epilogue
@@ -57,11 +56,14 @@ class ProductEpilogue:
         """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global).
 
         Raises:
-            ArgumentError: not an epilogue, or one that D's dtype or layout does not allow.
+            ArgumentError: a value that is not an epilogue, or an epilogue that D's dtype or layout does not allow.
         """
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
-            raise errors.ArgumentError(f"{verb}: epilogue must be None, an expression or an Epilogue, got {value!r}")
+            remedy = "; apply a function to D.local after the product" if callable(value) else ""
+            raise errors.ArgumentError(
+                f"{verb}: epilogue must be None, an expression or an Epilogue, got {value!r}{remedy}"
+            )
         epilogue.check(verb, dtype)
         if epilogue.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
             raise errors.ArgumentError(
@@ -70,7 +72,7 @@ class ProductEpilogue:
         return cls(epilogue, dtype, desc)
 
     def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
-        """The epilogue with checked operands, for a context; executions must bring operands of the same kinds (local).
+        """The epilogue with checked operands; executions must pass operands of the same kinds (local).
 
         Raises:
             ArgumentError, DTypeError: as `operands`.
@@ -81,7 +83,7 @@ class ProductEpilogue:
 
     @property
     def without_operands(self) -> ProductEpilogue:
-        """The epilogue without its operands: every execution brings its own."""
+        """The epilogue without its operands: every execution passes its own."""
         nothing = dict.fromkeys(self.epilogue.operands, 0.0)
         return replace(self, epilogue=Epilogue(self.epilogue.expression, **nothing))
 
@@ -101,7 +103,7 @@ class ProductEpilogue:
 
     @staticmethod
     def key(runtime: Runtime, operands: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Key of the operands' values and addresses, for graphs that are recorded with them (local)."""
+        """Key of the operands' values and addresses, which are recorded in a plan's graphs (local)."""
         places = (
             (runtime.backend.address(z), z.shape, z.strides, z.dtype.char) if is_array(z) else repr(z)  # -0.0 == 0.0
             for z in operands.values()
@@ -109,7 +111,7 @@ class ProductEpilogue:
         return tuple(places)
 
     def finish(self, operands: Mapping[str, Any], d: Array) -> Finish:
-        """The expression with checked operands, their arrays broadcast to the shape of D (local)."""
+        """The expression with checked operands, whose arrays are broadcast to the shape of D (local)."""
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
 
@@ -143,9 +145,9 @@ class ProductEpilogue:
 
         Args:
             verb: name of the call, for messages (global).
-            runtime: of the context (global).
+            runtime: runtime of the context (global).
             replacements: operands to use instead of the epilogue's own; None for its own (local).
-            out: the array of D, which no operand may overlap; None if D is a new matrix (local).
+            out: this rank's array of D, which no operand may overlap; None if D is a new matrix (local).
 
         Raises:
             ArgumentError, DTypeError: an operand that does not fit D, on this rank.
@@ -155,12 +157,12 @@ class ProductEpilogue:
         epilogue, operands = self.epilogue, CheckedOperands()
         if replacements is not None and not isinstance(replacements, Mapping):
             raise errors.ArgumentError(
-                f"{verb}: operands must be a dict of them by name, got {type(replacements).__name__}"
+                f"{verb}: operands must be a dict from names to values, got {type(replacements).__name__}"
             )
         if replacements is not None and replacements.keys() != epilogue.operands.keys():
             names = ", ".join(epilogue.operands) or "none"
             raise errors.ArgumentError(
-                f"{verb}: operands must be those that were planned, {names}; got {list(replacements)}"
+                f"{verb}: operands must have the planned names, {names}; got {list(replacements)}"
             )
         values = epilogue.operands if replacements is None else replacements
         for name in epilogue.operands:  # in the planned order, which recorded graphs rely on
@@ -174,10 +176,10 @@ class ProductEpilogue:
             if epilogue.is_rmsnorm and name == "residual":
                 if x.dtype != self.dtype:
                     raise errors.DTypeError(
-                        f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it"
+                        f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it: use D's dtype"
                     )
                 if not getattr(x.flags, "writeable", True):
-                    raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it")
+                    raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it; pass a copy")
             shadow = runtime.backend.shadow
             if out is not None and out.size and shares_memory(shadow(x), shadow(out)):
                 raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
@@ -185,7 +187,7 @@ class ProductEpilogue:
         if self.kinds and kinds != self.kinds:  # kernels are made when a product is planned
             name = next(name for name, kind in kinds.items() if kind != self.kinds[name])
             what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {kinds[name]}"
-            raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}")
+            raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}; plan anew, or convert it")
         if epilogue.is_rmsnorm:
             operands.setdefault("eps", 1e-6)
             residual = operands.get("residual")
@@ -211,13 +213,13 @@ class ProductEpilogue:
         try:
             array = backend.as_array(value)
         except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{what} is no array: {caught}") from None
+            raise errors.ArgumentError(f"{what} is no array: {caught}; pass an array, or a number") from None
         if not backend.is_here(array):
             raise errors.ArgumentError(f"{expected} an array in other memory than D")
         if array.shape not in shapes:
             raise errors.ArgumentError(f"{expected} shape {tuple(array.shape)}")
         if array.dtype not in (self.dtype, accumulator_dtype(self.dtype)):
-            raise errors.DTypeError(f"{what} is {array.dtype}, D is {self.dtype.name}; convert it")
+            raise errors.DTypeError(f"{what} is {array.dtype}, D is {self.dtype.name}; convert with .astype")
         return array
 
 

@@ -30,7 +30,7 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, not checked yet. pmatmul has none of those with a default."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet. Only plan_matmul has those with a default."""
 
     verb: str
     a: Any
@@ -64,14 +64,14 @@ class ProductArguments(NamedTuple):
     """Arguments of a product that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        verb: name of the call, for messages; `transa` to `queue` are as in `plan_matmul`.
-        dtype: of all matrices.
-        wire: dtype in which partial products travel.
-        desc_a: descriptor of A; also `desc_b`, `desc_c` and `desc_out`, the last two None if none is given.
-        op_a: descriptor of op(A); also `op_b`.
-        alpha: scalar; also `beta`.
+        verb: name of the call, for messages.
+        transa: as in `plan_matmul`, like all fields that are not listed here.
+        dtype: dtype of all matrices.
+        desc_a: descriptor of A; `desc_b`, `desc_c` and `desc_out` are those of the others, None without C or out.
+        op_a: descriptor of op(A); `op_b` is that of op(B).
         conj_views: whether A, and B, are conjugated views.
         conj: whether the product conjugates the elements in memory of A, and of B.
+        wire: dtype in which partial products travel.
         epilogue: key of the epilogue for measured times; see `ProductEpilogue.form`.
     """
 
@@ -136,7 +136,7 @@ class ProductArguments(NamedTuple):
         for name, desc in (("C", desc_c), ("out", desc_out)):
             if desc is not None and desc.shape != (m, n):
                 raise errors.DescriptorError(
-                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; make them agree"
+                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; give {name} this shape"
                 )
         if spec.beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {spec.beta!r} but there is no C to scale; pass c=, or beta=0")
@@ -157,7 +157,7 @@ class ProductArguments(NamedTuple):
         hardware: Hardware | None = None,
         measured: Measured | None = None,
     ) -> ProductPlan:
-        """The plan for a D with descriptor `d`, on this machine or on `hardware`, by measured times if it has any."""
+        """The plan for a D with descriptor `d`, on this machine or `hardware`; measured times replace estimates."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
         options["wire"] = "" if self.wire == self.dtype else self.wire.name
@@ -172,14 +172,14 @@ class ProductArguments(NamedTuple):
             raise errors.PlanError(f"{self.verb}: {error}") from None
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
-        """Key of the measured times of a plan's algorithms on a machine; `alone`: without the epilogue (global)."""
-        queue = None if plan.queue is None else 0  # the same key for all queues; without one, other algorithms compete
+        """Key under which the times of a plan's algorithms are stored; `alone`: without the epilogue (global)."""
+        queue = None if plan.queue is None else 0  # one key for all queues; plans without a queue have more algorithms
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
-        """Descriptor of D: of out if it is given, or of C; otherwise the descriptor with the cheapest plan."""
+        """Descriptor of D: that of out, else that of C, else the descriptor with the cheapest plan."""
         if self.desc_out is not None:
             if self.desc_c is not None and self.beta != 0 and not self.desc_c.same_distribution(self.desc_out):
                 raise errors.DescriptorError(
@@ -208,7 +208,7 @@ class ProductArguments(NamedTuple):
         return {**scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
-        """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
+        """Raise an error if a matrix of an execution does not fit the plan (local)."""
         for name, x, desc, conj in (
             ("A", a, self.desc_a, self.conj_views[0]),
             ("B", b, self.desc_b, self.conj_views[1]),
@@ -238,19 +238,19 @@ def check_like_planned(
     """Check that a matrix of an execution is one of this context, with the planned dtype and distribution (local).
 
     Args:
-        name: of the argument, for messages (global).
+        name: name of the argument, for messages (global).
         x: the matrix (global).
-        runtime: of the plan's context (global).
-        dtype: that was planned (global).
-        desc: that was planned (global).
-        remedy: for a matrix of another context (global).
-        exact: ask for an equal descriptor, not only for an equal distribution and storage order (global).
+        runtime: runtime of the plan's context (global).
+        dtype: the planned dtype (global).
+        desc: the planned descriptor (global).
+        remedy: end of the message for a matrix of another context (global).
+        exact: require an equal descriptor, and not only an equal distribution and storage order (global).
 
     Raises:
-        ArgumentError, DTypeError, DescriptorError: it is not.
+        ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
     """
     if not isinstance(x, DistMatrix):
-        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}")
+        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
     if x.runtime is not runtime:
         raise errors.ArgumentError(f"execute: {name} belongs to another context; {remedy}")
     if x.dtype != dtype:
@@ -259,7 +259,8 @@ def check_like_planned(
         return
     if exact or x.desc.order != desc.order or not x.desc.same_distribution(desc):
         raise errors.DescriptorError(
-            f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew"
+            f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew, "
+            f"or redistribute it"
         )
 
 
@@ -278,17 +279,17 @@ def check_not_conjugated(verb: str, name: str, x: Any) -> None:
 
 
 def checked_trans(verb: str, name: str, value: Any) -> Trans:
-    """A value as op; ArgumentError for any other than "N", "T" and "C"."""
+    """A value as "N", "T" or "C"; ArgumentError for any other value."""
     if not isinstance(value, str) or value not in ("N", "T", "C"):
         raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {value!r}")
     return value  # type: ignore[return-value]  # one of the three
 
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which partial products of matrices of a dtype travel: by default their own.
+    """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
 
     Raises:
-        DTypeError: neither the matrices' dtype nor the dtype in which they are added.
+        DTypeError: wire_dtype is neither the dtype of the matrices nor the dtype in which partial products are added.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
     dtype('float32')
@@ -307,10 +308,10 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
-    """The number of ranks to plan for: `nprocs`, or as many as the largest grid has.
+    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid.
 
     Raises:
-        ArgumentError: nprocs is not a number of ranks, or less than a grid has.
+        ArgumentError: nprocs is not an integer, or less than the size of a grid.
     """
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
@@ -329,7 +330,7 @@ def _check_kinds(call: ProductRequest) -> None:
     for name, x in (("a", call.a), ("b", call.b), ("c", call.c)):
         if not isinstance(x, allowed) and not (name == "c" and x is None):
             kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}")
+            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
     if call.out is not None and not isinstance(call.out, DistMatrix | MatrixDescriptor):
         raise errors.ArgumentError(
             f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(call.out).__name__}"
@@ -391,7 +392,10 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
             )
     memory_nbytes = _positive(call.verb, "memory_nbytes", call.memory_nbytes)
     if call.out is not None:
-        raise errors.ArgumentError(f"{call.verb}: out= says a layout, sizes leave all of them open; pass descriptors")
+        raise errors.ArgumentError(
+            f"{call.verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
+            f"pass descriptors of A and B"
+        )
     dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype)
     m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
@@ -399,11 +403,25 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
     return call._replace(a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
 
 
+def matrix_remedy(value: Any) -> str:
+    """The end of a message about a value that is not a `DistMatrix`: how to pass one.
+
+    >>> matrix_remedy(np.eye(2))
+    'ctx.from_global(array, desc) makes one'
+    """
+    if isinstance(value, MatrixDescriptor):
+        return "pass matrices only, or plan with descriptors only"
+    if isinstance(value, Integral):
+        return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
+    array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
+    return f"ctx.from_global({array}, desc) makes one"
+
+
 def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
-    """Raise ArgumentError unless D can be written in `out`, which may be C itself and overlaps nothing else."""
+    """Raise ArgumentError unless `out` can be written, and overlaps neither A nor B, nor C if it is not C itself."""
     shadow = out.runtime.backend.shadow
     if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
+        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
     d = shadow(out.stored(verb))
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         if matrix is None:
@@ -417,7 +435,7 @@ def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix 
 
 
 def shares_memory(x: Array, y: Array) -> bool:
-    """Whether two arrays overlap; True too where the exact test is too hard."""
+    """Whether two arrays overlap; also True where the exact test would take too long."""
     if not np.may_share_memory(x, y):
         return False
     try:

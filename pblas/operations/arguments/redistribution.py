@@ -17,6 +17,7 @@ from pblas.operations.arguments.product import (
     check_not_conjugated,
     check_overlap,
     checked_trans,
+    matrix_remedy,
 )
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
@@ -53,10 +54,10 @@ class RedistributionArguments(NamedTuple):
     """Arguments of a redistribution that were checked on this rank. Made by `checked`; all are global.
 
     Args:
-        trans: op; `alpha` and `beta` are as in `redistribute`.
+        trans: as in `redistribute`, like `alpha` and `beta`.
         trapezoid: the elements of B that are written; None for all.
-        dtype: of both matrices.
-        desc_a: descriptor of A; also `desc_b`.
+        dtype: dtype of both matrices.
+        desc_a: descriptor of A; `desc_b` is that of B.
         conj_view: whether A is a conjugated view.
         conj: whether the redistribution conjugates the elements in memory of A.
     """
@@ -89,10 +90,10 @@ class RedistributionArguments(NamedTuple):
         trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
-            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
+            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
-            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; say where B goes by one of them")
+            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")
         if desc is not None and not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
@@ -135,7 +136,7 @@ class RedistributionArguments(NamedTuple):
         return call_args | {"a": shared_descriptor(self.desc_a), "b": shared_descriptor(self.desc_b)}
 
     def check_execution(self, runtime: Runtime, a: Any, out: Any) -> None:
-        """Raise an error if a matrix of an execution does not fit the plan, on this rank."""
+        """Raise an error if a matrix of an execution does not fit the plan (local)."""
         if out is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no B to scale; pass out=")
         for name, x, desc, conj in (("A", a, self.desc_a, self.conj_view), ("out", out, self.desc_b, False)):

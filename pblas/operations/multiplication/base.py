@@ -1,4 +1,4 @@
-"""Planned products. Ranks that read each other's memory, or send messages, agree before and after each execution."""
+"""Planned products of ranks that read each other's memory or send messages, and agree in every execution."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Execution(NamedTuple):
     """The arguments of one execution of a product; see `PlannedMatmul.execute`.
 
     Args:
-        call: if the execution is a part of another call: the other call's name, and a function that returns the
-            arguments on which the ranks agree there; None for `execute` itself (global).
+        call: the name of the call that this execution is part of, and a function that returns the arguments of that
+            call on which the ranks agree; None for `execute` itself (global).
     """
 
     a: DistMatrix
@@ -64,7 +64,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
         super().__init__(plan, desc_d, spec.dtype, runtime, nelements)
 
     def explain(self) -> str:
-        """Ten lines: the plan, the reason for it, and the bytes that it moves."""
+        """The plan in about ten lines: the reason for it, and the bytes that it moves."""
         text = super().explain()
         if self._epilogue is not None:
             text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
@@ -88,24 +88,24 @@ class PlannedMatmul(PlannedOperation[Execution]):
         """**Collective.** D = epilogue(alpha op(A) op(B) + beta C) with matrices like the planned ones.
 
         Args:
-            a: like the A that was planned: same descriptor and dtype (global).
-            b: like B (global).
-            c: like C; needed if beta is not 0 (global).
-            out: where D goes; may be `c`; None for a new matrix (global).
-            operands: of the epilogue, by name: numbers, the same on every rank, and this rank's arrays; None for the
-                operands that it was planned with (global).
-            stream: on GPUs, the CUDA stream on which to run: anything with `__cuda_stream__`; None for CuPy's current
+            a: A, with the descriptor and the dtype that were planned (global).
+            b: B, with the descriptor and the dtype that were planned (global).
+            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
+            out: matrix that receives D; may be `c`; None for a new matrix (global).
+            operands: operands of the epilogue, by name: numbers, the same on every rank, and arrays of this rank; None
+                for the operands that were planned (global).
+            stream: on GPUs, the CUDA stream on which to run: an object with `__cuda_stream__`; None for CuPy's current
                 stream. The call returns at once, and later work on the stream sees D (local).
 
         Returns:
-            D, under the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by
+            D, with the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by
             later work on `stream`).
 
         Raises:
             ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
-            DescriptorError, DTypeError: a matrix that is not like the planned one, on any rank.
-            MismatchError: ranks that passed different numbers, or that have C or out where others have none, where the
-                ranks' hosts agree on an execution: on CPUs, or with debug=True.
+            DescriptorError, DTypeError: a matrix with another descriptor or dtype than the planned one, on any rank.
+            MismatchError: ranks that passed different numbers, or C or out on some ranks only. On GPUs that push data,
+                only `Context(debug=True)` compares these arguments.
             WorkspaceError: a rank without memory for a new D.
             ContextError: the context or the plan is closed.
             PeerTimeout: a rank does not arrive; the context is broken then.
@@ -154,18 +154,18 @@ class PlannedMatmul(PlannedOperation[Execution]):
 
     @property
     def _multiplies(self) -> bool:
-        """Whether D is more than beta C."""
+        """Whether anything is multiplied; otherwise D = beta C."""
         return self._spec.alpha != 0 and self.plan.product.k > 0
 
     @property
     def _is_fused(self) -> bool:
-        """Whether the executor applies the epilogue; otherwise one more pass over D does."""
+        """Whether the executor applies the epilogue; otherwise `_finish` does, in one more pass over D."""
         epilogue = self._epilogue
         fusible = epilogue is not None and not epilogue.epilogue.is_rmsnorm
         return fusible and bool(self.plan.finishes) and self._multiplies
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
-        """The epilogue's operands on this rank, checked."""
+        """The epilogue's operands on this rank, checked; None without an epilogue (local)."""
         if self._epilogue is not None:
             return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
         if operands is not None:

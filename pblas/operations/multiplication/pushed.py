@@ -1,4 +1,4 @@
-"""Products of the push transport: ranks write into their peers' workspaces, no execution begins with an agreement."""
+"""Products of the push transport: ranks write into their peers' workspaces, and no execution needs an agreement."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _MAX_KNOWN = 64
-"""Sets of matrices that a plan remembers, on GPUs with two graphs each."""
-_ALIGNMENT = 16  # bytes: kernels, also those of libraries, are chosen by addresses modulo this
+"""Sets of matrices that a plan remembers; on GPUs each set has two graphs."""
+_ALIGNMENT = 16  # bytes: pblas and the GPU's libraries choose kernels by addresses modulo this
 
 
 class _MemoryLayout(NamedTuple):
     """Memory layout of matrices and operands, as far as the launched kernels depend on it.
 
     Args:
-        in_place: C is D, and is added.
-        reads_c: C is another matrix that is added.
-        bound: the address of D, if the recording is bound to it; else 0.
+        in_place: whether C is D, and beta is not 0.
+        reads_c: whether C is another matrix than D, and beta is not 0.
+        bound: the address of D if the recording is valid for that address only; otherwise 0.
         others: alignment, shape and strides of the arrays whose addresses may change.
         numbers: the epilogue's numbers, as text.
     """
@@ -41,21 +41,22 @@ class _MemoryLayout(NamedTuple):
 
 
 class PushedMatmul(PlannedMatmul):
-    """The planned product of the push transport, as on GPUs.
+    """A planned product whose data is pushed into the memory of peers, as on GPUs of one node.
 
-    The ranks agree when they plan. Each rank checks arrays once, by itself; an error goes to `Runtime.reject`.
+    The ranks agree when they plan, and not when they execute. Each rank checks each set of arrays once. An error on one
+    rank goes to `Runtime.reject`.
     """
 
     _executor: Any = None  # a `Pushed`
     _recorded: tuple[_MemoryLayout, Any] | None = None
     """The memory layout of the matrices, and the engine's recording for it."""
     _published_d: tuple[Any, ...] | None = None
-    """Address and strides of the D whose address the peers know, if there is one."""
+    """Address and strides of the D into which peers store results directly; None if there is none."""
 
     def rehearse(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, out: DistMatrix | None, *, autotune: bool
     ) -> None:
-        """**Collective.** On GPUs: choose the GEMMs' algorithms and load every kernel, so that executions need not."""
+        """**Collective.** Choose the GEMMs' algorithms and load every kernel, so that no execution does it."""
         runtime = self._runtime
         assert runtime is not None, "planned with matrices"
         with runtime.local_step("plan_matmul: make D"):
@@ -72,7 +73,7 @@ class PushedMatmul(PlannedMatmul):
         self._recorded = self._record(runtime, Execution(a, b, d if in_place else c, d, extra))
 
     def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
-        """`operation` with the operands that the epilogue was planned with; they are only read (local)."""
+        """The function of `operation`, with the planned operands of the epilogue, which are only read (local)."""
         assert self._runtime is not None, "planned with matrices"
         return self.operation(a, b, c, d, self._extra(self._runtime, None, None))
 
@@ -100,7 +101,7 @@ class PushedMatmul(PlannedMatmul):
 
     def _build(self, runtime: Runtime) -> Any:
         self._known: OrderedDict[Any, tuple[Any, list[Any]]] = OrderedDict()
-        """By the key of an execution's matrices: the engine's program, and the descriptors whose ids the key holds."""
+        """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
         spec = self._spec
         orders = spec.orders(self.plan, self.out)
         return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
@@ -148,7 +149,7 @@ class PushedMatmul(PlannedMatmul):
     def _check(
         self, runtime: Runtime, key: Any, execution: Execution, d: DistMatrix, extra: Any
     ) -> tuple[Any, list[Any]]:
-        """Check the matrices of an execution, and remember them with the engine's program for them (local)."""
+        """Check the matrices of an execution, and enter them into the table of known sets (local)."""
         runtime.check_open("execute")
         with runtime.rejecting("execute"):
             if self._executor is None:
@@ -173,7 +174,7 @@ class PushedMatmul(PlannedMatmul):
         return engine.program(recorded[1], [runtime.backend.address(x) for x in arrays])
 
     def _record(self, runtime: Runtime, execution: Execution) -> tuple[_MemoryLayout, Any] | None:
-        """The memory layout of an execution, and the recorded launches for it; None if not recordable (local)."""
+        """The memory layout of an execution, and its recorded launches; None if they cannot be recorded (local)."""
         a, b, c, d, extra, *_ = execution
         assert d is not None, "made before"
         arrays, layout = self._memory_layout(runtime, execution)

@@ -1,0 +1,129 @@
+"""A call that follows the remedy of its error message succeeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import tp
+from pblas.errors import ArgumentError
+from tests.common.ranks import COMM, raises_on_all_ranks
+
+P = COMM.size
+X = np.arange(12.0).reshape(3, 4)
+LIST, SCALAR = X.tolist(), 2.0
+SETTINGS = ["shared"]
+
+
+class Sparse:
+    """The part of SciPy's sparse matrices that a message names."""
+
+    def toarray(self) -> Any:
+        """X, the dense array."""
+        return X
+
+
+def _matrix(ctx: pblas.Context, array: Any) -> pblas.DistMatrix:
+    return ctx.from_global(array, pblas.MatrixDescriptor.row_wise(*np.shape(array), P), root=None)
+
+
+Call = Callable[[pblas.Context, Any], Any]
+ARRAYS: dict[str, Call] = {
+    "allreduce": lambda ctx, x: ctx.allreduce(x),
+    "allgather": lambda ctx, x: ctx.allgather(x),
+    "reduce_scatter": lambda ctx, x: ctx.reduce_scatter(x),
+    "tp": lambda ctx, x: tp.linear_allreduce(x, np.ones((2, 4)), ctx=ctx),
+}
+MATRICES: dict[str, Call] = {
+    "pmatmul": lambda ctx, x: pblas.pmatmul(x, _matrix(ctx, X.T)),
+    "plan_matmul": lambda ctx, x: pblas.plan_matmul(_matrix(ctx, X.T), x).close(),
+    "execute": lambda ctx, x: pblas.plan_matmul(*2 * [_matrix(ctx, X)], transb="T").execute(x, _matrix(ctx, X)),
+    "redistribute": lambda _, x: pblas.redistribute(x, pblas.MatrixDescriptor.column_wise(3, 4, P)),
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize(
+    ("value", "text", "remedied"),
+    [
+        (None, "got NoneType; every rank must pass an array", X),
+        (Sparse(), "got Sparse; pass x.toarray()", Sparse().toarray()),
+        ("abc", "got str; every rank must pass an array", X),
+    ],
+    ids=["None", "sparse", "text"],
+)
+def test_what_is_no_array_is_refused_with_the_remedy(
+    ctx: pblas.Context, name: str, value: Any, text: str, remedied: Any
+) -> None:
+    raises_on_all_ranks(ArgumentError, text, partial(ARRAYS[name], ctx, value))
+    assert ARRAYS[name](ctx, remedied).dtype == X.dtype
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("value", [LIST, SCALAR], ids=["list", "number"])
+def test_lists_and_numbers_become_arrays_by_the_remedy(ctx: pblas.Context, value: Any) -> None:
+    raises_on_all_ranks(ArgumentError, "; pass np.asarray(x)", partial(ctx.allreduce, value))
+    assert np.array_equal(ctx.allreduce(np.asarray(value)), P * np.asarray(value))
+
+
+@pytest.mark.mpi
+def test_an_out_that_is_no_array_is_left_out_by_the_remedy(ctx: pblas.Context) -> None:
+    raises_on_all_ranks(ArgumentError, "out must be an array", partial(ctx.allreduce, X, LIST))
+    raises_on_all_ranks(ArgumentError, "got list; leave it out, or pass an array", partial(ctx.allreduce, X, LIST))
+    assert np.array_equal(ctx.allreduce(X), P * X)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (X, "got ndarray; ctx.from_global(array, desc) makes one"),
+        (Sparse(), "got Sparse; ctx.from_global(x.toarray(), desc) makes one"),
+        (None, "got NoneType; ctx.from_global(array, desc) makes one"),
+    ],
+    ids=["array", "sparse", "None"],
+)
+def test_what_is_no_matrix_is_refused_with_the_remedy(ctx: pblas.Context, name: str, value: Any, text: str) -> None:
+    raises_on_all_ranks(ArgumentError, text, partial(MATRICES[name], ctx, value))
+    MATRICES[name](ctx, _matrix(ctx, X))
+
+
+@pytest.mark.mpi
+def test_sizes_and_matrices_are_not_mixed(ctx: pblas.Context) -> None:
+    text = "got int; plan_matmul(m, n, k, nprocs=8) plans for sizes"
+    raises_on_all_ranks(ArgumentError, text, lambda: pblas.plan_matmul(3, _matrix(ctx, X), 4))
+    with pblas.plan_matmul(3, 4, 4, nprocs=8) as planned:
+        assert planned.out.shape == (3, 4)
+    desc = pblas.MatrixDescriptor.row_wise(3, 4, P)
+    raises_on_all_ranks(
+        ArgumentError,
+        "got MatrixDescriptor; pass matrices only, or plan with descriptors only",
+        lambda: pblas.plan_matmul(_matrix(ctx, X), desc, transb="T"),
+    )
+    with pblas.plan_matmul(desc, desc, transb="T", dtype="float64", nprocs=P) as planned:
+        assert planned.out.shape == (3, 3)
+    with pytest.raises(ArgumentError, match="leave out= out"):
+        pblas.plan_matmul(3, 4, 4, nprocs=8, out=desc)
+
+
+@pytest.mark.mpi
+def test_a_function_is_applied_after_a_product(ctx: pblas.Context) -> None:
+    a = _matrix(ctx, X)
+    text = "; apply a function to D.local after the product"
+    raises_on_all_ranks(ArgumentError, text, lambda: pblas.pmatmul(a, a, transb="T", epilogue=np.negative))  # type: ignore[arg-type]
+    d = pblas.pmatmul(a, a, transb="T")
+    np.negative(d.local, out=d.local)
+    assert np.array_equal(d.to_global(root=None), -(X @ X.T))
+
+
+@pytest.mark.mpi
+def test_a_maximum_of_complex_numbers_is_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    raises_on_all_ranks(ArgumentError, "; use 'sum' or 'prod'", lambda: ctx.allreduce(1j * X, op="max"))
+    assert np.array_equal(ctx.allreduce(1j * X, op="sum"), P * 1j * X)
