@@ -196,7 +196,7 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
-                raise errors.ArgumentError(f"{verb}: {name}= is for planning from descriptors or sizes; leave it out")
+                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
         spec = ProductArguments.checked(call)
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")

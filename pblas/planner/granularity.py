@@ -15,9 +15,9 @@ from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
 _SLOW = 3
-"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, with 8 pieces instead
-of 4, GEMM+RS took 219 ms instead of 253, and GEMM+AR 309 instead of 385 (benchmarks/cpu/network.py, 2 cores of an AMD
-EPYC)."""
+"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, with 8 pieces
+instead of 4, GEMM+RS took 219 ms instead of 253, and GEMM+AR 309 instead of 385 (benchmarks/cpu/network.py, 2 cores of
+an AMD EPYC)."""
 # A narrower piece of the GEMM spends its time on packing the left operand again: with 256 columns OpenBLAS loses a few
 # per cent, with 64 about a quarter (n = 4096, float64).
 _MIN_COLUMNS = 256

@@ -10,7 +10,7 @@ TIGHT: st.SearchStrategy[int | None] = st.none()
 
 @st.composite
 def descriptors(draw: st.DrawFn, most: int = 9, llds: st.SearchStrategy[int | None] = TIGHT) -> MatrixDescriptor:
-    """Of matrices with up to `most` rows and columns."""
+    """Any descriptor of a matrix with up to `most` rows and columns."""
     grid = Grid(draw(st.integers(1, 3)), draw(st.integers(1, 4)), draw(st.sampled_from(("C", "R"))))
     sizes, blocks, firsts = st.integers(0, most), st.integers(1, 5), st.none() | st.integers(1, 6)
     return MatrixDescriptor(

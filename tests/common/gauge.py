@@ -1,7 +1,9 @@
-"""The gauge of the PBLAS testing programs, by which every numerical test judges its result, and test matrices.
+"""The scaled residual of the PBLAS testing programs (their "gauge"), which all numerical tests use; and test matrices.
 
-Source: ScaLAPACK PBLAS/TESTING, PDMMCH. The error of an entry is counted in units of eps times the sum of the absolute
-values of its terms; more than 16 units is a failure.
+The error of an entry is counted in units of eps times the sum of the absolute values of its terms; more than 16 units
+is a failure.
+
+Source: ScaLAPACK PBLAS/TESTING, PDMMCH.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ def gauge(
     """Largest error of `result` as alpha a b + beta c, in units of eps times the sum of the terms' absolute values.
 
     Args:
-        result: m x n, in the dtype whose eps counts.
-        a: op(A), m x k, as it is multiplied.
+        result: m x n; its dtype determines eps.
+        a: op(A), m x k.
         b: op(B), k x n.
         c: C, m x n; not read when beta is 0.
         alpha: scalar; a and b are not read when it is 0.

@@ -1,4 +1,4 @@
-"""Communication of the ranks of a test apart from the context under test: wrong ranks, and the outcome on each rank."""
+"""What the ranks of a test share, apart from the context under test: wrong ranks, and the outcome on each rank."""
 
 from __future__ import annotations
 
@@ -29,29 +29,28 @@ one_host = pytest.mark.skipif(
 """For tests whose ranks must all run on one host."""
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
-"""For tests that take seconds on any number of ranks, most of them asleep: the rank that is late, one that waits for it
-and one more are all the parts there are."""
+"""Mark for tests that mostly sleep for seconds: a late rank, a rank that waits for it, and a third one are enough."""
 
 waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
-"""For those of them that take a second for each of their cases, and are about more than one rank that waits."""
+"""Mark for such tests that take a second for each case, and need two ranks that wait."""
 
 few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
-"""For tests that grids have no part in: three ranks are an odd number, four a power of two, and both have a first, a
-middle and a last one, who may be wrong."""
+"""Mark for tests that do not depend on the grid: three ranks are an odd number, four a power of two, and both have a
+first, a middle and a last rank, each of which may have the error."""
 
 
 DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
-"""Every dtype that is multiplied. With more than 4 ranks one of each kind: what is special about a dtype and what is
-special about many ranks meet in tests of random cases."""
+"""Every dtype that pblas multiplies; with more than 4 ranks one of each kind, since tests of random cases combine all
+dtypes with many ranks."""
 
 
 def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **settings: Any) -> pblas.Context:
     """**Collective.** A context. Transport "push": one on CPUs whose ranks write into their peers' memory, as GPUs do.
 
     Args:
-        transport: of `Context`, or "push" (global).
-        comm: of `Context` (global).
-        settings: of `Context` (global).
+        transport: as for `Context`, or "push" (global).
+        comm: as for `Context` (global).
+        settings: other arguments of `Context` (global).
     """
     if transport == "push" and SEVERAL_HOSTS:  # ranks that push share the memory of a host
         transport = "auto"
@@ -70,7 +69,7 @@ def culprits() -> list[frozenset[int]]:
 
 
 def some_wrong() -> list[frozenset[int]]:
-    """The culprits that leave a rank that is right."""
+    """The sets of `culprits` without the set of all ranks."""
     return [wrong for wrong in culprits() if len(wrong) < COMM.size]
 
 
@@ -108,7 +107,7 @@ def outcome_with_late_rank(late: int, call: Callable[[], object]) -> tuple[str, 
 
 
 def raises_on_all_ranks(kind: type[Exception], text: str, call: Callable[[], object]) -> str:
-    """**Collective.** Assert that `call` raises `kind` on every rank, with one message, in which `text` stands."""
+    """**Collective.** Assert that `call` raises `kind` on every rank, with one message that contains `text`."""
     everywhere = COMM.allgather(outcome_of(call))
     assert len(set(everywhere)) == 1, "the ranks saw different outcomes:\n" + "\n".join(map(str, everywhere))
     name, message = everywhere[0]

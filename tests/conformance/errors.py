@@ -1,4 +1,4 @@
-"""The error exits of PBLAS: a call that is right but for one thing, and the number that it must raise.
+"""The error exits of PBLAS: calls with one wrong argument, and the error number that each must raise.
 
 Source: ScaLAPACK PBLAS/TESTING, PDBLASTST: PDOPTEE, PDDIMEE, PDMATEE.
 """
@@ -15,7 +15,7 @@ from tests.conformance.tables import ARGUMENTS
 
 
 def right(routine: str, letter: str, ictxt: int) -> list[Any]:
-    """Arguments without a fault, for a grid of one row: 2 x 2 matrices in blocks of one element."""
+    """Correct arguments on a grid of one row: 2 x 2 matrices in blocks of one element."""
     _, npcol, _, mycol = scalapack.gridinfo(ictxt)
     columns = scalapack.numroc(2, 1, mycol, 0, npcol)
     arguments: list[Any] = []
@@ -30,7 +30,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
 
 
 def broken(arguments: list[Any], position: int, entry: int, value: object, ictxt: int) -> list[Any]:
-    """The same with one argument, or one entry of a descriptor, set to something else."""
+    """Arguments with one of them, or one entry of a descriptor, set to `value`."""
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     named = {"NPROW": nprow, "NPCOL": npcol, "SHORT": int(myrow == mycol == 0)}
     changed, to = list(arguments), named.get(value, value) if isinstance(value, str) else value

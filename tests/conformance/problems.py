@@ -1,6 +1,6 @@
 """One problem of the conformance tests: operands in guarded memory, the call, and the checks after it.
 
-Every law is checked on this rank's part; an error on a rank is a text.
+Each rank checks its own part of the result, and returns a text if it is wrong.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Matrix:
         csrc: process column of the first block, or -1.
         imb: rows of the first block; None for mb, and a descriptor of nine entries.
         inb: columns of the first block; None for nb.
-        order: of the local arrays.
-        gap: rows by which LLD exceeds the least.
+        order: storage order of the local arrays.
+        gap: number of rows by which LLD exceeds its minimum.
     """
 
     m: int
@@ -57,7 +57,7 @@ class Matrix:
     gap: int = GAP
 
     def desc(self, grid: Grid) -> MatrixDescriptor:
-        """The same as pblas has it."""
+        """The descriptor of the matrix."""
         return MatrixDescriptor(
             self.m, self.n, self.mb, self.nb, grid, self.rsrc, self.csrc, imb=self.imb, inb=self.inb
         )
@@ -65,17 +65,17 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One call.
+    """One call of a routine.
 
     Args:
         routine: "gemm", "geadd", "tradd" or "tran".
-        letter: s, d, c or z.
+        letter: letter of the type, s, d, c or z.
         m: rows of sub(C).
         n: columns of sub(C).
-        k: length of the sums, for gemm.
-        matrices: by name.
-        trans: op of A and, for gemm, of B.
-        uplo: for tradd.
+        k: columns of op(sub(A)), for gemm.
+        matrices: memory layouts of the operands, by name.
+        trans: TRANSA and TRANSB, or TRANS.
+        uplo: UPLO, for tradd.
         alpha: scalar.
         beta: scalar.
     """
@@ -100,7 +100,7 @@ class Problem:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the matrices, in their order; the last is written."""
+        """Names of the operands, in order; the routine writes the last one."""
         return ("A", "B", "C") if self.routine == "gemm" else ("A", "C")
 
     def extents(self, name: str) -> tuple[int, int]:
@@ -118,10 +118,10 @@ class Operand:
     """An operand of a problem on this rank: a local array with guards around it.
 
     Args:
-        matrix: the matrix that contains it.
-        whole: the matrix (global).
-        grid: of the processes (global).
-        rank: of this process (local).
+        matrix: memory layout of the matrix that contains the operand (global).
+        whole: elements of that matrix (global).
+        grid: grid of the processes (global).
+        rank: rank of this process (local).
     """
 
     matrix: Matrix
@@ -133,7 +133,7 @@ class Operand:
     before: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        """Lay the local part out in poisoned memory."""
+        """Copy this rank's part into memory full of guard values."""
         desc = self.matrix.desc(self.grid)
         rows, columns = desc.local_shape(self.rank)
         lld, size = max(1, rows) + self.matrix.gap, self.whole.itemsize
@@ -168,7 +168,7 @@ class Operand:
         return self.local, x.i, x.j, desc
 
     def inside(self, extents: tuple[int, int]) -> tuple[Array, Array, Any]:
-        """Rows and columns of the submatrix that this rank has, from 0 there, and where they are in its part."""
+        """Rows and columns of the submatrix that this rank has, from 0, and their index in this rank's part."""
         picked = []
         for g, first, extent in zip(self.indices(), (self.matrix.i, self.matrix.j), extents, strict=True):
             start = first - 1
@@ -177,11 +177,11 @@ class Operand:
         return rows[r] - i, columns[c] - j, np.ix_(r, c)
 
     def is_untouched(self) -> bool:
-        """Whether nothing has changed, inside and outside."""
+        """Whether no element of the part and of the memory around it has changed."""
         return self.memory.tobytes() == self.before
 
     def is_untouched_outside(self, extents: tuple[int, int]) -> bool:
-        """Whether nothing but the submatrix has changed."""
+        """Whether no element outside the submatrix has changed."""
         _, _, place = self.inside(extents)
         kept = self.part()[place].copy()
         self.part()[place] = self.whole[np.ix_(*self.indices())][place]
@@ -195,9 +195,9 @@ class Outcome:
     """The outcome of a call on this rank.
 
     Args:
-        text: the error, or "".
-        error: the largest error, in units of eps times the sum of the sizes of the terms.
-        seconds: that the call took.
+        text: description of what is wrong; "" for a correct result.
+        error: the largest error, in units of eps times the sum of the absolute values of the terms.
+        seconds: duration of the call.
     """
 
     text: str
@@ -206,14 +206,14 @@ class Outcome:
 
 
 def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scalapack) -> Outcome:
-    """**Collective** over the grid. Make the call of a problem and look at everything that it may have changed.
+    """**Collective** over the grid. Make the call of a problem and check all memory that it may have changed.
 
     Args:
         problem: the call (global).
         ictxt: handle of the grid (local).
-        grid: of the processes (global).
-        rank: of this process in it (local).
-        library: whose calls are made (global).
+        grid: grid of the processes (global).
+        rank: rank of this process in the grid (local).
+        library: the library that is called (global).
     """
     dtype = np.dtype(DTYPES[problem.letter])
     names = problem.names
@@ -237,7 +237,7 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
 
 
 def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
-    """A matrix; NaN where it must not be read."""
+    """The elements of a matrix, with NaN where they must not be read."""
     matrix = problem.matrices[name]
     whole = entries((matrix.m, matrix.n), dtype, SEEDS[name])
     unread = problem.beta == 0 if name == "C" else problem.alpha == 0 or (problem.routine == "gemm" and not problem.k)
@@ -272,7 +272,9 @@ def _gemm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, re
 
 
 def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, result: Array) -> tuple[str, float]:
-    """8 eps times the larger of the sums of positive and of negative terms is allowed; outside a trapezoid nothing.
+    """Error of a sum; at most 8 eps times the larger of the sums of its positive and of its negative terms is allowed.
+
+    Outside the triangle of p?tradd no change is allowed.
 
     Source: ScaLAPACK PBLAS/TESTING, P?ERRAXPBY.
     """
@@ -297,13 +299,13 @@ def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, res
 
 
 def _products(scalar: complex, x: Array) -> Array:
-    """The real products of a scalar and a matrix: two, each with a part of the real and of the imaginary part."""
+    """The two real products in the real part, and in the imaginary part, of a scalar times a matrix."""
     z, real, imag = complex(scalar), x.real.astype(np.longdouble), x.imag.astype(np.longdouble)
     return np.stack([np.stack([z.real * real, z.real * imag]), np.stack([-z.imag * imag, z.imag * real])])
 
 
 def from_column(column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U") -> Problem:
-    """A column of the level 3 table, with options of one's own."""
+    """The problem of a column of the level 3 table, with these options."""
     matrices = {
         name: Matrix(size, size, column.block, column.block, column.offset, column.offset)
         for name, size in SIZES.items()
@@ -329,17 +331,17 @@ def table(routine: str, letter: str) -> list[Problem]:
 
 
 def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
-    """Random problems where upstream's tables have holes: each differs from them in nearly everything.
+    """Random problems of kinds that ScaLAPACK's tables leave out.
 
-    Sources other than 0, IA other than JA, MB other than NB, blocks that differ between operands and exceed the matrix,
-    first blocks of their own (11 entries), replicated operands, LLD as small as can be, both storage orders, sizes of 0
-    and below the number of processes, alpha and beta of 0, 1, -1 and others.
+    They have sources other than 0, IA other than JA, MB other than NB, blocks that differ between operands or exceed
+    the matrix, first blocks of another size (11 entries), replicated operands, the smallest LLD, both storage orders,
+    sizes of 0 and below the number of processes, and alpha and beta of 0, 1, -1 and others.
 
     Args:
         routine: "gemm", "geadd", "tradd" or "tran".
-        letter: s, d, c or z.
-        count: how many.
-        grid: whose extents limit the sources.
+        letter: letter of the type, s, d, c or z.
+        count: number of problems.
+        grid: grid of the processes, which limits the sources.
     """
     rng = random.Random(f"{routine} {letter} {grid.nprow} {grid.npcol}")
     scalars = [0.0, 1.0, -1.0, *SCALARS[letter]]
@@ -355,7 +357,7 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
 
 
 def _anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:
-    """A matrix that is large enough for a submatrix, with a random layout."""
+    """A random memory layout of a matrix that contains a submatrix of this shape."""
     (rows, columns), (i, j) = extents, (rng.randint(1, 6), rng.randint(1, 6))
     first = rng.random() < 0.3
     replicated = rng.random() < 0.15

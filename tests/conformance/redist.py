@@ -16,7 +16,7 @@ from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import GEMR2D, GUARD, TRMR2D
 
 Row = tuple[int, int, Matrix, tuple[int, int], Matrix, tuple[int, int], str, str]
-"""m, n; A and its grid; B and its grid; UPLO and DIAG, or "" for all of the submatrix."""
+"""(m, n, A, shape of its grid, B, shape of its grid, UPLO, DIAG); the last two are "" for gemr2d."""
 
 
 def rows(routine: str) -> list[Row]:
@@ -39,13 +39,13 @@ def _matrix(row: Any) -> tuple[Matrix, tuple[int, int]]:
 
 
 def run(row: Row, letter: str, whole: int, comm: Any) -> str:
-    """**Collective.** Move A to B and back; the error on this rank, or "".
+    """**Collective.** Copy A to B and back; a text if an element is wrong on this rank, else "".
 
     Args:
-        row: of the table (global).
-        letter: s, d, c or z (global).
+        row: row of the table (global).
+        letter: letter of the type, s, d, c or z (global).
         whole: handle of a grid of all ranks of `comm` (local).
-        comm: the ranks (global).
+        comm: communicator of the ranks (global).
     """
     m, n, a, grid_a, b, grid_b, uplo, diag = row
     dtype = np.dtype(DTYPES[letter])
@@ -69,7 +69,7 @@ def run(row: Row, letter: str, whole: int, comm: Any) -> str:
 
 
 def _inside(m: int, n: int, uplo: str, diag: str) -> Array:
-    """Which elements of the submatrix are moved."""
+    """Mask of the elements of the submatrix that the routine copies."""
     i, j, unit = np.arange(m)[:, None], np.arange(n)[None, :], int(diag == "U")
     if not uplo:
         return np.ones((m, n), bool)
@@ -77,7 +77,7 @@ def _inside(m: int, n: int, uplo: str, diag: str) -> Array:
 
 
 class _Side:
-    """One of the two matrices on this rank, which may have no part of it."""
+    """One of the two matrices of a row, on this rank, which may be outside its grid."""
 
     def __init__(self, matrix: Matrix, shape: tuple[int, int], full: Array, comm: Any) -> None:
         self.matrix, self.full = matrix, full
@@ -89,7 +89,7 @@ class _Side:
             self.arguments = self.operand.arguments(self.ictxt)
 
     def wrong(self, name: str, expected: Array) -> str:
-        """What differs from the expected matrix, or around it."""
+        """A text if this rank's part differs from the expected matrix, or memory around it has changed; else ""."""
         if self.operand is None:
             return ""
         part = self.operand.part()
@@ -102,7 +102,7 @@ class _Side:
         return "" if same else f"memory around {name} has changed"
 
     def erase(self, m: int, n: int) -> None:
-        """Fill the submatrix with poison, which must be overwritten."""
+        """Fill the submatrix with guard values, which the routine must overwrite."""
         if self.operand is not None:
             self.operand.part()[self.operand.inside((m, n))[2]] = GUARD
 

@@ -3,8 +3,8 @@
     make conformance
     mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,tran] [--letters sdcz] [--holes 40]
 
-Every problem of the table runs on every grid that fits, and beside them random ones where the tables have holes. A
-gauge above 16 is a failure, as is a bit that changed where none may.
+Every problem of the tables runs on every grid that has enough processes, and so do random problems of kinds that the
+tables leave out. A problem fails if its scaled residual is above 16, or if it changes memory that it must not touch.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
 ROUTINES = ("gemm", "geadd", "tradd", "tran")
 COMM = MPI.COMM_WORLD
-_LATE = 900.0  # seconds; ranks outside a grid wait for the others at the next one
+_LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
 
 
 def all_grids(nprocs: int) -> list[tuple[int, int]]:
-    """Upstream's grids, and all others that fit."""
+    """The grids of ScaLAPACK's tests, and all others of up to `nprocs` processes."""
     others = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs // p + 1)]
     return list(dict.fromkeys([*GRIDS, *others]))
 
@@ -81,7 +81,7 @@ def count(
     failures: list[str],
     shape: tuple[int, int],
 ) -> None:
-    """Add the outcomes of some problems, which all ranks know."""
+    """Add the outcomes of some problems to `total` and `failures`; all ranks have the texts of all ranks."""
     for problem, *rank_texts in zip(cases, *texts, strict=True):
         wrong = [f"rank {rank}: {text}" for rank, text in enumerate(rank_texts) if text]
         outcome = "skipped" if not fits else "failed" if wrong else "passed"
@@ -91,7 +91,7 @@ def count(
 
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** Every error code of every routine, on a grid of one row."""
+    """**Collective.** Every error exit of every routine, on a grid of one row."""
     ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
     for routine in options.routines.split(","):
         for letter in options.letters:
@@ -105,7 +105,7 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
                 wrong = any(info != expected for info in infos)
                 total.setdefault(f"{routine_name}, error exits", Counter())["failed" if wrong else "passed"] += 1
                 if wrong:
-                    failures.append(f"{routine_name}: {infos} in place of {expected}")
+                    failures.append(f"{routine_name}: INFO is {infos}, expected {expected}")
     scalapack.gridexit(ictxt)
 
 

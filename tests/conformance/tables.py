@@ -10,8 +10,8 @@ from dataclasses import dataclass
 GRIDS = ((2, 2), (1, 2), (2, 1), (1, 4), (4, 1), (1, 3), (3, 2), (8, 1))
 """Process grids (rows, columns) of the level 3 programs, in their order; upstream runs the first four by default."""
 
-GAP, GUARD, POISON = 10, -9923.0, -1e10
-"""Rows by which LLD exceeds what is needed, and what fills memory that must not be touched or read."""
+GAP, GUARD = 10, -9923.0
+"""Number of rows by which LLD exceeds its minimum; value in memory that must not be touched."""
 
 THRESHOLD = 16.0
 
@@ -60,12 +60,12 @@ DESCRIPTOR_ENTRIES = ("DTYPE", "CTXT", "M", "N", "IMB", "INB", "MB", "NB", "RSRC
 
 
 def error_exits(routine: str) -> list[tuple[int, int, object, int]]:
-    """What the error programs break in a routine: (argument, entry or 0, what it is set to, INFO), in their order.
+    """The error exits of a routine: (argument, entry of the descriptor or 0, wrong value, expected INFO).
 
     `NPROW` and `NPCOL` stand for the extents of the grid, `SHORT` for 1 on process (0, 0) and 0 elsewhere.
 
     Args:
-        routine: its name.
+        routine: name of the routine.
 
     >>> len(error_exits("gemm")), error_exits("gemm")[:2], error_exits("gemm")[-1]
     (53, [(1, 0, '/', -1), (2, 0, '/', -2)], (19, 11, 'SHORT', -1911))
@@ -93,7 +93,7 @@ ARGUMENTS = {
     "tran": "M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
 }
 ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34}
-"""How many codes the error programs try for each routine."""
+"""Number of error exits that ScaLAPACK's tests try for each routine."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

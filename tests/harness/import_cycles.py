@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("pblas", "benchmarks")
 
 LAZY = ("pblas",)
-"""Packages whose `__init__` only names where its public names are; they are imported at their first use."""
+"""Packages whose `__init__` imports its public names at their first use."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
     (
         "pblas.matrices.operators",
         "pblas.operations.matmul",
-    ): "A @ B: the one door upwards, a mixin of lazy one-line calls",
-    ("pblas.matrices.operators", "pblas.operations.redistribution"): "A.redistribute(...): likewise",
+    ): "A @ B: a mixin of one-line calls, with imports in the method bodies",
+    ("pblas.matrices.operators", "pblas.operations.redistribution"): "A.redistribute(...): the same mixin",
     ("pblas.plans.base", "pblas.simulation.simulate"): "Plan.simulate: a plan asks the simulation, which reads plans",
     ("pblas.plans.base", "pblas.simulation.hardware"): "Plan.simulate: the hardware that it takes",
 }
@@ -34,7 +34,7 @@ Graph = dict[str, set[str]]
 
 def modules(root: Path) -> dict[str, Path]:
     """The file of each module, by its name."""
-    found = {}
+    paths = {}
     for package in PACKAGES:
         folders = [root / package]
         while folders:  # not rglob, which does not follow links
@@ -44,8 +44,8 @@ def modules(root: Path) -> dict[str, Path]:
                     folders.append(path)
                 elif path.suffix == ".py":
                     parts = path.relative_to(root).with_suffix("").parts
-                    found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+                    paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def imports(importer: str, tree: ast.AST, known: Iterable[str]) -> list[tuple[str, str | None]]:
@@ -53,18 +53,18 @@ def imports(importer: str, tree: ast.AST, known: Iterable[str]) -> list[tuple[st
 
     Programs in one folder of `benchmarks` import each other by their bare names.
     """
-    found: list[tuple[str, str | None]] = []
+    names: list[tuple[str, str | None]] = []
     folder = importer.rpartition(".")[0]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, None) for alias in node.names]
+            names += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
                 module = f"{node.module}.{alias.name}"
-                found.append((module, None) if module in known else (node.module, alias.name))
+                names.append((module, None) if module in known else (node.module, alias.name))
     if importer.startswith("benchmarks."):
-        found = [(f"{folder}.{module}" if f"{folder}.{module}" in known else module, name) for module, name in found]
-    return [(module, name) for module, name in found if module in known]
+        names = [(f"{folder}.{module}" if f"{folder}.{module}" in known else module, name) for module, name in names]
+    return [(module, name) for module, name in names if module in known]
 
 
 def graph(root: Path) -> Graph:
@@ -78,17 +78,17 @@ def graph(root: Path) -> Graph:
         if path.name == "__init__.py"
     }
 
-    def home(module: str, name: str | None) -> str:
-        """The module that defines a name, which packages on the way only re-export."""
+    def definition(module: str, name: str | None) -> str:
+        """The module that defines a name, found through the packages that re-export it."""
         while name is not None and name in exported.get(module, {}):
             module = exported[module][name]
         return module
 
-    found: Graph = {}
+    links: Graph = {}
     for importer, entries in raw.items():
-        targets = {home(*entry) for entry in entries} - {importer}
-        found[importer] = set() if importer in LAZY else {t for t in targets if (importer, t) not in EXCEPTIONS}
-    return found
+        targets = {definition(*entry) for entry in entries} - {importer}
+        links[importer] = set() if importer in LAZY else {t for t in targets if (importer, t) not in EXCEPTIONS}
+    return links
 
 
 def components(links: Mapping[str, set[str]]) -> list[list[str]]:
@@ -96,7 +96,7 @@ def components(links: Mapping[str, set[str]]) -> list[list[str]]:
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    cycles: list[list[str]] = []
 
     def visit(module: str) -> None:
         number[module] = low[module] = len(number)
@@ -110,13 +110,13 @@ def components(links: Mapping[str, set[str]]) -> list[list[str]]:
         if low[module] == number[module]:
             first = stack.index(module)
             if len(stack) - first > 1:
-                found.append(stack[first:])
+                cycles.append(stack[first:])
             del stack[first:]
 
     for module in sorted(links):
         if module not in number:
             visit(module)
-    return found
+    return cycles
 
 
 def cycle(links: Mapping[str, set[str]], component: list[str]) -> list[str]:
@@ -138,14 +138,14 @@ def cycle(links: Mapping[str, set[str]], component: list[str]) -> list[str]:
 
 
 def main(root: Path = ROOT) -> int:
-    """Print the cycles; 0 if there are none."""
+    """Print the cycles; return 0 if there are none, else 1."""
     links = graph(root)
-    found = components(links)
-    for component in found:
+    cycles = components(links)
+    for component in cycles:
         print(f"{len(component)} modules import each other: {', '.join(sorted(component))}")
         print(f"    {' -> '.join(cycle(links, component))}")
-    print(f"{len(links)} modules, {sum(map(len, links.values()))} imports, {len(found)} cycles")
-    return 1 if found else 0
+    print(f"{len(links)} modules, {sum(map(len, links.values()))} imports, {len(cycles)} cycles")
+    return 1 if cycles else 0
 
 
 if __name__ == "__main__":

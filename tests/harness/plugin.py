@@ -1,15 +1,15 @@
-"""pytest plugin: the ranks of an MPI job agree on the outcome of every test, and none waits for ever.
+"""pytest plugin: the ranks of an MPI job agree on the outcome of every test, and no rank waits for ever.
 
-pytest-mpi brings the marks (`@pytest.mark.mpi(min_size=2)`) and the option `--with-mpi`. It runs one pytest
-per rank and leaves them to themselves: a test that fails on one rank leaves the others in a collective call.
-Here the ranks exchange their outcome after each phase (setup, call, teardown) on a communicator of their own:
+pytest-mpi brings the marks (`@pytest.mark.mpi(min_size=2)`) and the option `--with-mpi`. It runs one pytest per rank,
+without communication between them, so a test that fails on one rank leaves the others in a collective call. With this
+plugin the ranks exchange their outcomes after each phase (setup, call, teardown) on a communicator of its own:
 
-* the worst outcome counts on all ranks, and outcomes that differ are a failure;
-* if some rank failed and another does not arrive within `--rank-grace` seconds, or one does not arrive within
-  `--rank-timeout`, the stack of the late rank is written down and the job is aborted. tests/harness/run.py starts it
-  again without the tests that are done.
+* The worst outcome counts on all ranks. Outcomes that differ are a failure.
+* If a rank is later than `--rank-timeout` seconds, or `--rank-grace` seconds once another rank has failed, the plugin
+  writes the stack of the late rank to a file and aborts the job. tests/harness/run.py starts the job again without the
+  tests that are done.
 
-Rank 0 alone reports. With `--journal DIR` progress is written to DIR, one JSON object a line, for the runner.
+Only rank 0 reports. With `--journal DIR` it writes progress for the runner to DIR, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 TAGS = 30000  # MPI guarantees tags up to 32767
-LONGEST_PAUSE = 2e-3  # seconds between two polls, which are an eighth of the time since the first one apart
+LONGEST_PAUSE = 2e-3  # seconds between two polls; the pause is an eighth of the time waited, up to this
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--journal", type=Path, help="existing folder for progress and stacks")
 
 
-@pytest.hookimpl(trylast=True)  # after the reporter that other ranks than 0 take out
+@pytest.hookimpl(trylast=True)  # after pytest's own reporter, which all ranks but 0 unregister
 def pytest_configure(config: pytest.Config) -> None:
     comm = _world(config)
     rank = comm.rank if comm else 0
@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _world(config: pytest.Config) -> MPI.Intracomm | None:
-    """COMM_WORLD under `--with-mpi`; otherwise MPI is not even imported."""
+    """COMM_WORLD with `--with-mpi`; otherwise None, and MPI is not imported."""
     if not config.getoption("--with-mpi", default=False):
         return None
     from mpi4py import MPI
@@ -74,7 +74,7 @@ class Journal:
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._folder = folder
-        # A file: by the time of a hang pytest has captured the error stream.
+        # A file, because pytest captures the error stream while tests run.
         self.stacks: TextIO = (
             (folder / f"stacks.{rank}").open("w", buffering=1) if folder else os.fdopen(os.dup(2), "w", buffering=1)
         )
@@ -90,7 +90,7 @@ class Journal:
 
     @property
     def kept(self) -> bool:
-        """Whether somebody will read it."""
+        """Whether there is a folder, from which the runner reads the journal."""
         return self._folder is not None
 
     def done(self) -> set[str]:
@@ -99,9 +99,9 @@ class Journal:
 
 
 class Watchdog:
-    """Ends a rank that is stuck for good, where no rank is left to notice.
+    """Ends a rank that hangs when no other rank is left to notice.
 
-    faulthandler's own thread does it, so it works while the interpreter is inside an MPI call.
+    faulthandler does it in a thread of its own, so it works while the interpreter is inside an MPI call.
     """
 
     def __init__(self, timeout: float, journal: Journal) -> None:
@@ -121,7 +121,7 @@ class Watchdog:
 
 
 class Restart:
-    """Leaves out what an earlier, aborted job has done."""
+    """Leaves out the tests that an earlier, aborted job has done."""
 
     def __init__(self, journal: Journal) -> None:
         self._done = journal.done()
@@ -134,7 +134,7 @@ class Restart:
 
 
 class Progress:
-    """Writes what starts and how it ends."""
+    """Writes the start and the outcome of every test to the journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -153,7 +153,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one rank says after a phase."""
+    """Outcome of a phase on one rank, with the text of its failure."""
 
     outcome: str
     text: str
@@ -171,7 +171,7 @@ class Agreement:
         self._step = 0
 
     def exchange(self, mine: Verdict, test: str, phase: str) -> list[Verdict]:
-        """Verdicts of all ranks, in order of rank. **Collective**; aborts the job when a rank is late."""
+        """**Collective.** Verdicts of all ranks, in order of rank; aborts the job if a rank is late."""
         self._step += 1
         tag = self._step % TAGS  # with one tag for all, messages of two steps were seen to mix on Open MPI
         sent = [self._comm.isend((self._step, mine), dest=rank, tag=tag) for rank in range(self._comm.size)]
@@ -202,7 +202,7 @@ class Agreement:
         return True
 
     def _give_up(self, arrived: dict[int, Verdict], waited: float, test: str, phase: str) -> None:
-        """The lowest rank that is not late writes down why, and ends the job."""
+        """On the lowest rank that has arrived: write the reason to the journal, and abort the job."""
         if self._comm.rank != min(arrived):
             time.sleep(self._grace)  # it aborts meanwhile; if it cannot, the next round of polling ends here again
             del arrived[min(arrived)]
@@ -220,7 +220,7 @@ class Agreement:
 
 
 class RankReports:
-    """Puts the ranks' common verdict in the place of each rank's own."""
+    """Replaces each rank's outcome by the common outcome of all ranks."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -242,7 +242,7 @@ class RankReports:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """The first rank to exit with a failure ends the job, so it waits until rank 0 has reported."""
+        """Wait until rank 0 has reported: the first rank that exits with a failure ends the job."""
         sys.stdout.flush()
         self._agreement.exchange(Verdict("passed", ""), "(session)", "end")
 
@@ -260,7 +260,7 @@ class RankReports:
 
 
 def failure_text(verdicts: Sequence[Verdict]) -> str:
-    """One text for all ranks; ranks that failed alike are named together.
+    """One text about the failures of all ranks; ranks with the same text are named together.
 
     >>> print(failure_text([Verdict("passed", ""), Verdict("failed", "boom"), Verdict("failed", "boom")]))
     [ranks 1, 2]

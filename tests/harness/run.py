@@ -70,18 +70,18 @@ ALL_HOSTS = ("2x1", "2x2", "1+3", "4x1")
 """Ranks of each host in the legs of a whole run."""
 SLOWEST = 5  # tests of each leg whose times are printed
 PARTS = 6  # of the unit tests, so that two processors have about as much to do
-ABANDONED = threading.Event()  # no further job is to be started, and those that run are to be ended
+ABANDONED = threading.Event()  # set to end all running jobs and start no more
 PRINTING = threading.Lock()
 COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # ranks share the cores
     "OMP_NUM_THREADS": "1",
-    "PYTHONDONTWRITEBYTECODE": "",  # else every rank of every job compiles the package and all tests anew
-    # Open MPI refuses more ranks than cores, and root, which is what a container runs as.
+    "PYTHONDONTWRITEBYTECODE": "",  # otherwise every rank of every job compiles the package and all tests again
+    # By default Open MPI does not run as root, as in a container, and starts no more ranks than there are cores.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-    "OMPI_MCA_osc": "^ucx",  # prints an error, harmless, for every window
+    "OMPI_MCA_osc": "^ucx",  # UCX prints a harmless error for every window
 }
 PLUMBING = (
     "/_pytest/",
@@ -90,12 +90,12 @@ PLUMBING = (
     "/mpi4py/run.py",
     "/mpi4py/__main__.py",
     "<frozen runpy>",
-)  # frames of no interest
+)  # frames that are left out of printed stacks
 
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One set of tests under one number of ranks; 0 ranks: without mpiexec. `part` tells those of one set apart.
+    """A set of tests on a number of ranks, 0 for one process without mpiexec; `part` is the end of its name.
 
     With `hosts` the ranks run on several hosts, which are network namespaces; the text gives the ranks of each.
     """
@@ -143,10 +143,10 @@ class Leg:
 
 @dataclass
 class Attempt:
-    """What one job left behind."""
+    """The outcome of one job: its exit status, the outcomes of its tests, and texts of failures."""
 
-    status: int | None  # of the process; None: it ran into the deadline
-    finished: int | None = None  # pytest's own; None: it did not come to its end
+    status: int | None  # exit status of the process; None at the deadline
+    finished: int | None = None  # pytest's own exit status; None if pytest did not end
     outcomes: dict[str, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
     slowest: list[str] = field(default_factory=list)
@@ -168,12 +168,12 @@ class Attempt:
         return self.finished in COMPLETE
 
     def lost(self) -> list[str]:
-        """Tests that started and never ended: whatever ended the job happened there."""
+        """Tests that started and did not end: the job ended during one of them."""
         return [name for name, outcome in self.outcomes.items() if outcome == "started"]
 
 
 def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]:
-    """Outcomes of all tests of a leg, over as many jobs as it takes; prints one line, or what went wrong."""
+    """Outcomes of all tests of a leg, in as many jobs as needed; prints one line, and the failures."""
     start = time.monotonic()
     outcomes: dict[str, str] = {}
     slowest: list[str] = []
@@ -243,7 +243,7 @@ def await_end(process: subprocess.Popen[bytes], end: float) -> int | None:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends a job by SIGTERM, on which mpiexec ends its ranks; not all do so on SIGINT."""
+    """End a job by SIGTERM, on which every mpiexec ends its ranks; on SIGINT not all do."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -254,7 +254,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def show_failure(attempt: Attempt, folder: Path) -> None:
-    """pytest's report, or what there is in its place after an abort: texts so far and stacks."""
+    """Print pytest's report; after an abort also the texts of failures so far, and the stacks."""
     print((folder / "output").read_text(errors="replace"))
     if not attempt.complete:
         print(*attempt.texts, sep="\n\n")
@@ -274,7 +274,7 @@ def summary(counts: Counter[str]) -> str:
 
 
 def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
-    """Outcomes of legs of one process each, of which as many run at a time as there are processors."""
+    """Outcomes of legs of one process each, one at a time on each processor."""
     with ThreadPoolExecutor(1 if options.live else os.cpu_count()) as pool:
         try:
             return list(pool.map(lambda leg: run_leg(leg, options, end), legs))
@@ -284,7 +284,7 @@ def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -
 
 
 def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
-    """The legs that the command line asks for: all, or those of the given paths and numbers of ranks."""
+    """The legs that the command line selects: all, or those of its paths and numbers of ranks."""
     python = Path(sys.executable)
     before = ["", *arguments]  # the value of an option may be the name of a folder: -k pblas
     paths = [
@@ -352,7 +352,7 @@ def numbers(text: str) -> list[int]:
 
 
 def leave(signum: int, frame: object) -> NoReturn:
-    """Raises, so that the running job is ended on the way out."""
+    """Signal handler that raises, so that the running job is ended before this program ends."""
     raise SystemExit(128 + signum)
 
 
@@ -367,8 +367,8 @@ def main() -> int:
         if leg.ranks and not shutil.which(leg.mpiexec):
             sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
     small, large = [leg for leg in legs if leg.ranks <= 1], [leg for leg in legs if leg.ranks > 1]
-    found = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
-    for leg, outcomes in zip(small + large, found, strict=True):
+    outcomes_of_legs = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
+    for leg, outcomes in zip(small + large, outcomes_of_legs, strict=True):
         total += count(outcomes)
         failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
     print(*failed, summary(total), sep="\n", flush=True)

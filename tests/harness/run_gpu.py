@@ -1,6 +1,6 @@
-"""Runs everything that needs GPUs, on as many as there are; one line for each leg.
+"""Runs the GPU tests on one or more GPUs; prints one line for each leg.
 
-    python tests/harness/run_gpu.py                  1, 2, 4 and 8 GPUs as far as they go, killed ranks, the sanitizer
+    python tests/harness/run_gpu.py                  1, 2, 4, 8 GPUs if there are, killed ranks, the sanitizer
     python tests/harness/run_gpu.py -n 2,4           tests/gpu on 2 and on 4 GPUs
     python tests/harness/run_gpu.py -n 4 -k replays  with arguments of pytest
     PBLAS_SHARE_GPU=1 python tests/harness/run_gpu.py -n 2,8   several ranks on each GPU, which get time slices
@@ -28,7 +28,7 @@ from tests.gpu.faults.fault_job import KILLED, TIMEOUT  # noqa: E402
 from tests.harness import run  # noqa: E402
 
 SECONDS = 900.0  # of one leg
-SURVIVORS = TIMEOUT + 8.0  # seconds in which those that live have raised
+SURVIVORS = TIMEOUT + 8.0  # seconds within which the surviving ranks must raise
 ENVIRONMENT = {
     # A program that uses NVLink multicast and dies can put all GPUs of a host out of service.
     "NVSHMEM_DISABLE_NVLS": "1",
@@ -40,8 +40,9 @@ import cupy
 from importlib.metadata import distributions
 runtime = cupy.cuda.runtime
 names = [runtime.getDeviceProperties(i)["name"].decode() for i in range(runtime.getDeviceCount())]
-found = {x.metadata["Name"]: x.version for x in distributions() if x.metadata["Name"]}
-kept = sorted(f"{n} {v}" for n, v in found.items() if n.startswith(("cupy-", "nvshmem4py", "nvidia-nvshmem", "nvmath")))
+versions = {x.metadata["Name"]: x.version for x in distributions() if x.metadata["Name"]}
+shown = "cupy-", "nvshmem4py", "nvidia-nvshmem", "nvmath"
+kept = sorted(f"{n} {v}" for n, v in versions.items() if n.startswith(shown))
 print(len(names))
 print(f"{len(names)} x {names[0]}, CUDA {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}; "
       + ", ".join(dict.fromkeys(kept)) if names else "no GPU")
@@ -49,43 +50,47 @@ print(f"{len(names)} x {names[0]}, CUDA {runtime.runtimeGetVersion()}, driver {r
 
 
 def gpus() -> int:
-    """How many there are; prints what they are. In a process of its own, which leaves no trace on them."""
-    found = subprocess.run([sys.executable, "-c", DESCRIBE], capture_output=True, text=True, check=False)
-    if found.returncode:
-        print(f"no GPU can be used: {found.stderr.strip().splitlines()[-1]}")
+    """Number of GPUs of the host; prints their names and library versions.
+
+    A separate process looks for them, so that this one holds no CUDA context.
+    """
+    described = subprocess.run([sys.executable, "-c", DESCRIBE], capture_output=True, text=True, check=False)
+    if described.returncode:
+        print(f"no GPU can be used: {described.stderr.strip().splitlines()[-1]}")
         return 0
-    number, text = found.stdout.strip().splitlines()[-2:]
+    number, text = described.stdout.strip().splitlines()[-2:]
     print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {text}", flush=True)
     return int(number)
 
 
 def launcher() -> str:
-    """The command that starts ranks: of the environment, beside the interpreter, or the system's."""
-    beside = Path(sys.executable).parent / "mpiexec"
-    return os.environ.get("MPIEXEC") or (str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec")
+    """The command that starts ranks: MPIEXEC, else mpiexec in the folder of this Python, else the system's."""
+    local = Path(sys.executable).parent / "mpiexec"
+    return os.environ.get("MPIEXEC") or (str(local) if local.exists() else shutil.which("mpiexec") or "mpiexec")
 
 
 def leg(ranks: int, options: Namespace, arguments: list[str]) -> bool:
-    """tests/gpu on some ranks: on one, also the tests of single GPUs; then what the tests have noted."""
+    """Run tests/gpu on some ranks, on one rank also the tests of single GPUs; print the notes of the tests."""
     paths = [] if any(Path(ROOT, argument.partition("::")[0]).exists() for argument in arguments) else ["tests/gpu"]
     chosen = () if ranks == 1 or "-m" in arguments else ("-m", "mpi")
     with tempfile.NamedTemporaryFile("r") as notes:
         os.environ["PBLAS_TEST_NOTES"] = notes.name
-        found = run.run_leg(
+        outcomes = run.run_leg(
             run.Leg(ranks, Path(sys.executable), (*chosen, *arguments, *paths)),
             options,
             time.monotonic() + min(SECONDS, options.deadline),
         )
         print(*(f"  {line.rstrip()}" for line in notes), sep="\n", flush=True)
-    failed = [test for test, outcome in found.items() if outcome == "failed"]
+    failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
     print(*(f"  FAILED {test}" for test in failed), sep="\n", flush=True)
-    return bool(found) and not failed
+    return bool(outcomes) and not failed
 
 
 def killed(ranks: int, *, survive: bool) -> bool:
-    """A job of which a rank is killed: it ends; if the launcher does not notice, the others say who is missing.
+    """Run a job in which one rank is killed: the job ends, or with `survive` the other ranks name the missing rank.
 
-    A launcher that sees a rank die ends the job. It does not see it while the shell around that rank lives.
+    A launcher that sees a rank die ends the job. With `survive` each rank runs in a shell that lives on, so that the
+    launcher does not see it.
     """
     job = [sys.executable, str(ROOT / "tests/gpu/faults/fault_job.py")]
     shell = ["sh", "-c", f'"$0" "$@"; sleep {3 * SURVIVORS}'] if survive else []
@@ -112,15 +117,17 @@ def killed(ranks: int, *, survive: bool) -> bool:
             status = process.poll()
             run.stop(process)
         seconds = time.monotonic() - start
-        told = {int(path.suffix[1:]): json.loads(path.read_text()) for path in folder.glob("rank.*")}
+        reports = {int(path.suffix[1:]): json.loads(path.read_text()) for path in folder.glob("rank.*")}
         text = (folder / "output").read_text(errors="replace")
         started = len(list(folder.glob("pid.*"))) == ranks
     if not started:
         wrong = f"not all ranks came to multiply (exit status {status})"
     elif survive:
-        silent = sorted(set(range(ranks)) - {KILLED} - set(told))
-        bad = [x for x in told.values() if x["name"] != "PeerTimeout" or f"rank {KILLED} of {ranks}" not in x["text"]]
-        slowest = max((x["seconds"] for x in told.values()), default=0.0)
+        silent = sorted(set(range(ranks)) - {KILLED} - set(reports))
+        bad = [
+            x for x in reports.values() if x["name"] != "PeerTimeout" or f"rank {KILLED} of {ranks}" not in x["text"]
+        ]
+        slowest = max((x["seconds"] for x in reports.values()), default=0.0)
         name += f": PeerTimeout on the others after {slowest:.1f} s, limit {TIMEOUT:g} s"
         if silent or bad or slowest > SURVIVORS:
             wrong = f"ranks {silent} said nothing" if silent else str(bad or "too late")
@@ -139,21 +146,21 @@ def _python_path() -> str:
 
 
 def sanitizer() -> bool:
-    """The kernels in a loopback mode, on one GPU, under memcheck."""
-    found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
-    if not found or not (ROOT / "tests/gpu/kernels/test_kernels.py").exists():
+    """Run the kernel tests of one GPU under memcheck."""
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if not program or not (ROOT / "tests/gpu/kernels/test_kernels.py").exists():
         print("memcheck: left out, no compute-sanitizer")
         return True
-    # The sanitizer may run one kernel at a time: nothing may wait for another stream.
+    # The sanitizer may run one kernel at a time, so no kernel may wait for another stream.
     alone = (
         "(test_kernels and not streams and not replayed) or test_pointwise or epilogues_are_of_the_sums"
         " or (sent_and_added and 8-72)"
     )
     files = [f"tests/gpu/kernels/test_{name}.py" for name in ("kernels", "pointwise", "hopper")]
     test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={ROOT}", "-k", alone, *files]
-    # Calls that fail are the libraries' business: they ask the driver for functions that it may not have.
+    # Libraries ask the driver for functions that it may not have: such failed calls are not errors.
     options = ["--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
-    command = [found, *options, sys.executable, *test]
+    command = [program, *options, sys.executable, *test]
     start = time.monotonic()
     environment = {**os.environ, "PYTHONPATH": _python_path()}
     try:

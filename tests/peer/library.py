@@ -1,9 +1,9 @@
-"""The real ScaLAPACK through ctypes, by the names and arguments of pblas.scalapack: a caller of one can call the other.
+"""ScaLAPACK's shared library through ctypes, with the names and arguments of pblas.scalapack.
 
-Debian's library is built for Debian's MPICH. It calls MPI from C only, and MPICH's ABI is the same since 3.1, so it
+Debian's library is built for Debian's MPICH. It calls MPI from C only, and MPICH's ABI has not changed since 3.1. So it
 also runs on the MPICH of the environment, in one job with mpi4py: a link named libmpich.so.12 in LD_LIBRARY_PATH points
-to that one (`make peer` sets it up). Its inner block of K, pilaenv, is 32; a library of ours, loaded before, puts a
-function in its place that returns a value that is set from here.
+to that MPICH (`make peer` makes the link). ScaLAPACK's function pilaenv returns its inner block of K, 32. A small
+library, loaded before, replaces that function by one whose value `Library.block` sets.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 DEBIAN = ("libscalapack-mpich.so.2.2",)
 MKL = ("libmpi.so.12", "libmkl_blacs_intelmpi_lp64.so.2", "libmkl_scalapack_lp64.so.2")
-"""Of the wheel mkl, loaded after the MPI, which mpi4py has loaded for itself alone. The wheel's libmkl_intel_lp64,
-libmkl_sequential and libmkl_core must be in LD_PRELOAD."""
+"""Libraries of the wheel mkl. MPI comes first, because mpi4py has loaded it without exporting its symbols. The wheel's
+libmkl_intel_lp64, libmkl_sequential and libmkl_core must be in LD_PRELOAD."""
 
 STOCK, TUNED = 32, 256
-"""The inner block as it is built, and one at which it runs well."""
+"""Inner blocks of K: ScaLAPACK's own, and a faster one."""
 
 _PILAENV = """
 int pblas_pilaenv = 32;
@@ -37,8 +37,8 @@ class Library:
     """ScaLAPACK, loaded once in a process.
 
     Args:
-        folder: where the library for pilaenv is built.
-        names: libraries, each of which needs the ones before it.
+        folder: folder in which the library with pilaenv is built.
+        names: names of shared libraries, in the order of loading.
     """
 
     def __init__(self, folder: Path, names: tuple[str, ...] = DEBIAN) -> None:
@@ -50,7 +50,7 @@ class Library:
         inner.unlink()
         for name in names:
             ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
-        self._library = ctypes.CDLL(None)  # all that is loaded
+        self._library = ctypes.CDLL(None)  # the symbols of all loaded libraries
         self._keep: list[Any] = []
 
     @property
@@ -82,7 +82,7 @@ class Library:
         self._library.Cblacs_gridexit(ictxt)
 
     def __getattr__(self, name: str) -> Any:
-        """A routine with a letter of its type: its arguments are handed on by reference, as Fortran wants them."""
+        """The routine p?NAME as a Python function, which passes its arguments by reference, as Fortran does."""
         if len(name) < 4 or name[0] != "p" or name[1] not in _SCALARS:
             raise AttributeError(name)
         routine, scalar = getattr(self._library, f"{name}_"), _SCALARS[name[1]]

@@ -1,11 +1,12 @@
-"""The same problems through Debian's ScaLAPACK and through pblas: results and times side by side.
+"""Results and times of Debian's ScaLAPACK and of pblas on the same problems.
 
     make peer
     mpiexec -n 4 python -m mpi4py -m tests.peer.run [--count 40]
 
-All columns of the level 3 table, and random problems where it has holes, on every grid that fits; then problems
-that are large enough for timing. The error of a result is counted in units of eps (2^-53 in double precision) times the
-sum of the sizes of its terms; above 16, or 8 for sums, a result is wrong, as it is when anything else has changed.
+The problems are all columns of the level 3 table, and random problems of kinds that the table leaves out, on every grid
+that has enough processes; then problems that are large enough for timing. The error of a result is counted in units of
+eps (2^-53 in double precision) times the sum of the absolute values of its terms. A result is wrong if its error is
+above 16, or 8 for sums, or if other memory has changed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ N, NB, ROUNDS = 1000, 64, 5
 
 @dataclass(slots=True)
 class Column:
-    """Results of one library so far: its wrong problems, its largest error, its seconds."""
+    """Results of one library so far: its number of wrong results, its largest error, its seconds."""
 
     failed: int = 0
     error: float = 0.0
@@ -51,7 +52,7 @@ class Column:
 
 
 def results(peer: Library, count: int) -> tuple[int, list[str]]:
-    """**Collective.** Print the table of results; how often pblas was wrong, and what either got wrong."""
+    """**Collective.** Print the table of results; pblas's number of wrong results, and texts about both."""
     table = Table(title=f"results, {COMM.size} processes", title_justify="left")
     table.add_column("routine")
     for title in ("problems", "failed: pblas", "ScaLAPACK", "largest error: pblas", "ScaLAPACK"):
@@ -87,7 +88,7 @@ def results(peer: Library, count: int) -> tuple[int, list[str]]:
 
 
 def as_fortran(problem: problems.Problem) -> problems.Problem:
-    """The same problem with local arrays by columns, which is all that ScaLAPACK knows."""
+    """The same problem with local arrays stored by columns, the only order that ScaLAPACK supports."""
     matrices = {name: replace(matrix, order="F") for name, matrix in problem.matrices.items()}
     return replace(problem, matrices=matrices)
 
@@ -107,12 +108,12 @@ class Timed:
     """Matrices that are large enough for timing, on one grid, and three calls on them.
 
     Args:
-        library: whose calls (global).
+        library: the library that is called (global).
         nprow: process rows (global).
         npcol: process columns (global).
         n: rows and columns (global).
         nb: rows and columns per block (global).
-        inputs: of another library's calls, to share A and B (local).
+        inputs: the object of the other library, whose A and B are used; None for random matrices (local).
     """
 
     def __init__(self, library: Any, nprow: int, npcol: int, n: int, nb: int, inputs: Timed | None = None) -> None:
@@ -144,12 +145,12 @@ class Timed:
         return float(COMM.allreduce(time.perf_counter() - start, MPI.MAX))
 
     def result(self, name: str) -> Any:
-        """This rank's part of what `run` has made."""
+        """This rank's part of the result of `run`."""
         return (self.moved if name == "pdgemr2d" else self.c)[0]
 
 
 def times(peer: Library) -> None:
-    """**Collective.** Print the table of times, of calls whose results are compared."""
+    """**Collective.** Print the table of times, with the largest difference of the results."""
     table = Table(
         title=f"n = {N}, blocks of {NB}, best of {ROUNDS}, ms; {TUNED}: ScaLAPACK's inner block", title_justify="left"
     )

@@ -29,7 +29,8 @@ class Sparse:
 
 
 def _matrix(ctx: pblas.Context, array: Any) -> pblas.DistMatrix:
-    return ctx.from_global(array, pblas.MatrixDescriptor.row_wise(*np.shape(array), P), root=None)
+    m, n = array.shape
+    return ctx.from_global(array, pblas.MatrixDescriptor.row_wise(m, n, P), root=None)
 
 
 Call = Callable[[pblas.Context, Any], Any]
@@ -117,10 +118,12 @@ def test_sizes_and_matrices_are_not_mixed(ctx: pblas.Context) -> None:
 def test_a_function_is_applied_after_a_product(ctx: pblas.Context) -> None:
     a = _matrix(ctx, X)
     text = "; apply a function to D.local after the product"
-    raises_on_all_ranks(ArgumentError, text, lambda: pblas.pmatmul(a, a, transb="T", epilogue=np.negative))  # type: ignore[arg-type]
+    function: Any = np.negative
+    raises_on_all_ranks(ArgumentError, text, lambda: pblas.pmatmul(a, a, transb="T", epilogue=function))
     d = pblas.pmatmul(a, a, transb="T")
     np.negative(d.local, out=d.local)
-    assert np.array_equal(d.to_global(root=None), -(X @ X.T))
+    result: Any = d.to_global(root=None)
+    assert np.array_equal(result, -(X @ X.T))
 
 
 @pytest.mark.mpi
