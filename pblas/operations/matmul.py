@@ -147,8 +147,8 @@ def pmatmul(
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read (global).
-        out: matrix that receives D, which may be `c` itself; or descriptor of a new matrix; None for a new matrix in
-            C's layout, or without C in the layout that moves the fewest bytes (global).
+        out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
+            layout, or without C in the layout that moves the fewest bytes (global).
         wire_dtype: see `plan_matmul` (global).
         overlap: move data while the GEMM runs (global).
         chunks: see `plan_matmul` (global).
@@ -162,7 +162,7 @@ def pmatmul(
     Raises:
         as `plan_matmul`.
 
-    `plan_matmul(...).explain()` tells how many bytes move.
+    `plan_matmul(...).explain()` shows the number of bytes that move.
 
     Source: PBLAS, p?gemm.
     """

@@ -1,7 +1,7 @@
-"""Which general plans there are for three given layouts, and which layouts are best when they are free.
+"""The general plans for three given layouts, and the best layouts when they are free.
 
-The ranks are arranged over the m x n x k multiplications of the product: over the grids that the matrices have, so that
-one of them stays where it is, or p1 x p2 x p3 over all ranks.
+An arrangement divides the m x n x k multiplications of the product among the ranks. It follows the grid of one matrix,
+which then stays where it is, or it is p1 x p2 x p3 over all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRIPLES = 6
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
-    """Plans over the grids of D, op(A) and op(B), each of which stays where it is if it is not replicated."""
+    """Plans over the grids of D, op(A) and op(B): one for each matrix that is not replicated, which stays in place."""
     m, n, k = product.m, product.n, product.k
     a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
     if d.copies == 1:
@@ -71,7 +71,7 @@ def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
 
 
 def least_received(product: Product, sizes: tuple[int, int, int]) -> float:
-    """Elements that a rank of an arrangement receives at least, with the best layout of each matrix."""
+    """Lower bound of the elements that a rank of an arrangement receives, with the best layout of each matrix."""
     (p1, p2, p3), (m, n, k) = sizes, (product.m, product.n, product.k)
     return (m * k * (p2 - 1) + k * n * (p1 - 1) + m * n * (p3 - 1)) / product.nprocs
 
@@ -86,10 +86,10 @@ def natural_cuboids(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Cubo
 def natural_layouts(
     m: int, n: int, k: int, sizes: tuple[int, int, int]
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
-    """Layouts of op(A), op(B) and D in which each rank of an arrangement holds a share of what it needs.
+    """Layouts of op(A), op(B) and D in which each rank of an arrangement holds a share of the data that it multiplies.
 
-    op(A) is on a p1 x p3 p2 grid in blocks of kb p1 columns, op(B) on a p1 p3 x p2 grid in blocks of kb rows, so that
-    layer l has the same k in both: column l + p3 j of the one grid, row i + p1 l of the other.
+    op(A) is on a p1 x p3 p2 grid in blocks of kb p1 columns, op(B) on a p1 p3 x p2 grid in blocks of kb rows. So
+    layer l has the same k in both: column l + p3 j of the grid of op(A), row i + p1 l of the grid of op(B).
 
     >>> [desc.grid for desc in natural_layouts(8, 8, 8, (2, 2, 2))]
     [Grid(nprow=2, npcol=4, order='C'), Grid(nprow=4, npcol=2, order='C'), Grid(nprow=2, npcol=4, order='C')]
@@ -107,7 +107,7 @@ def natural_layouts(
 def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int, int, int]:
     """The arrangement that receives the fewest elements when layouts are free, and fits into memory.
 
-    Of equals the one with the fewest layers, whose partial products take memory, then the fewest messages.
+    Among equals it has the fewest layers, since their partial products take memory, and then the fewest messages.
 
     Args:
         product: sizes and ranks (global).
@@ -190,7 +190,7 @@ def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
 
 
 def _homes(product: Product, layers: int) -> Iterator[Placement | None]:
-    """Placements of the sums: None for D's own, or evenly over all ranks if few ranks, or all, hold D."""
+    """Placements to try for the sums: None for D's own; also evenly over all ranks, if few ranks, or all, hold D."""
     d, p = placed(product.d), product.nprocs
     yield None
     if layers > 1 and p * d.rows.max_count * d.columns.max_count >= 2 * product.m * product.n:

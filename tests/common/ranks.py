@@ -1,4 +1,4 @@
-"""What the ranks of a test share, apart from the context under test: wrong ranks, and the outcome on each rank."""
+"""Helpers of tests on several ranks: contexts, sets of wrong ranks, and the comparison of outcomes on all ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SEVERAL_HOSTS = COMM.Split_type(MPI.COMM_TYPE_SHARED).size < COMM.size
 one_host = pytest.mark.skipif(
     SEVERAL_HOSTS, reason="about ranks that share memory, or a file system with a mount of its own"
 )
-"""For tests whose ranks must all run on one host."""
+"""Mark for tests whose ranks must all run on one host."""
 
 waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
 """Mark for tests that mostly sleep for seconds: a late rank, a rank that waits for it, and a third one are enough."""
@@ -35,8 +35,8 @@ waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several dea
 """Mark for such tests that take a second for each case, and need two ranks that wait."""
 
 few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
-"""Mark for tests that do not depend on the grid: three ranks are an odd number, four a power of two, and both have a
-first, a middle and a last rank, each of which may have the error."""
+"""Mark for tests that do not depend on the grid: three ranks are an odd number, four a power of two, and the first,
+a middle or the last rank of both may have the error."""
 
 
 DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
@@ -152,12 +152,12 @@ def collected(matrix: pblas.DistMatrix) -> np.ndarray[Any, Any]:
 
 
 def interrupted(*_: object, **__: object) -> None:
-    """A function that a user interrupts."""
+    """A function that raises KeyboardInterrupt, as if the user pressed Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def no_memory(*_: object, **__: object) -> None:
-    """A function that finds no memory."""
+    """A function that raises MemoryError."""
     raise MemoryError("none left")
 
 
@@ -234,7 +234,7 @@ def ctx() -> Iterator[pblas.Context]:
 
 
 def layouts(m: int, n: int, order: Literal["F", "C"]) -> Iterator[MatrixDescriptor]:
-    """One of every kind over all ranks, and over fewer."""
+    """Descriptors of every kind over all ranks, and over fewer."""
     size = COMM.size
     yield MatrixDescriptor.row_wise(m, n, size, order=order)
     yield MatrixDescriptor.row_wise(m, n, size, mb=2, rsrc=size - 1, order=order)

@@ -1,7 +1,7 @@
 """Several hosts on one machine: Linux network namespaces on one bridge, joined by TCP.
 
 Each host has its own address, host name, /dev/shm and, in turn, one core. Ranks of different hosts share no memory, so
-MPI sees as many nodes. The rate of what a host receives can be limited, and its link can be cut.
+MPI sees as many nodes. The rate at which a host receives can be limited, and its link can be cut.
 
     python tests/harness/hosts.py 2x1 -- .venv/bin/python -m mpi4py examples/matmul.py    2 hosts, 1 rank on each
     python tests/harness/hosts.py 1+3 --rate 1gbit -- ...                          1 rank on one host, 3 on the other
@@ -47,7 +47,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def missing() -> str:
-    """Why hosts cannot be made here; "" if they can."""
+    """The reason why hosts cannot be made on this machine; "" if they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "hosts are made of network namespaces, which need Linux and root"
     tools = [tool for tool in ("ip", "tc", "nsenter", "unshare", "taskset") if not shutil.which(tool)]
@@ -118,7 +118,7 @@ class Hosts:
         _ip("link", "set", self._link(number), "up" if up else "down")
 
     def processes(self, number: int) -> list[int]:
-        """Process numbers of all that runs on a host."""
+        """Process numbers of all processes on a host."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self._name(number)], capture_output=True, text=True, check=False
         )
@@ -134,9 +134,9 @@ class Hosts:
         """The command that starts a job.
 
         Args:
-            mpiexec: of MPICH.
-            ranks: ranks on each host, from host 1 on.
-            command: of a rank.
+            mpiexec: path of MPICH's mpiexec.
+            ranks: number of ranks on each host, from host 1 on.
+            command: command of each rank.
         """
         places = [f"{self._subnet}.{number}:{n}" for number, n in enumerate(ranks, 1)]
         return [
@@ -172,7 +172,7 @@ class Hosts:
             _ip("-n", name, "link", "set", device, "up")
 
     def _remove(self) -> None:
-        """Remove everything, whatever there is: processes that are left, links, namespaces, the bridge."""
+        """Remove everything that exists: remaining processes, links, namespaces, the bridge."""
         for number in range(1, self.count + 2):
             self.signal(number, signal.SIGKILL)
             for words in (("link", "del", self._link(number)), ("netns", "del", self._name(number))):

@@ -1,4 +1,4 @@
-"""What test files share: contexts on every transport, and a folder."""
+"""Fixtures of all MPI tests: contexts on every transport, and a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
     "message": {"transport": "message"},
     "mixed": {"ranks_per_node": 2},
     "link": {"transport": "message", "link": (1e-4, 1e9)},
-    "push": {"transport": "push"},  # for tests alone
+    "push": {"transport": "push"},  # GPUs' transport, on CPUs: for tests only
 }
 
 

@@ -83,7 +83,9 @@ def test_wrong_arguments_exit_with_2_and_say_what_was_expected(
     assert expected in err
 
 
-def test_other_ranks_than_0_are_silent_and_exit_alike(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+def test_other_ranks_than_0_are_silent_and_exit_with_its_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
     monkeypatch.setenv("PMI_RANK", "1")
     assert leave(["plan", "--m", "8"]) == 2
     assert leave(["--help"]) == 0
@@ -231,7 +233,9 @@ def test_module_runs_as_a_program() -> None:
         (["matmul", "none.npy", "none.npy", "-o", "d.npy"], 1, "pblas: error: none.npy: cannot be read"),
     ],
 )
-def test_ranks_of_a_job_exit_alike_and_rank_0_speaks(arguments: list[str], status: int, expected: str) -> None:
+def test_ranks_of_a_job_exit_with_one_status_and_rank_0_prints(
+    arguments: list[str], status: int, expected: str
+) -> None:
     command = [str(MPIEXEC), "-n", "3", sys.executable, "-m", "mpi4py", "-m", "pblas", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == status

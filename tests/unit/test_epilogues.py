@@ -1,4 +1,4 @@
-"""Laws of expressions: what is written is what is evaluated, and what cannot be is refused at its column."""
+"""Laws of expressions: they evaluate as written; an invalid one is refused with the column of the error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def by_hand(tree: Node, names: dict[str, float]) -> float:
 
 @settings(max_examples=150, deadline=None)
 @given(TREES)
-def test_what_is_written_is_parsed(tree: Node) -> None:
+def test_expressions_are_parsed_as_written(tree: Node) -> None:
     assert parse(written(tree)) == tree
     assert sum(1 for _ in nodes(tree)) >= 1
 
@@ -96,7 +96,7 @@ def test_what_is_written_is_parsed(tree: Node) -> None:
 @settings(max_examples=150, deadline=None)
 @given(TREES, st.floats(-3, 3), st.floats(-3, 3), st.floats(-3, 3))
 def test_values_are_pythons(tree: Node, x: float, bias: float, s_2: float) -> None:
-    """In float64 to a few units; arrays and numbers as operands give the same, and so it is in the memory of x."""
+    """Values are right to a few units in float64, with arrays or numbers as operands, also in the memory of x."""
     try:
         expected = by_hand(tree, {"x": x, "bias": bias, "s_2": s_2})
     except (ValueError, OverflowError, ZeroDivisionError):
@@ -164,7 +164,7 @@ def test_infinities_and_nan_are_results() -> None:
         ("x  # doubled\n + x", 3, "comments are not allowed in an expression"),
     ],
 )
-def test_what_is_no_expression_is_refused_at_its_column(text: str, column: int, message: str) -> None:
+def test_an_invalid_expression_is_refused_at_its_column(text: str, column: int, message: str) -> None:
     with pytest.raises(errors.ArgumentError) as caught:
         parse(text)
     assert f", column {column}: " in str(caught.value)

@@ -1,4 +1,4 @@
-"""What importing pblas starts, and what it must not."""
+"""Laws of imports: which libraries `import pblas` loads, and which it must not load."""
 
 import subprocess
 import sys
@@ -60,6 +60,6 @@ def test_every_public_name_exists() -> None:
 
 @pytest.mark.parametrize("name", ["errors", "layouts", "scalapack", "tp"])
 def test_public_modules_are_attributes(name: str) -> None:
-    """Without an import of their own, as documents write them; MPI starts no sooner than with one."""
+    """As in the documentation, they need no import of their own; MPI does not start earlier than with one."""
     assert "mpi4py.MPI" not in loaded_by(f"import pblas\nassert pblas.{name}.__name__ == 'pblas.{name}'")
     assert name in loaded_by("import pblas\nprint(*dir(pblas))")

@@ -1,4 +1,4 @@
-"""What is installed: one top-level name that holds the linked folders as real files."""
+"""Laws of the wheel: one top-level package, which contains the linked folders as real files."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ LINKED = ("layouts", "backends")
 
 
 def build(kind: str, tree: Path, target: Path) -> Path:
-    """Calls setuptools as pip does, in `tree`, and returns the archive that it wrote."""
+    """The archive that setuptools builds in `tree`, called as pip calls it."""
     target.mkdir()
     code = f"import setuptools.build_meta as b; b.build_{kind}({str(target)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)

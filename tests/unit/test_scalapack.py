@@ -67,7 +67,7 @@ def test_infog2l_says_where_a_submatrix_starts(inb: int | None) -> None:
             assert owned[0, csrc][1][j] == owned[0, csrc][1][j - 1] + 1
 
 
-def test_infog2l_refuses_what_is_no_descriptor() -> None:
+def test_infog2l_refuses_invalid_descriptors() -> None:
     with pytest.raises(PblasArgumentError, match="must be a descriptor") as caught:
         scalapack.infog2l(1, 1, [3, 0], 1, 1, 0, 0)
     assert caught.value.info == -301

@@ -1,4 +1,4 @@
-"""The context of tensor-parallel calls that are given none; who has which tokens."""
+"""Laws of the default context of tensor-parallel calls, and of the tokens of each rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ print("fine")
 
 
 def test_it_is_made_once_and_ends_with_the_program() -> None:
-    """Nothing is said at the end: of contexts that were never closed there is a warning."""
+    """Nothing is printed at the end, where a context that was never closed would warn."""
     command = [sys.executable, "-W", "error", "-c", SCRIPT]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (found.stdout, found.stderr, found.returncode) == ("fine\n", "", 0)

@@ -48,7 +48,7 @@ def test_operations_are_recorded_with_all_that_they_take(name: str) -> None:
 
 
 def test_a_burst_without_puts_is_a_wait() -> None:
-    """Others may be late: of the time that it takes nothing is a copy."""
+    """Peers may be late: no part of this time counts as a copy."""
     burst = recording.ENGINE["burst"]
     assert burst("main", [], 1, (1, 2), (2, 1), "results of") == ("main", "wait", "results of ranks 2, 1", {"phase": 1})
     pushed = ("main", "copy", "push to ranks 1, 2", {"bytes": 0, "phase": 1})
@@ -129,7 +129,7 @@ def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_messages_begin_when_both_ends_are_ready_and_one_after_the_other() -> None:
     sends = [[(1, 7, 1.0), (1, 7, 2.0), (1, 8, 2.5)], []]
     arrivals = [Arrival(0, 7, 10, 0.0, 4.0), Arrival(0, 7, 20, 3.0, 5.0), Arrival(0, 8, 30, 3.0, None)]
-    late = Arrival(0, 9, 40, 0.0, 9.0)  # of which nobody has recorded that it was sent
+    late = Arrival(0, 9, 40, 0.0, 9.0)  # a message whose sending was not recorded
     found = messages(sends, [[], [*arrivals, late]])
     assert [(e.start, e.stop, e.details["bytes"]) for e in found] == [(1.0, 4.0, 10), (4.0, 5.0, 20)]
     assert all((e.rank, e.lane) == (1, "from rank 0") for e in found)

@@ -1,4 +1,4 @@
-"""The command line on several ranks, called as a function: files are shared, rank 0 alone speaks."""
+"""The command line on several ranks, called as a function: files are shared, and only rank 0 prints."""
 
 from pathlib import Path
 from typing import Any
@@ -152,7 +152,7 @@ def test_info_describes_all_ranks(capsys: Capture) -> None:
 
 
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Where only some ranks have CuPy, too."""
+    """Also if only some ranks have CuPy."""
     h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
     device = Device(0, *h200, 132, 13000, 13000, True, True, False)
     diagnostics = Diagnostics(devices=(device,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
@@ -168,7 +168,7 @@ def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def assert_one_error(capsys: Capture, expected: str) -> None:
-    """Rank 0 says one line; the others say nothing."""
+    """Rank 0 prints one line; the others print nothing."""
     out, err = capsys.readouterr()
     assert out == ""
     if RANK:

@@ -22,7 +22,7 @@ SCRIPTS = [page for page in ("README.md", *PAGES) if running(page, "python")]
 
 
 def test_there_are_pages_with_examples() -> None:
-    """So that a changed folder or fence does not leave the test below without a case."""
+    """Otherwise a changed folder or fence would leave the test below without a case."""
     assert {"README.md", "docs/tutorial.md", "docs/howto.md", "docs/from_numpy.md"} <= set(SCRIPTS)
 
 

@@ -17,7 +17,7 @@ RANK = MPI.COMM_WORLD.rank
 
 pytestmark = pytest.mark.mpi
 
-sys.path.append(str(EXAMPLES))  # where Python looks for what a script imports
+sys.path.append(str(EXAMPLES))  # the folder from which a script imports
 
 
 def load(name: str) -> Any:

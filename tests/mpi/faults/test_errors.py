@@ -1,4 +1,4 @@
-"""One rank is wrong, or all are: every rank gets the same exception with the same text, and the context goes on."""
+"""If one rank or all pass wrong arguments, every rank raises the same error, and the context stays usable."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def columns(m: int = N, n: int = N, **options: Any) -> MatrixDescriptor:
 
 
 class Cast:
-    """A context and the matrices that the calls below go wrong with."""
+    """A context and the matrices of the wrong calls below."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -144,7 +144,7 @@ def test_a_wrong_product_is_refused_on_every_rank_and_the_context_goes_on(ctx: C
 
 
 class OnGpu:
-    """What any library's array on a GPU looks like from outside."""
+    """An object with the interface of any library's array on a GPU."""
 
     __cuda_array_interface__ = MappingProxyType({"shape": (N, N), "typestr": "<f8", "data": (4096, False)})
 
@@ -417,7 +417,7 @@ RESULTS: dict[str, Callable[[Context, pblas.DistMatrix, np.ndarray[Any, Any]], A
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
 @pytest.mark.parametrize("name", RESULTS)
 def test_numpy_errors_on_one_rank_are_results(name: str, transport: str) -> None:
-    """Infinities and NaN, also if the caller has NumPy raise errors for them."""
+    """Infinities and NaN are results, also if the caller sets NumPy to raise errors for them."""
     with open_context(transport, timeout=TIMEOUT) as ctx:
         x = halves(np.empty((N, N)))
         a = ctx.from_global(x, rows(), None)
@@ -557,7 +557,7 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
     assert "12 x 12" in repr(x.a)  # its text is still available
 
 
-def test_a_distributed_matrix_is_no_array_and_names_what_collects_it(ctx: Context) -> None:
+def test_conversion_of_a_distributed_matrix_to_an_array_names_to_global(ctx: Context) -> None:
     x = Cast(ctx)
     for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):
         raises_on_all_ranks(ArgumentError, "to_global", call)
@@ -616,7 +616,7 @@ LACK = "no GPU is visible; start the rank where there is one"
 
 
 def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
-    """This rank has what `state` says, whatever it has."""
+    """Let this rank have the GPU and the libraries that `state` describes, whatever it has."""
     patch.setattr(opening, "gpu_state", lambda _: (state, "" if state == opening.READY else LACK))
 
 
@@ -665,7 +665,7 @@ def test_a_missing_cupy_is_named_in_the_error() -> None:
 
 
 class Broken(float):
-    """A number that can be asked for nothing."""
+    """A number whose methods all raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")

@@ -1,4 +1,4 @@
-"""A context frees its resources, dropped memory is reused, and a rank that is late or leaves hangs no other."""
+"""A context frees its resources, dropped memory is reused, and no rank hangs if another is late or leaves."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_rows_columns_and_all_ranks_multiply_in_contexts_of_their_own_at_once(qu
             executions = [(a, pblas.plan_matmul(a, a)) for _, a in planned]
             for a, plan in executions * 2:
                 plan.execute(a, a)
-        in_row.Free()  # it stayed its owner's
+        in_row.Free()  # the other contexts left it alone
         in_column.Free()
 
 
@@ -199,7 +199,7 @@ TURNS = {1: 10_000, 2: 10_000, 3: 1_000, 4: 500}
 @pytest.mark.parametrize("planned", [False, True])
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, planned: bool, quiet: None) -> None:
-    """However long references live on some ranks, and whether the garbage collector runs or not."""
+    """References may live longer on some ranks, and the garbage collector may run or not."""
     n = 6
     cost = (1 if planned or COMM.size > 2 else 5) * (10 if transport == "message" else 1)
     turns = max(100, TURNS[COMM.size] // cost)
@@ -253,7 +253,7 @@ def test_memory_is_used_again_only_when_all_ranks_have_dropped_it(ctx: Context, 
 
 @few
 def test_many_matrices_may_live_at_once_and_all_their_memory_comes_back(ctx: Context, quiet: None) -> None:
-    """More than one agreement can report."""
+    """They are more than one agreement can report."""
     arena = backend(ctx).arena
     ctx.zeros(rows(1, 1))
     before = same_on_all_ranks(arena.live_nbytes)
@@ -424,7 +424,7 @@ def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all(
 
 
 def test_ranks_that_leave_by_an_exception_free_everything_and_restore_blas_threads(quiet: None) -> None:
-    """All of them, or some while the others just leave."""
+    """All ranks raise, or some ranks raise while the others leave normally."""
     before = blas_threads()
     for leaving in culprits():
         try:
@@ -452,7 +452,7 @@ def test_a_rank_missing_from_context_creation_is_named(quiet: None) -> None:
 
 @waits
 def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
-    """A context may be older than its timeout, and all ranks may be slow together."""
+    """A context may live longer than its timeout, and all ranks may be slow together."""
     with Context(timeout=SHORT) as ctx:
         for _ in range(2):
             COMM.Barrier()
@@ -462,7 +462,7 @@ def test_the_timeout_counts_waiting_not_work(quiet: None) -> None:
 
 
 def test_a_waiting_rank_yields_no_longer_than_it_would_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another thread spins on its core, it is away for milliseconds each time."""
+    """Where another thread spins on the same core, each yield takes milliseconds."""
     yields = list[int]()
 
     def give_way() -> None:

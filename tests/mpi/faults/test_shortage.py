@@ -1,4 +1,4 @@
-"""Laws of contexts that find no more memory to share, at whatever call: the results are right, or all ranks say so."""
+"""Laws of contexts without more shared memory, in any call: the results are right, or all ranks raise an error."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ROWS, COLUMNS, WHOLE = (
     make(N, N, P) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated)
 )
 GRID = MatrixDescriptor(N, N, 3, 3, Grid(max(1, P // 2), min(2, P)))
-X = np.random.default_rng(0).integers(-3, 4, (2, N, N)).astype(float)  # products of which are exact
+X = np.random.default_rng(0).integers(-3, 4, (2, N, N)).astype(float)  # integers, whose products are exact
 
 
 class Shelf:
-    """Matrices of a context, which are all kept, so that its memory runs out."""
+    """Matrices of a context that are all kept, so that its memory runs out."""
 
     def __init__(self, ctx: pblas.Context) -> None:
         self.ctx, self._kept = ctx, list[pblas.DistMatrix]()
@@ -84,7 +84,7 @@ SCENES: dict[str, Callable[[Shelf], None]] = {
 
 
 class Windows:
-    """Small ones, of which there are so many and no more (global)."""
+    """Small shared windows, of which only a limited number can be allocated (global)."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.most, self.refused = 0, True
@@ -98,11 +98,11 @@ class Windows:
         return pblas.WorkspaceError("there is no more") if self._left < 0 else None
 
     def open(self, count: int) -> None:
-        """So many more."""
+        """Allow `count` more windows."""
         self._left, self.refused = count, False
 
     def counts(self) -> Iterator[int]:
-        """From one to as many as are asked for."""
+        """Limits of 1, 2, ..., until no allocation is refused."""
         while self.refused:
             self.most += 1
             self.open(self.most)
@@ -137,7 +137,7 @@ def test_a_fatal_shortage_is_an_error_on_every_rank_and_the_context_goes_on(
 
 
 def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while another rank has not come to read it."""
+    """Also while another rank has not read it yet."""
     windows, finish = Windows(monkeypatch), Movement.finish
 
     def late(*arguments: Any) -> None:

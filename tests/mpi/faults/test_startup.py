@@ -163,7 +163,7 @@ def fail(_: Device) -> None:
 
 
 NO_SIGNALS = replace(GPU, uuid=str(COMM.rank), stream_memops=False)
-# What a rank has, the exception, and what its text says.
+# Hardware and libraries of a rank, the exception, and a part of its text.
 LACKS: dict[str, tuple[Callable[[Library, pytest.MonkeyPatch], None], type[Exception], str]] = {
     "no CuPy": (
         lambda _, patch: patch.setattr(gpu, "probe", lambda: Platform(lack="No module named 'cupy'")),

@@ -1,4 +1,4 @@
-"""load and save: a standard .npy file, of which every rank reads and writes its own part, whole or not at all."""
+"""load and save: every rank reads and writes its part of a standard .npy file; a failed save changes no file."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_such_matrix_is_refused_on_every_rank(ctx: Context, fo
 
 
 def test_numbers_that_a_dtype_does_not_hold_are_infinities(ctx: Context, folder: Path) -> None:
-    """Also if the caller has NumPy raise errors for them, on one rank only."""
+    """Also if the caller sets NumPy to raise errors for them on one rank only."""
     x = np.ones((8, 7))
     x[0, 0] = 1e300
     ctx.from_global(x, MatrixDescriptor.row_wise(8, 7, COMM.size)).save(folder / "x.npy")
@@ -278,7 +278,7 @@ def test_a_link_stays_and_what_it_names_is_written(ctx: Context, folder: Path) -
     a = ctx.random(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     link, place = folder / "link.npy", folder / "elsewhere"
     on_one_rank(place.mkdir)
-    on_one_rank(partial(link.symlink_to, place / "a.npy"))  # of which there is none yet
+    on_one_rank(partial(link.symlink_to, place / "a.npy"))  # a link to a file that does not exist yet
     for _ in range(2):
         a.save(link)
         assert link.is_symlink()
@@ -337,7 +337,7 @@ def test_a_file_system_that_is_full_is_refused_on_every_rank(ctx: Context, folde
 
 def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path) -> None:
     """A file is mostly hole: a rank that read or wrote more than its part would need memory for it."""
-    n, wide = 64, 1 << 21  # 1 GiB, of which a rank owns one column block of 64 KiB
+    n, wide = 64, 1 << 21  # 1 GiB; this rank owns one column block of 64 KiB
     path = folder / "sparse.npy"
     block = np.full((n, 128), 3.0)
 
@@ -368,7 +368,7 @@ def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path
 
 
 def test_a_replicated_matrix_is_written_once(ctx: Context, folder: Path) -> None:
-    """The first rank's copy counts, and a copy that differs cannot disturb it."""
+    """Only the first rank writes its copy, so a copy that differs has no effect."""
     desc = MatrixDescriptor.replicated(8, 7, ctx.nprocs)
     a = ctx.zeros(desc)
     a.local[...] = ctx.rank

@@ -48,7 +48,7 @@ def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
 
 
 def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Algorithm], float]) -> Counter[Algorithm]:
-    """Let executions that are measured take so long, whatever time it is; how many of each algorithm there were."""
+    """Replace the measured times of executions by these; the number of executions of each algorithm."""
     measured: Counter[Algorithm] = Counter()
     operation = PushedMatmul.operation
 
@@ -111,7 +111,7 @@ def test_algorithms_are_measured_once_and_the_fastest_is_taken(
 def test_the_estimated_algorithm_stays_where_nothing_is_gained_or_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others are 1 % faster; a rank has no memory for other matrices; the workspace of one algorithm is too large."""
+    """Cases: others are 1 % faster; a rank lacks memory for other matrices; one algorithm's workspace is too large."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case(*DIMENSIONS, LAYOUTS["AR"], options=(("autotune", True),))
     with context() as ctx:
@@ -145,7 +145,7 @@ def test_the_estimated_algorithm_stays_where_nothing_is_gained_or_known(
 def test_algorithms_are_measured_with_the_epilogue(
     layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Expressions have times of their own, and without these take those of the product."""
+    """An epilogue has its own measured times; without them the times of the product count."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place")
     operation = PushedMatmul.operation

@@ -38,7 +38,7 @@ P, RANK = COMM.size, COMM.rank
 
 @pytest.fixture
 def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slots of a few elements, so that small arrays take many rounds, and some are large."""
+    """Slots of a few elements, so that small arrays take many rounds, and some count as large."""
     monkeypatch.setattr("pblas.plans.collective.SLOT_NBYTES", 128 * P)
     monkeypatch.setattr("pblas.plans.collective.MESSAGE_NBYTES", 192 * P)
     monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
@@ -51,7 +51,7 @@ def random_terms(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Arra
 
 
 def check(result: Array, terms: list[Array], op: str = "sum") -> None:
-    """Within the gauge of the exact result, on this rank."""
+    """Assert that the result on this rank is within the PBLAS test threshold of the exact one."""
     wide: Any = np.clongdouble if result.dtype.kind == "c" else np.longdouble
     exact = functools.reduce(UFUNCS[op], [term.astype(wide) for term in terms])
     size: Any = functools.reduce(np.multiply if op == "prod" else np.add, [np.abs(t.astype(wide)) for t in terms])
@@ -70,7 +70,7 @@ def bits(x: Array) -> bytes:
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", NAMES)
 def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str, small_slots: None) -> None:
-    """On all ranks; and, of one algorithm, over all transports. In and out of place, in as many rounds as it takes."""
+    """The bits are equal on all ranks and, with one algorithm, on all transports, in place or not, in many rounds."""
     dtype = dtype_of(name)
     everywhere = random_terms((5, 3 * P + 20), dtype)
     for op in ("sum", "prod") if dtype.kind == "c" else UFUNCS:
@@ -88,7 +88,7 @@ def test_allreduce_is_numpys_with_one_set_of_bits(contexts: Contexts, name: str,
 
 
 def forms(x: Array) -> Iterator[Array]:
-    """The same elements in memory of all kinds, amid poison where possible."""
+    """The same elements in arrays with many memory layouts, surrounded by poison where possible."""
     yield x.copy()
     yield np.array(x, order="F")
     amid = np.full([2 * n + 1 for n in x.shape], POISON, x.dtype)
@@ -103,7 +103,7 @@ def forms(x: Array) -> Iterator[Array]:
 @pytest.mark.mpi
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (0, 4), (9, 8), (2, 3, 17), (1, 50)])
 def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], small_slots: None) -> None:
-    """Ranks may store theirs differently; nothing beside out changes, and all algorithms add in the same order."""
+    """Memory layouts may differ between ranks; only out changes, and all algorithms add in the same order."""
     everywhere, n = random_terms(shape, np.float32), 5
     for algorithm in (*ALGORITHMS, "auto"):
         expected = contexts["message"].allreduce(everywhere[RANK], algorithm=algorithm)
@@ -123,7 +123,7 @@ def test_any_shape_order_and_view(contexts: Contexts, shape: tuple[int, ...], sm
 @pytest.mark.mpi
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, small_slots: None) -> None:
-    """x, out, both or neither in shared memory, on all ranks or on some: the same bits."""
+    """The bits are the same with x, out, both or neither in shared memory, on all ranks or on some."""
     everywhere = [np.array(x, order=order) for x in random_terms((9, 7), np.float64)]
     for name, context in contexts.items():
         desc = MatrixDescriptor.replicated(9, 7, P, order=order)
@@ -149,7 +149,7 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
 @one_host
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank gets the others' arrays and adds them: no sum is sent or read."""
+    """Every rank reads the others' arrays and adds them; no rank sends or reads a sum."""
     everywhere = random_terms((9, 7), np.float64)
     for name, nbytes in (("shared", 0), ("message", (P - 1) * everywhere[RANK].nbytes)):
         context = contexts[name]
@@ -185,7 +185,7 @@ def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, sm
 @pytest.mark.mpi
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: None) -> None:
-    """As numpy.array_split does, or by counts; out may be the rows of x that stay here."""
+    """The rows are split as by numpy.array_split, or by counts; out may be this rank's rows of x."""
     everywhere = random_terms((rows, 5), np.complex64)
     counts = [0] * (P - 1) + [rows]
     for context in contexts.values():
@@ -203,7 +203,7 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
 
 @pytest.mark.mpi
 def test_allgather_puts_all_rows_one_after_the_other(contexts: Contexts, small_slots: None) -> None:
-    """Of equal and of different numbers, also none; x may be this rank's part of out."""
+    """Ranks may have equal or different numbers of rows, or none; x may be this rank's part of out."""
     for counts in ([4] * P, [(3 * rank) % 5 for rank in range(P)], [0] * P):
         everywhere = [x[:count] for x, count in zip(random_terms((5, 6), np.float16), counts, strict=True)]
         expected, start = np.concatenate(everywhere), sum(counts[:RANK])
@@ -249,7 +249,7 @@ def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: s
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
-    """As x, out and operands; a new result belongs to the library of x, except for matrices of NumPy."""
+    """Arrays of other libraries as x, out and operands; a new result belongs to x's library, except numpy.matrix."""
     make = LIBRARIES[library]
     everywhere, bias = random_terms((9, 8), np.float64), np.arange(8.0)
     kind: Any = np.ndarray if make is _matrix else type(make(bias))
@@ -275,7 +275,7 @@ def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots
 
 
 class Copied(Foreign):
-    """An array of which NumPy makes a copy."""
+    """An array that NumPy cannot read without a copy."""
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.x.copy().__dlpack__(**options)
@@ -339,7 +339,7 @@ def test_rmsnorm_with_the_residual_before_it(contexts: Contexts, name: str, rows
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", NAMES)
 def test_memory_for_a_row_of_any_length_serves_all_dtypes_after_it(name: str) -> None:
-    """A row that is normalised stays whole: this one is larger than a slot, and no multiple of other elements."""
+    """A row that is normalised stays whole: here it is larger than a slot, and no multiple of a cache line."""
     row = np.ones((1, (1 << 19) + 1), np.float16)
     terms = random_terms((3,), dtype_of(name))
     with pblas.Context() as context:
@@ -458,7 +458,7 @@ WRONG: list[tuple[str, type[Exception], str, Callable[[pblas.Context], Any]]] = 
 def test_errors_are_the_same_everywhere_and_nothing_is_lost(
     contexts: Contexts, kind: type[Exception], text: str, call: Callable[[pblas.Context], Any]
 ) -> None:
-    """Also where one rank only is wrong: the others pass what is right, and find their arrays untouched."""
+    """Also if only one rank is wrong: the arrays of the others are untouched."""
     right, out = np.ones((4, 6), np.float32), np.full((4, 6), POISON, np.float32)
     function = next(
         function for function in ("reduce_scatter", "allgather", "allreduce") if function in call.__code__.co_names
@@ -487,7 +487,7 @@ def test_differences_between_ranks_are_named(ctx: pblas.Context) -> None:
         epilogue = Epilogue("x * s", s=value)
         text = f"epilogue's {name} differs"
         raises_on_all_ranks(errors.MismatchError, text, partial(ctx.allreduce, np.ones(3), epilogue=epilogue))
-    large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two if something follows
+    large: Any = partial(ctx.allreduce, np.ones((256 << 10) // 8 // P))  # one shot, and two with an epilogue
     text = f"epilogue differs between ranks: None on rank 0, 'relu(x)' on rank {P - 1}"
     raises_on_all_ranks(errors.MismatchError, text, partial(large, epilogue="relu(x)" if odd else None))
     epilogue = Epilogue("rmsnorm", **({"weight": np.ones(3)} if odd else {}))
@@ -522,7 +522,7 @@ def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch:
 
 @pytest.mark.mpi
 def test_many_calls_take_no_more_memory(ctx: pblas.Context) -> None:
-    """And an array too wide for the slots gets larger ones, once."""
+    """An array too wide for the slots allocates larger ones once."""
     wide = np.ones((3, 300_000))
     ctx.allreduce(wide, epilogue="rmsnorm", algorithm="two_shot")
     check_product(ctx)

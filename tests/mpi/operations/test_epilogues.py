@@ -1,4 +1,4 @@
-"""Laws of the epilogues of pmatmul: the expression of D for every plan and transport, and nothing else touched."""
+"""Laws of the epilogues of pmatmul: D is the expression for every plan and transport; nothing else is touched."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_epilogue_is_the_expression_of_d(contexts: Contexts, kind: str, name:
 
 @pytest.mark.parametrize("setting", ["shared", "push"])
 def test_operands_are_bound_by_their_names(contexts: Contexts, setting: str) -> None:
-    """In whatever order they are given, on each rank its own; and a DistMatrix in place of a bias is explained."""
+    """Each rank may pass them in another order; a DistMatrix instead of a bias is refused with a reason."""
     ctx, desc = contexts[setting], MatrixDescriptor.row_wise(M, M, P, order="C")
     a, b = ((np.arange(M * M, dtype=np.float32).reshape(M, M) * step) % 5 - 2 for step in (1, 3))
     A, B = (ctx.from_global(x, desc, None) for x in (a, b))
@@ -142,7 +142,7 @@ def test_an_invalid_epilogue_of_d_is_refused_on_every_rank(contexts: Contexts, s
     for wrong in some_wrong()[:1]:
         refused(errors.ArgumentError, "bias must be", Epilogue("bias", bias=np.zeros(M + (RANK in wrong))))
         refused(errors.MismatchError, "epilogue", "x * 2" if RANK in wrong else "x * 3")
-        if setting != "push":  # where ranks that are right may have begun, and the context breaks
+        if setting != "push":  # otherwise the other ranks may have begun, and the context breaks
             with pblas.plan_matmul(A, A, epilogue=Epilogue("bias", bias=np.zeros(M))) as mm:
                 unnamed: Any = [np.zeros(M)]
                 call = partial(mm.execute, A, A, operands=unnamed if RANK in wrong else {"bias": np.zeros(M)})

@@ -102,7 +102,7 @@ class Placed:
 
 
 def own(x: Array, order: Literal["F", "C"]) -> Array:
-    """A copy in memory that is not the context's; CuPy copies few things of bfloat16."""
+    """A copy in memory outside the context; CuPy copies few kinds of bfloat16 arrays."""
     words = x.view(np.uint16) if x.dtype.itemsize == 2 else x
     return words.copy(order=order).view(x.dtype)
 
@@ -206,7 +206,7 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=50)
 @given(case=cases(), where=st.sampled_from(list(SETTINGS)))
 def test_any_three_layouts(contexts: Contexts, case: Case, where: str) -> None:
-    """Right, within the gauge; nothing else touched; the bytes that arrive are those that the plan announced."""
+    """Results are within the PBLAS test threshold, nothing else is touched, and the plan's number of bytes arrives."""
     Run(contexts[where], case).multiply()
 
 
@@ -322,7 +322,7 @@ def test_lanes_wait_only_for_their_dependencies(
 @pytest.mark.mpi(min_size=4)
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
-    """With new values, in other memory, and where another rank's memory is another than before."""
+    """With new values, in other memory, and after another rank has changed its memory."""
     rng = np.random.default_rng(0)
     with pblas.Context(transport="shared") as ctx:
         lanes = Lanes("neither", random.Random(ctx.rank))
@@ -382,7 +382,7 @@ def test_panels_of_real_width(contexts: Contexts, where: str) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
 def test_a_plan_is_executed_again_and_again(contexts: Contexts, where: str) -> None:
-    """Data changes between executions, ranks are early or late, and two plans alternate."""
+    """Data may change between executions, ranks may be early or late, and two plans may alternate."""
     ctx = contexts[where]
     rng = random.Random(ctx.rank)
     runs = [Run(ctx, replace(KINDS[kind], beta=0.5, chunks=3)) for kind in ("long k", "wide", "D copied")]
@@ -404,7 +404,7 @@ def test_a_plan_is_executed_again_and_again(contexts: Contexts, where: str) -> N
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_partial_products_are_rounded_once(contexts: Contexts, name: str) -> None:
-    """Half an eps for each layer's partial product of its size, and for the sum; none with a wide wire."""
+    """Each layer's partial product is rounded by half an eps, and so is the sum; with a wide wire only the sum is."""
     ctx = contexts["shared"]
     run = Run(ctx, replace(KINDS["long k"], dtype=name))
     for wire, limit in ((None, 1.0), ("float32", 0.5)):
@@ -440,7 +440,7 @@ def test_output_layout_of_grids(contexts: Contexts) -> None:
 
 
 @pytest.mark.mpi(min_size=4)
-def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) -> None:
+def test_strict_refuses_layouts_that_do_not_conform_on_every_rank(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     grid = Layout((2, 2))
     for d, text in ((Layout((2, 2), blocks=(3, 2)), "rows: op"), (Layout(), "op(A) is on a"), (grid, None)):
@@ -459,7 +459,7 @@ def test_strict_refuses_what_does_not_conform_on_every_rank(contexts: Contexts) 
 @one_host
 @pytest.mark.mpi(min_size=4)
 def test_too_little_shared_memory_is_messages() -> None:
-    """A general plan is made anew when the context gives up its windows."""
+    """A general plan is made again when the context switches from shared memory to messages."""
     with pblas.Context(timeout=20) as ctx:
         desc = MatrixDescriptor(24, 24, 2, 2, Grid(2, 2))
         a = entries((24, 24), dtype_of("float64"), 1)

@@ -122,11 +122,11 @@ class Placed:
         self._before = self.memory.tobytes()
 
     def check_untouched(self) -> None:
-        """Nothing has changed, inside the view and outside."""
+        """Assert that no element has changed, inside the view and outside."""
         assert self.memory.tobytes() == self._before
 
     def check_untouched_outside(self) -> None:
-        """Nothing but the view has changed."""
+        """Assert that no element outside the view has changed."""
         inside = self.view.local.copy()
         self.view.local[...] = 0
         outside = self.memory.copy()
@@ -151,7 +151,7 @@ def part(x: Array, desc: MatrixDescriptor, rank: int) -> Array:
 
 
 class Operands:
-    """The matrices of a case on a context, and what holds for their memory whatever is computed."""
+    """The matrices of a case on a context, and the checks of their memory."""
 
     placed: Any = Placed
 
@@ -233,7 +233,7 @@ class Run(Operands):
         return result
 
     def check_after(self, result: DistMatrix, kept: tuple[Array, Array]) -> None:
-        """As `check`, when the inputs were kept aside and overwritten after the call."""
+        """`check` with saved inputs, after the matrices have been overwritten."""
         self.A.memory[...], self.B.memory[...] = kept
         self.check(result)
 
@@ -357,7 +357,7 @@ def test_all_reduce_leaves_the_same_bits_on_all_ranks(contexts: Contexts, name: 
 @pytest.mark.parametrize("where", ["shared", "message", "mixed", "push"])
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
 def test_wire_dtype_bounds_the_roundings(contexts: Contexts, name: str, where: str) -> None:
-    """Partial products are rounded once each, half an eps of their size, and the sum once; with a wide wire the sum."""
+    """Each partial product is rounded once, by half an eps, and so is the sum; with a wide wire only the sum is."""
     for layout, beta in itertools.product(("RS to rows", "AR", "AG(B) rows"), (0.0, 0.5)):
         dims = (Dimension(7), Dimension(8), Dimension(40, 3))
         for wire, limit in ((None, 1.0), ("float32", 0.5)):
@@ -418,7 +418,7 @@ def test_output_layout_is_chosen(ctx: pblas.Context) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["shared", "message", "push"])
 def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
-    """On a grid of one process rsrc = csrc = -1 says what 0 says: the other ranks have nothing of the matrix."""
+    """On a grid of one process, rsrc = csrc = -1 means the same as 0: the other ranks have no part of the matrix."""
     ctx = contexts[where]
     a, b = entries((9, 7), np.dtype(np.float64), 1), entries((7, 8), np.dtype(np.float64), 2)
     alone = MatrixDescriptor.replicated
@@ -449,7 +449,7 @@ def test_one_process_has_one_copy(contexts: Contexts, where: str) -> None:
 @pytest.mark.parametrize("layout", ["AG(B) columns", "RS to rows", "AR", "Local rows"])
 @pytest.mark.parametrize("homes", ["wwww", "uuuu"])
 def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, layout: str, homes: str) -> None:
-    """Operands that are gathered, and sums that all get out of D; partial products have arrived when a call returns."""
+    """Peers read gathered operands, and sums in D; partial products have arrived when a call returns."""
     run = Run(ctx, Case(Dimension(7), Dimension(8), Dimension(9), LAYOUTS[layout], homes=homes))
     planned = pblas.plan_matmul(run.A.view, run.B.view, **run.arguments)
     reads = layout == "AG(B) columns" or (layout == "AR" and homes == "wwww")
@@ -464,7 +464,7 @@ def test_ranks_agree_at_the_end_where_their_memory_was_read(ctx: pblas.Context, 
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", SETTINGS)
 def test_executions_of_two_plans_alternate(contexts: Contexts, where: str) -> None:
-    """Ranks that are early or late, data that changes: every execution multiplies what is there when it is called."""
+    """Ranks may be early or late: every execution multiplies the data that the matrices have when it is called."""
     ctx = contexts[where]
     delays = random.Random(ctx.rank)
     runs = []

@@ -39,7 +39,7 @@ class Guarded(Placed):
         return self.memory.tobytes()
 
     def check(self, x: Array, before: bytes) -> None:
-        """The view is the global array x, bit for bit; everything else is as it was."""
+        """Assert that the view equals the global array x, bit for bit, and that no other element has changed."""
         local = self.view.local
         expected = part(x, self.view.desc, self.rank)
         assert local.tobytes() == np.asarray(expected, local.dtype).tobytes()
@@ -65,7 +65,7 @@ def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDe
 
 
 class Case:
-    """One random redistribution: its arguments and its matrices, what must not be read filled with NaN."""
+    """One random redistribution: its arguments, and its matrices with NaN in elements that must not be read."""
 
     def __init__(self, ctx: pblas.Context, seed: int) -> None:
         rng = random.Random(seed)
@@ -122,7 +122,7 @@ class Case:
 @pytest.mark.openmpi
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_any_layout_to_any_other(contexts: Contexts, setting: str) -> None:
-    """Every argument, on all transports: the result, all that must stay, and the bytes that the plan announced."""
+    """Every argument on all transports: the result is right, other memory is untouched, the plan's bytes move."""
     context = contexts[setting]
     backend = context.runtime.backend
     for seed in range(60):
@@ -224,7 +224,7 @@ def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
         assert np.array_equal(result, expected)  # type: ignore[arg-type]
 
 
-# What one rank may have wrong, the exception, and what its text says.
+# A wrong argument of one rank, the exception, and a part of its text.
 MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "trans": ({"trans": "X"}, pblas.ArgumentError, "trans must be 'N', 'T' or 'C', got 'X'"),
     "uplo": ({"uplo": "X"}, pblas.ArgumentError, "uplo must be None, 'U' or 'L', got 'X'"),

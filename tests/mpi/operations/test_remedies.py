@@ -59,7 +59,7 @@ MATRICES: dict[str, Call] = {
     ],
     ids=["None", "sparse", "text"],
 )
-def test_what_is_no_array_is_refused_with_the_remedy(
+def test_values_that_are_no_arrays_are_refused_with_the_remedy(
     ctx: pblas.Context, name: str, value: Any, text: str, remedied: Any
 ) -> None:
     raises_on_all_ranks(ArgumentError, text, partial(ARRAYS[name], ctx, value))
@@ -91,7 +91,9 @@ def test_an_out_that_is_no_array_is_left_out_by_the_remedy(ctx: pblas.Context) -
     ],
     ids=["array", "sparse", "None"],
 )
-def test_what_is_no_matrix_is_refused_with_the_remedy(ctx: pblas.Context, name: str, value: Any, text: str) -> None:
+def test_values_that_are_no_matrices_are_refused_with_the_remedy(
+    ctx: pblas.Context, name: str, value: Any, text: str
+) -> None:
     raises_on_all_ranks(ArgumentError, text, partial(MATRICES[name], ctx, value))
     MATRICES[name](ctx, _matrix(ctx, X))
 

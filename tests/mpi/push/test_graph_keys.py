@@ -1,7 +1,7 @@
 """Keys of recorded executions: no execution replays the graph of another one, and each finds its own.
 
-On GPUs a graph has the places of its arrays and the numbers of its epilogue in it. Here a program runs again what its
-first execution ran, so that whatever two executions with one program differ in shows in their results.
+On GPUs a graph contains the addresses of its arrays and the numbers of its epilogue. Here a program repeats its first
+execution, so that two different executions with one program give wrong results.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), few]
 
 
 class Program:
-    """What stands for the graphs of a set of arrays: the first execution on them."""
+    """Stands for the graphs of a set of arrays: repeats the first execution on them."""
 
     body: Callable[[], None] | None = None
 
@@ -88,7 +88,7 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
         assert len({id(program) for program in programs.values()}) == 2**6 == _MAX_KNOWN
 
         (a, x), (b, y) = lefts[0], rights[0]
-        for c, z in matrices(ctx, descs[2], 70):  # C is D: another execution than that on a C beside it
+        for c, z in matrices(ctx, descs[2], 70):  # C is D: not the same execution as with a C in other memory
             mm.execute(a, b, c, out=c)
             result = collected(c)
             assert np.allclose(result, x @ y + 2 * z + others[0][1], rtol=1e-12, atol=1e-12)

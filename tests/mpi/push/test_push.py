@@ -70,7 +70,7 @@ def middle(nprocs: int) -> list[tuple[Dimension, Dimension, Dimension]]:
 
 
 class Counted:
-    """Bytes and flags that the engines of this process move."""
+    """Counts of the bytes and flags that the engines of this process move."""
 
     def __init__(self, patch: pytest.MonkeyPatch, ctx: pblas.Context) -> None:
         self.nbytes: Counter[int] = Counter()  # put to each rank, or pulled by this one
@@ -198,7 +198,7 @@ class Fused:
 
 @pytest.mark.parametrize("layout", COMMUNICATING if COMM.size <= 4 else DISTRIBUTED)
 def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """D is right, what is put is what the plan announces, and of an all-reduce all ranks have the same bits."""
+    """D is right, the plan's bytes are put, and after an all-reduce all ranks have the same bits."""
     if ctx.nprocs == 1:
         pytest.skip("one rank moves nothing")
     counted = Counted(monkeypatch, ctx)
@@ -241,7 +241,7 @@ def test_every_algorithm(ctx: pblas.Context, layout: str, monkeypatch: pytest.Mo
 def test_pieces_of_half_tiles(
     ctx: pblas.Context, layout: str, algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where ranks have so many lines: one has twice as much of a piece as another; by one kernel, and by several."""
+    """Cases: numbers of lines with which one rank has twice as much of a piece as another; one kernel, and several."""
     take(algorithm, monkeypatch)
     p = ctx.nprocs
     dims = Dimension(400 * p + 10 * (p - 1), 410), Dimension(24), Dimension(8 * p)
@@ -305,7 +305,7 @@ def test_epilogues_are_applied_where_portions_are_made(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_product(ctx: pblas.Context, layout: str) -> None:
-    """All dtypes and trans flags; sizes, orders, scalars, places, homes and numbers of GEMMs taken in turn."""
+    """All dtypes and trans flags, with sizes, orders, scalars, layouts, memory and numbers of GEMMs in rotation."""
     first = list(LAYOUTS).index(layout)
     orders: Any = itertools.cycle(itertools.product("FC", repeat=4))
     outs: Any = itertools.cycle(["matrix", "in place", "descriptor", "none"])
@@ -339,7 +339,7 @@ def test_product(ctx: pblas.Context, layout: str) -> None:
 def test_every_rank_sends_a_flag_to_every_other_in_every_call(
     ctx: pblas.Context, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with empty shards, without a D or a K, and where alpha is 0: the next call but one relies on it."""
+    """Also with empty shards, an empty D or K, and alpha = 0: the next call but one relies on the flags."""
     counted = Counted(monkeypatch, ctx)
     others = set(range(ctx.nprocs)) - {ctx.rank}
     for (m, n, k), alpha, overlap in itertools.product(
@@ -430,7 +430,7 @@ ALL_MUTANTS = {**MUTANTS, "parity fixed": parity_fixed}
 @pytest.mark.parametrize("plans", [PLANS, KERNELS], ids=["copy_engine", "kernels"])
 @pytest.mark.parametrize("name", ALL_MUTANTS)
 def test_mutants_are_caught(name: str, plans: list[tuple[str, dict[str, Any]]]) -> None:
-    """Each breaks the protocol in one place: with the delays that the sound one bears, D is wrong or a flag is lost."""
+    """Each mutant breaks the protocol in one place: with the same delays, D is wrong or a flag is lost."""
 
     def pause(engine: Any, lane: str) -> None:
         del engine, lane
@@ -507,7 +507,7 @@ def test_a_workspace_grows_while_older_plans_live() -> None:
 
 
 def test_a_closed_context_leaves_no_resources() -> None:
-    """Neither plans nor matrices that are still there keep its memory; a warning would be an error here."""
+    """Plans and matrices that are still referenced do not keep its memory. Warnings are errors here."""
     before = len(list(Path("/dev/shm").glob("*"))) if Path("/dev/shm").exists() else 0
     for _ in range(3):
         with open_context("push", timeout=TIMEOUT) as ctx:
@@ -541,7 +541,7 @@ class Scene:
         self.planned.execute(self.a if a is None else a, self.b, out=self.d)
 
     def check_broken(self, text: str) -> None:
-        """Whatever is called raises at once, and says why."""
+        """Assert that every call raises at once, with the reason."""
         start = time.monotonic()
         for call in (self.execute, partial(self.execute, self.single), partial(self.ctx.zeros, self.a.desc)):
             name, again = outcome_of(call)
@@ -593,7 +593,7 @@ MISTAKES: dict[str, tuple[str, str, Callable[[Scene], object]]] = {
 def test_a_mistake_of_one_rank_is_the_same_error_on_all_and_breaks_the_context(
     mistake: str, name: str, options: dict[str, Any], wrong: int
 ) -> None:
-    """Without an agreement: the others hear of it as soon as they wait."""
+    """There is no agreement: the other ranks raise the error as soon as they wait."""
     scene, (kind, text, call) = Scene(TIMEOUT, name, **options), MISTAKES[mistake]
     start = time.monotonic()
     everywhere = COMM.allgather(until_error(partial(call, scene) if COMM.rank == wrong else scene.execute))
@@ -682,7 +682,7 @@ def test_debug_finds_executions_in_another_order() -> None:
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("bound", [False, True])
 def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines of CPUs bind none: where peers would put results, this one only says that they could."""
+    """Engines of CPUs do not bind D; this one only claims that peers could put results into it."""
     with open_context("push", timeout=TIMEOUT, debug=True) as context:
         p = context.nprocs
         a, b = context.random(MatrixDescriptor.column_wise(8, 8, p)), context.random(MatrixDescriptor.row_wise(8, 8, p))
@@ -731,7 +731,7 @@ def test_a_rank_without_memory_for_a_plan_is_an_error_on_every_rank(monkeypatch:
 def test_a_rank_without_memory_for_d_is_an_error_on_every_rank(
     wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planning can go on, and so can executions where all ranks lack it; else the context is broken, at once."""
+    """After a failed plan, or if all ranks lack memory for D, the context stays usable; else it breaks at once."""
 
     with open_context("push", timeout=TIMEOUT) as context:
         a = context.random(MatrixDescriptor.column_wise(8, 8, context.nprocs))

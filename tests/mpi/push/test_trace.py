@@ -100,7 +100,7 @@ def test_events_match_the_plan(transport: str) -> None:
 @pytest.mark.parametrize("by", ["tile_signals", "fused_stores"])
 @pytest.mark.parametrize("name", ["GemmReduceScatter", "GemmAllReduce"])
 def test_single_kernel_algorithms_are_traced(name: str, by: AlgorithmKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here by several GEMMs, since none takes it."""
+    """On CPUs several GEMMs emulate the single kernel."""
     take(Algorithm(by, (1, 1)), monkeypatch)
     with open_context("push", COMM) as ctx:
         mm, trace = traced(ctx, name)
@@ -126,7 +126,7 @@ def check_steps(plan: pblas.AllGatherGemm | pblas.GemmReduceScatter, trace: Trac
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("name", ["AllGatherGemm", "SummaC"])
-def test_messages_travel_beside_products_only_with_overlap(name: str) -> None:
+def test_messages_travel_during_products_only_with_overlap(name: str) -> None:
     with Context(transport="message", link=(LATENCY, 1e9)) as ctx:
         for overlap in (True, False):
             _, trace = traced(ctx, name, overlap=overlap, chunks=3)

@@ -1,6 +1,6 @@
-"""The calls of pblas.scalapack: grids, local arrays, equal errors on every rank, and a part of the conformance.
+"""The calls of pblas.scalapack: grids, local arrays, equal errors on every rank, and some conformance problems.
 
-`make conformance` runs all of the tables.
+`make conformance` runs the whole tables.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHAPE = max(grids(COMM.size), key=min)
 
 
 def numbered(i: Array, j: Array) -> Array:
-    """Entries that tell their place, from 1."""
+    """Entries that are different, and encode row and column, from 1."""
     return 100.0 * i + j
 
 
@@ -74,7 +74,7 @@ def ictxt() -> Iterator[int]:
 
 
 def check_call(ictxt: int) -> None:
-    """**Collective.** Assert that a call still gives what it should."""
+    """**Collective.** Assert that a call still gives the right result."""
     a, c = Distribution(ictxt, 5, 7, 2, 2), Distribution(ictxt, 7, 5, 3, 1)
     scalapack.pdtran(7, 5, 1.0, *a.at, 0.0, *c.at)
     assert np.array_equal(c.local, numbered(c.columns, c.rows))
@@ -188,7 +188,7 @@ def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> N
 @pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
-    """All codes of the error programs: broken on all ranks, and on one only."""
+    """All error exits of ScaLAPACK's tests, with the wrong argument on all ranks, and on one rank only."""
     handle = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=TIMEOUT)
     name, arguments = f"pd{routine}", errors.right(routine, "d", handle)
     everyone = [frozenset(range(COMM.size))]
@@ -202,7 +202,7 @@ def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: 
 
 
 def test_the_lowest_position_of_all_ranks_wins(ictxt: int) -> None:
-    """The first rank is wrong in a late argument, the last in an early one, whose number and text all get."""
+    """The first rank has a late wrong argument, the last an early one: all ranks raise the error of the early one."""
     arguments = errors.right("gemm", "d", ictxt)
     a_rank = COMM.size - 1
     if COMM.rank == 0:
@@ -252,7 +252,7 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_every_rank(ictxt: int, name
 @pytest.mark.parametrize("entry", ["M", "N"])
 @pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
 def test_a_matrix_larger_than_any_array_is_an_error_on_every_rank(ictxt: int, routine: str, entry: str) -> None:
-    """In a descriptor of any size a submatrix may be small; the array then is too small, on some ranks or on all."""
+    """The submatrix may be small in a matrix of any size, whose local array is too small on some ranks or on all."""
     arguments = errors.right(routine, "d", ictxt)
     place = next(i for i, value in enumerate(arguments) if isinstance(value, list))
     arguments[place] = list(arguments[place])
@@ -313,7 +313,7 @@ def test_outside_the_grid_a_call_is_an_error_of_that_rank(ictxt: int) -> None:
 
 
 def stored(array: Array, how: str) -> Array:
-    """The same elements, stored otherwise."""
+    """The same elements in another memory layout."""
     if how == "flat":
         return np.asfortranarray(array).T.ravel()
     if how == "strided":
@@ -344,7 +344,7 @@ def test_local_arrays_may_be_stored_in_any_way(ictxt: int, how_a: str, how_c: st
 
 
 def test_nan_is_one_scalar_however_it_is_made(ictxt: int) -> None:
-    """Where some ranks pass one object in every call, and others a new one in each: all find the same plans."""
+    """Some ranks pass the same object in every call, others a new one: all find the same cached plans."""
     a, c = Distribution(ictxt, 7, 7, 2, 2), Distribution(ictxt, 7, 7, 2, 2)
     x, constant = a.local.astype(complex), complex(np.nan, 0)
     for call in (partial(scalapack.pzgeadd, "N", 7, 7), partial(scalapack.pzgemm, "N", "N", 7, 7, 7)):
@@ -496,7 +496,7 @@ def test_gemr2d_needs_a_context_of_all() -> None:
 @pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
-    """Two columns of the table with all options, and a few random problems where the tables have holes."""
+    """Two columns of the table with all options, and a few random problems of kinds that the tables leave out."""
     cases = problems.table(routine, letter)
     count = len(cases) // 8
     column = "sdcz".index(letter)

@@ -1,4 +1,4 @@
-"""Laws of pblas.tp: over ranks what torch.nn computes on one, and the gradients of that, for arrays of any library."""
+"""Laws of pblas.tp: layers and gradients equal those of torch.nn on one rank, for arrays of any library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
 SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
-"""Transports, and in turn what is done with few tokens there and with many; the push transport has plans only."""
+"""Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
 
@@ -129,7 +129,7 @@ BATCHES = [*itertools.product(((1,), (2, 3), (0,)), (T, 2 * P, 1)), ((), 0), (()
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kind: str) -> None:
-    """In results and gradients, wherever memory for them comes from; the first axis alone is cut."""
+    """They come back in results and gradients, in any memory; only the first axis is cut."""
     shares, ctx = SPREAD[kind](), mode_ctx
     _, w, _ = matrices(np.float64)
     w_, bias = np.ascontiguousarray(w[shares["w"]]), np.arange(1.0, O + 1)
@@ -197,7 +197,7 @@ def test_epilogues_take_arrays_with_the_axes_of_y(mode_ctx: pblas.Context) -> No
 
 @pytest.mark.parametrize("mode_ctx", ["shared", "message, planned", "push"], indirect=True)
 def test_axes_between_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Context) -> None:
-    """Those that differ, within a call or between ranks, and those that are no rows of one matrix."""
+    """Batch axes that differ, within a call or between ranks, and arrays whose rows have no common stride."""
     ctx, w = mode_ctx, np.ones((4, 3))
     for wrong in [frozenset(range(P)), *([] if ctx.runtime.backend.push else some_wrong())]:
         is_wrong = RANK in wrong
@@ -266,7 +266,7 @@ def test_gradients_of_epilogues_are_differences(contexts: Contexts, kind: str, e
 
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
-    """Expressions with operands, before which comes the bias."""
+    """Expressions with operands, applied after the bias."""
     spread, ctx = SPREAD["reduce_scatter"](), mode_ctx
     x, w, residual = matrices(np.float64)
     bias, weight, s = np.arange(1.0, O + 1), np.linspace(1, 2, O), 0.5
@@ -291,7 +291,7 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
 @pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
 @pytest.mark.parametrize("step", ["fold", "Collective._collect"])
 def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
-    """Also if it happens in the collective with which the layer begins or ends."""
+    """Also if the error is raised by the collective with which the layer begins or ends."""
     for function in (tp.linear_allreduce, tp.linear_reduce_scatter) if step == "fold" else (tp.allgather_linear,):
         with pblas.Context(transport="shared") as ctx:
             layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
@@ -399,7 +399,7 @@ def test_wire_dtype_changes_nothing_where_nothing_is_added(mode_ctx: pblas.Conte
 @pytest.mark.parametrize("setting", ["shared", "push"])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_wire_dtype_that_does_not_fit_is_refused_on_every_rank(contexts: Contexts, kind: Any, setting: str) -> None:
-    """With the error of pmatmul; also by a layer, when it is first called, and where one rank is wrong."""
+    """The error is that of pmatmul; a layer raises it in its first call, also if only one rank is wrong."""
     spread, ctx = SPREAD[kind](), contexts[setting]
     options = COUNTS[kind] | {"ctx": ctx}
     for name, wires in (("bfloat16", ("float64", "float16")), ("float32", ("float64",)), ("float64", ("float32",))):
@@ -480,7 +480,7 @@ def test_tensors_have_the_values_and_gradients_of_torchs_own_layer(
 
 @pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "push"], indirect=True)
 def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, monkeypatch: Any) -> None:
-    """And a layer refuses more tokens than it has reserved memory for; for fewer it takes no other memory."""
+    """A layer also refuses more tokens than it has memory for, and allocates nothing for fewer."""
     ctx, is_pushed = mode_ctx, mode_ctx.runtime.backend.push
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
@@ -502,7 +502,7 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, mon
 
 
 def blocks(runtime: Any) -> list[int]:
-    """Which memory a context has taken beside operands."""
+    """The memory that a context has allocated besides operands."""
     engine = runtime.backend.engine()
     memory = runtime.staging, engine._workspace, getattr(engine, "_scratch", None)
     return [id(block) for block in (*memory, *runtime.workspace_pool.held.values())]
@@ -540,7 +540,7 @@ def test_a_trained_layer_reserves_the_memory_of_its_gradients(
 @pytest.mark.parametrize("mode_ctx", ["shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_plans_for_other_numbers_of_tokens_take_no_memory_of_their_own(mode_ctx: pblas.Context, kind: Any) -> None:
-    """Neither for messages, nor for sums of elements that are rounded later."""
+    """They allocate none for messages, and none for sums that are rounded later."""
     wide, narrow = 128 * P, 32
     w = np.ones((wide // P if kind == "allgather" else wide, narrow), np.float16)
     layer, counts = tp.Linear(w, kind, ctx=mode_ctx), range(500 * P, 509 * P, P)
@@ -681,7 +681,7 @@ def test_arguments_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Con
 @pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned", "message, planned"], indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Context, kind: str) -> None:
-    """In the words of the layer: each of two calls is known to all ranks, and one of them makes the other."""
+    """The error uses the layer's names: all ranks know two plans, and one rank makes the other call."""
     spread, name = SPREAD[kind](), forward(kind).__name__
     x, w, dy = matrices(np.float64)
     x_, w_, dy_ = (np.ascontiguousarray(value[spread[key]]) for key, value in (("x", x), ("w", w), ("y", dy)))
@@ -715,7 +715,7 @@ def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Con
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
 def test_a_layer_that_reserves_memory_stores_no_sums(contexts: Contexts, kind: Any) -> None:
-    """In a residual, to which the bias would be added; nor has an epilogue without x to take the bias."""
+    """The reservation stores no sums in the residual, and an epilogue that does not read x does not take the bias."""
     ctx, w, bias = contexts["shared"], np.ones((O, I)), np.arange(1.0, O + 1)
     residual = np.ones((4 * P, O))[own_slice(4 * P) if kind == "reduce_scatter" else WHOLE]
     layer = tp.Linear(w, kind, bias, Epilogue("rmsnorm", residual=residual), max_tokens=4 * P, ctx=ctx)
@@ -755,7 +755,7 @@ def test_a_layer_with_reserved_memory_takes_fewer_tokens(contexts: Contexts, kin
 
 
 def test_an_impossible_layer_is_refused_on_every_rank(contexts: Contexts) -> None:
-    """Also where one rank only is wrong; so are calls that do not fit it."""
+    """Also if only one rank is wrong; calls that do not fit the layer are refused too."""
     ctx, w = contexts["shared"], np.zeros((2, 3))
     wrong_layers: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (errors.ArgumentError, "kind must be one of", {"kind": "gather"}),
@@ -813,7 +813,7 @@ def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, n
 
 
 def test_results_that_overlap_operands_or_each_other_are_refused(contexts: Contexts) -> None:
-    """By the names that callers know, and on any rank; the product would be written over them."""
+    """The error has the names of the arguments, on any rank: the product would overwrite its operands."""
     x, w, y, aux, both = (np.ones((rows, 4)) for rows in (4, 4, 4, 4, 5))
     layer = partial(tp.linear_allreduce, x, w, ctx=contexts["shared"])
     gradients = partial(tp.linear_allreduce_backward, y, x, w, ctx=contexts["shared"])
@@ -851,7 +851,7 @@ AGREEMENTS = {"allgather": (1, 2), "reduce_scatter": (1, 1), "allreduce": (1, 1)
 def test_few_tokens_agree_once_per_collective_and_plan_nothing(
     contexts: Contexts, kind: str, setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as the messages are small enough, forwards and backwards."""
+    """That holds for small messages, forwards and backwards."""
     ctx, spread = contexts[setting], SPREAD[kind]()
     x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
     options, counted = COUNTS[kind] | {"ctx": ctx}, ctx.runtime.backend.agreement

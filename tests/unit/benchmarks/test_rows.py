@@ -158,7 +158,7 @@ def test_the_chart_shows_every_row_once() -> None:
 
 
 def test_roads_that_are_compared_suit_their_product() -> None:
-    """The one that the planner chooses is among them; those that are asked for are left out where they do not fit."""
+    """The planner's choice is among them; algorithms named by the user are left out where they do not fit."""
     algorithms = importlib.import_module("benchmarks.gpu.algorithms")
     wanted = [algorithms.algorithm_of(name) for name in ("sm_push", "copy_engine:1,1,2", "two-shot:2,1")]
     for row in ROWS:
@@ -174,7 +174,7 @@ def test_roads_that_are_compared_suit_their_product() -> None:
         assert algorithms.algorithms_of(row, plan, wanted) == fitting[row.op]
 
 
-def test_executions_are_timed_on_roads_that_suit_them() -> None:
+def test_executions_are_timed_with_algorithms_that_suit_them() -> None:
     from pblas.planner import choose as planner
     from pblas.plans.plan import Topology
 
@@ -194,7 +194,7 @@ def test_executions_are_timed_on_roads_that_suit_them() -> None:
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_two_gpus_play_ranks_that_meet(size: int) -> None:
-    """What one sends is what the other hears at that step, and it goes to the place of the rank that it comes from."""
+    """In each step, the data that one rank sends is the data that its peer receives, at the place of the sender."""
     from pblas.schedules.builder import receive_order, send_order
 
     first, second = (importlib.import_module("benchmarks.gpu.emulated").Play(rank, size) for rank in (0, 1))

@@ -1,4 +1,4 @@
-"""The harness itself: what goes wrong on one rank fails that test, is shown, and nothing else."""
+"""Laws of the harness: an error of one rank fails that test and no other, and the report shows it."""
 
 import os
 import subprocess
@@ -70,7 +70,7 @@ FAILING = [
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What the runner prints about the scenario on three ranks."""
+    """The output of the runner for the scenario on three ranks."""
     path = tmp_path_factory.mktemp("scenario") / "test_scenario.py"
     path.write_text(SCENARIO)
     options = ["-n", "3", "--timeout", "12", "--grace", "3"]
@@ -84,7 +84,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def outside() -> dict[str, str]:
-    """The environment without what a launcher of this very process has put there."""
+    """The environment without the variables of the launcher that started this process."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "HYDRA"))}
 
 

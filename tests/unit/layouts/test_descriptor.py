@@ -104,7 +104,7 @@ def test_transposing_moves_nothing(desc: MatrixDescriptor) -> None:
 
 
 @given(descriptors(), st.data())
-def test_a_submatrix_keeps_every_owner_and_lies_at_its_local_offset(
+def test_a_submatrix_keeps_every_owner_and_begins_at_its_local_offset(
     desc: MatrixDescriptor, data: st.DataObject
 ) -> None:
     i0, j0 = data.draw(st.integers(0, desc.m)), data.draw(st.integers(0, desc.n))
@@ -209,7 +209,7 @@ def test_first_blocks_of_the_usual_size_are_not_spoken_of() -> None:
 
 
 def test_a_million_ranks_cost_what_one_does() -> None:
-    """No member may enumerate ranks: at 10**6 of them and 10**18 elements each would be seen."""
+    """No member may enumerate ranks: with 10**6 ranks and 10**18 elements a loop would take too long."""
     square = MatrixDescriptor(10**9, 10**9, 64, 32, Grid(1000, 1000), rsrc=3, csrc=999)
     tall = MatrixDescriptor.row_wise(10**9, 3, 10**6)
     for desc in (square, tall, square.T, tall.T, MatrixDescriptor.replicated(10**9, 5, 10**6)):

@@ -1,4 +1,4 @@
-"""Laws of the pictures: every owner shown is right, everything fits, what is left out is said."""
+"""Laws of the pictures: every owner shown is right, everything fits, and omissions are marked."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_the_transposed_grid_has_every_rank_at_the_mirrored_place() -> None:
     assert Grid.column(5) == Grid.row(5).T
 
 
-def test_alike_is_the_same_place_for_every_rank() -> None:
+def test_equivalent_grids_have_the_same_place_for_every_rank() -> None:
     for first, second in itertools.product(all_grids(), repeat=2):
         same_shape = (first.nprow, first.npcol) == (second.nprow, second.npcol)
         assert first.equivalent(second) == (same_shape and places(first) == places(second))

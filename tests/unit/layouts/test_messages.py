@@ -59,8 +59,8 @@ def test_every_element_arrives_once_and_at_its_place(pair: tuple[Placement, Plac
 
 
 @given(pairs())
-def test_nobody_is_the_first_of_all(pair: tuple[Placement, Placement]) -> None:
-    """Receivers hear from themselves first, then from the previous rank back; senders begin with the next one."""
+def test_senders_begin_with_different_receivers(pair: tuple[Placement, Placement]) -> None:
+    """Receivers begin with their own part, then go back from the previous rank; senders begin with the next rank."""
     source, target = pair
     span = max(source.span, target.span)
     for rank in range(span):
@@ -73,7 +73,7 @@ def test_nobody_is_the_first_of_all(pair: tuple[Placement, Placement]) -> None:
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_copies_share_the_work(copies: int) -> None:
-    """From `copies` holders of each block to a grid of which no rank holds anything: nobody sends twice as much."""
+    """From `copies` holders of each block to ranks that hold nothing: no rank sends twice as much as another."""
     source = Placement(Split(12, 6, 2), Split(12, 6, 2), (1, 2, 4), copies)
     target = Placement(Split(12, 1, 12), Split(12, 1, 12), (1, 12, 0), 1, start=source.span)
     sent = [sum(1 for _ in sends(source, target, rank)) for rank in range(source.span)]

@@ -1,4 +1,4 @@
-"""Laws of overlaps: what two coordinates of two splits share, against the elements themselves."""
+"""Laws of overlaps, the common elements of two coordinates of two splits, against an enumeration of elements."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_shared_elements_are_counted_by_periods(pair: tuple[Split, Split], times
 
 
 def test_long_dimensions_are_counted_at_once() -> None:
-    """More blocks than could be walked through."""
+    """There are more blocks than a loop could visit."""
     n = 10**15
     first, second = Split(n, 1, 3), Split(n, 5, 7, 2, 4)
     counts = [[overlap_count(first, p, second, q) for q in range(7)] for p in range(3)]

@@ -36,7 +36,7 @@ def owned(split: Split) -> list[list[int]]:
 
 
 def ownership(split: Split) -> tuple[tuple[int, ...], ...]:
-    """`owned` without the processes at the end that own nothing: what two alike splits share."""
+    """`owned` without the last processes that own nothing: equal for equivalent splits."""
     lists = [tuple(elements) for elements in owned(split)]
     while lists and not lists[-1]:
         lists.pop()

@@ -108,7 +108,7 @@ def test_pieces_of_an_all_reduce_are_contiguous_in_d(order: str) -> None:
 
 
 def test_the_same_integers_give_the_same_algorithm() -> None:
-    """Nothing but the plan goes in: the same integers give the same algorithm, and a plan keeps it as a value."""
+    """The choice depends on the plan only: the same integers give the same algorithm, a value in the plan."""
     for first, second in zip(every_plan(), every_plan(), strict=True):
         assert first == second
         assert eval(repr(first.algorithm), {"Algorithm": Algorithm}) == first.algorithm
@@ -168,7 +168,7 @@ def test_without_overlap_there_is_one_gemm() -> None:
 
 @pytest.mark.parametrize("model", LLAMA)
 def test_large_products_take_copy_engines_and_small_ones_kernels(model: str) -> None:
-    """At the sizes of the benchmark; which algorithm is best between them is for measurements to say."""
+    """At the sizes of the benchmark; between them only measurements tell which algorithm is best."""
     (n_up, k_up), (n_down, k_down) = LLAMA[model]
     for nprocs in (4, 8):
         for layout, n, k in (("AG of A along m", n_up, k_up), ("RS to rows", n_down, k_down)):
@@ -238,7 +238,7 @@ def test_contiguous_lines_are_multiples_of_16_bytes(nprocs: int, orders: str, m:
 
 
 def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> None:
-    """Partial products that travel in another dtype, lines in several blocks, a shard that cannot be addressed."""
+    """Reasons: partial products travel in another dtype, lines are in several blocks, a shard cannot be addressed."""
     m, n, k = 4096, 4096, 7168
     row, column, whole = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated
     a, b, d = column(m, k, 4, order="C"), row(k, n, 4, order="C"), row(m, n, 4, order="C")
@@ -289,7 +289,7 @@ def test_the_shortest_estimate_is_within_6_percent_of_the_shortest_time() -> Non
 
 
 def test_reductions_that_were_never_measured_take_a_short_algorithm() -> None:
-    """Untuned, the planner takes an algorithm whose measured time is within 6 % of the best, if it was measured."""
+    """Without tuning, the time of the planner's algorithm is within 6 % of the best, if it was measured."""
     seen = 0
     for row in MEASURED:
         plan, _ = measured_plan(row)
@@ -320,7 +320,7 @@ def test_every_algorithm_of_an_empty_product_has_an_estimate(layout: str) -> Non
 
 
 def test_reductions_of_few_rows_are_not_offered_tile_signals() -> None:
-    """Two of a cluster side by side were slower than copies and kernels in all products that were measured."""
+    """Two tiles of a cluster side by side were slower than copies and kernels in all measured products."""
     for layout, m in itertools.product(("RS to rows", "AR"), (128, 512, 768, 1024, 2048)):
         plan = planned(layout, m, 8192, 14336, 4, order="C", topology=TILED)
         assert ({algorithm.kind for algorithm in shortlist(plan, topology=TILED)} >= {"tile_signals"}) == (m >= 1024), (
@@ -374,7 +374,7 @@ def algorithms(plan: ProductPlan) -> list[Algorithm]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_workspace_has_the_announced_size(layout: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the busiest rank, but for what 16-bit partial products in 32 bits would take, and the padding of blocks."""
+    """On the busiest rank, without 16-bit partial products in 32 bits, and without the padding of blocks."""
     dtype = dtype_of(name)
     widths = (dtype, np.dtype(np.float32)) if dtype.itemsize == 2 else (dtype,)
     for shape, nprocs, order in itertools.product(SHAPES[:3], (2, 3, 8), ("F", "C")):

@@ -1,4 +1,4 @@
-"""Which plan serves which layouts: the decision table, walked through, and what runs where."""
+"""Laws of the planner: the plan for each row of the decision table, and the plans of each transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pblas.plans.summa import Summa
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 
-# op(A), op(B), D -> the plan for m = n = k. What is gathered, or where the sums go, in the user's orientation.
+# op(A), op(B), D -> the plan for m = n = k, with the gathered operand, or the owner of the sums, as the user sees it.
 TABLE = {
     ("row", "row", "row"): "gather B",
     ("row", "row", "col"): "error",
@@ -54,7 +54,7 @@ TABLE = {
 
 
 def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> ProductPlan:
-    """The plan of the table; that of `choose` receives less, or is this one."""
+    """The plan of the table; the plan of `choose` is the same, or receives fewer bytes."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
     chosen = choose("float64", *descs, nprocs=nprocs, topology=Topology())
     found = list(one_dimensional("float64", *descs, nprocs))
@@ -70,7 +70,7 @@ def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, npro
 
 
 def kind_of(plan: ProductPlan) -> str:
-    """The words of the table for a plan."""
+    """A plan in the notation of the table."""
     if isinstance(plan, AllGatherGemm):
         assert plan.gathered == ("A" if plan.transposed else "B")
         return f"gather {plan.gathered}"
@@ -114,7 +114,7 @@ def test_one_rank_multiplies_alone(a: str, b: str, d: str) -> None:
 
 @pytest.mark.parametrize(("a", "b", "d"), [key for key, kind in TABLE.items() if kind != "error"])
 def test_transposing_everything_transposes_the_plan(a: str, b: str, d: str) -> None:
-    """D^T = op(B)^T op(A)^T: the same movement under the other name."""
+    """The plan of D^T = op(B)^T op(A)^T moves the same data, with the operands exchanged."""
     turned = {"row": "col", "col": "row", "all": "all"}
     plan, other = plan_for(a, b, d, 24, 20, 12), plan_for(turned[b], turned[a], turned[d], 20, 24, 12)
     assert other.product == plan.product.T
@@ -128,7 +128,7 @@ PUSH = Topology(4, shared=True, push=True, gpus=True)
 
 
 @pytest.mark.parametrize(("a", "b", "d"), [key for key, kind in TABLE.items() if kind == "error"])
-def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None:
+def test_products_that_cannot_be_pushed_have_a_general_plan(a: str, b: str, d: str) -> None:
     """Between agreements of the hosts, ranks on GPUs read their peers' memory too."""
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     plan = choose("float64", *descs, nprocs=4, topology=PUSH)
@@ -138,7 +138,7 @@ def test_what_cannot_be_pushed_is_a_general_plan(a: str, b: str, d: str) -> None
 
 @pytest.mark.parametrize("where", ["a", "b", "d"])
 @pytest.mark.parametrize("grid", [Grid(2, 2), Grid(2, 2, "R"), Grid(4, 1)])
-def test_what_can_be_pushed_is_pushed(where: str, grid: Grid) -> None:
+def test_products_that_can_be_pushed_are_pushed(where: str, grid: Grid) -> None:
     descs = {"a": KINDS["row"](12, 12, 4), "b": KINDS["row"](12, 12, 4), "d": KINDS["row"](12, 12, 4)}
     descs[where] = MatrixDescriptor(12, 12, 3, 3, grid)
     plan = choose("float64", **descs, nprocs=4, topology=PUSH)  # type: ignore[arg-type]
@@ -158,8 +158,8 @@ def test_on_gpus_that_send_messages_all_plans_are_general_or_local(a: str, b: st
         assert plan.transport == "message"
 
 
-def test_layouts_that_are_not_alike_are_not_confused() -> None:
-    """The same axis with other blocks, another source or fewer ranks is another layout; the same owners are alike."""
+def test_layouts_that_are_not_equivalent_are_not_confused() -> None:
+    """Other blocks, another source or fewer ranks make another layout; layouts with the same owners are equivalent."""
     row = MatrixDescriptor.row_wise
     for d in (row(12, 12, 4, mb=1), row(12, 12, 4, rsrc=1), row(12, 12, 3)):
         for a, b, out in ((row(12, 12, 4), row(12, 12, 4), d), (d.T, row(12, 12, 4), row(12, 12, 4))):
@@ -214,7 +214,7 @@ def test_output_follows_cyclic_operands() -> None:
     assert choose_output("float64", grid, grid, nprocs=4, order="F") == grid
 
 
-# A as stored, B as stored, D, transb: what moves for a C-order product, which cuBLASMp sees as D^T = B^T A^T.
+# A as stored, B as stored, D, transb: the data that moves for a C-order product; cuBLASMp sees it as D^T = B^T A^T.
 C_ORDER = [
     ("row", "col", "col", "N", "gather A"),
     ("row", "row", "col", "T", "gather A"),

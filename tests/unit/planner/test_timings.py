@@ -1,4 +1,4 @@
-"""Laws of measured algorithms: which are measured, which is taken, and what files hold."""
+"""Laws of measured algorithms: the shortlist that is measured, the choice, and the cache files."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_roads_that_are_measured_exist_on_this_gpu_and_the_estimated_one_is_the_
     assert {name for name, by in kinds if by == "copy_engine"} == names
 
 
-def test_the_first_measured_road_is_taken_if_it_can_be_here() -> None:
-    """Not one of other ranks, or of another GPU, that a foreign file may name."""
+def test_the_first_measured_algorithm_is_taken_if_the_plan_has_it() -> None:
+    """An algorithm for other ranks or another GPU, as a foreign file may name it, is not taken."""
     estimated = planned("AG along n", 8192, 8192, 8192, 4).algorithm
     assert estimated is not None
     for times, taken, call_args in (
@@ -163,7 +163,7 @@ def test_a_file_of_another_format_counts_as_empty(cache: Path) -> None:
 
 
 def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
-    """Warnings are errors in tests: the other ranks must not wait for what the first one would have said."""
+    """Warnings are errors in tests: the other ranks must not wait for rank 0, which raises one."""
     call_args: list[Any] = []
 
     class First(Ranks):
@@ -187,7 +187,7 @@ def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a user whom nobody has told the container of; no warning either, which would be an error here."""
+    """As for a user without an entry in the container's user database; there is no warning, which would be an error."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")
     assert file_of(measured()).parent == Path("/home/somebody/.cache/pblas")

@@ -1,4 +1,4 @@
-"""Laws of what all plans share: an operation's plan says a few things of itself, and explains and simulates itself."""
+"""Laws of all plans: a plan with the few required members explains and simulates itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pblas.simulation.phases import View, phases_of
 
 @dataclass(frozen=True, slots=True)
 class Factorization(Plan):
-    """The least that a plan says."""
+    """A plan with the required members only."""
 
     name = "Blocked"
     n: int
@@ -107,7 +107,7 @@ def relayouts(draw: st.DrawFn) -> RedistributionPlan:
 
 
 @given(relayouts())
-def test_what_ranks_send_is_what_they_receive_and_all_of_it_is_in_the_phases(plan: RedistributionPlan) -> None:
+def test_ranks_receive_all_sent_data_and_all_of_it_is_in_the_phases(plan: RedistributionPlan) -> None:
     ranks = range(plan.nprocs)
     assert sum(map(plan.sent_elements, ranks)) == sum(map(plan.received_elements, ranks))
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""Laws of how collectives cut their elements: every one is moved once, in tight memory or any other."""
+"""Laws of the rounds of collectives: every element moves once, in contiguous memory or any other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_shares_are_whole_units_and_even(n: int, nparts: int, unit: int) -> None
 
 @given(st.lists(COUNTS, min_size=1, max_size=6), st.integers(1, 50), st.booleans())
 def test_rounds_move_every_element_once(counts: list[int], width: int, whole: bool) -> None:
-    """And pieces for different ranks lie side by side in a slot."""
+    """Pieces for different ranks are adjacent in a slot."""
     bounds = (0, sum(counts)) if whole else tuple(np.cumsum([0, *counts]).tolist())
     rounds, nprocs = Rounds(bounds, width, whole), len(counts)
     for rank in range(nprocs):

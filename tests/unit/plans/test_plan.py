@@ -24,7 +24,7 @@ CHUNKS = (1, 2, 5)
 
 
 def splits(n: int, nprocs: int) -> list[Split]:
-    """Even, cyclic, with a source, with another first block, on fewer ranks, on one of them."""
+    """Splits: even, cyclic, with a source, with another first block, on fewer ranks, on one rank."""
     return [
         Split(n, max(1, -(-n // nprocs)), nprocs),
         Split(n, 1, nprocs, nprocs - 1),
@@ -198,7 +198,7 @@ def test_plans_are_values() -> None:
     assert len({kind(example_plans()[0].product, "") for kind in kinds}) == 4
 
 
-def test_explanations_are_short_and_name_what_moves() -> None:
+def test_explanations_are_short_and_name_the_data_that_moves() -> None:
     for plan in example_plans():
         lines = plan.explain().splitlines()
         assert 8 <= len(lines) <= 12
@@ -228,7 +228,7 @@ MILLION = 1_000_000
 def table_plan(
     m: int, n: int, k: int, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, nprocs: int
 ) -> ProductPlan:
-    """The one-dimensional plan that receives the least."""
+    """The one-dimensional plan that receives the fewest bytes."""
     return min(one_dimensional("float64", a, b, d, nprocs), key=lambda plan: plan.max_received_nbytes)
 
 

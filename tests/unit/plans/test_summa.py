@@ -1,4 +1,4 @@
-"""Laws of general plans: every multiplication happens once, bytes are those that a rank needs and does not have."""
+"""Laws of general plans: every multiplication happens once, and a rank receives the bytes that it lacks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PLANS = some_plans(60)
 
 
 def elements(place: Placement, rank: int) -> set[tuple[int, int]]:
-    """What a rank holds, element by element."""
+    """The elements that a rank holds."""
     position = place.coordinates(rank)
     if position is None:
         return set()
@@ -95,7 +95,7 @@ def test_every_multiplication_happens_once() -> None:
 
 
 def test_a_rank_receives_what_it_needs_and_does_not_have() -> None:
-    """Counted element by element: what multiplies of A and B, a partial product of each layer, sums added elsewhere."""
+    """The bytes by enumeration: elements of A and B, partial products of each layer, sums that other ranks add."""
     for plan in PLANS:
         cuboids, product = plan.cuboids, plan.oriented
         d = placed(product.d)
@@ -236,7 +236,7 @@ def test_memory_limits_layers() -> None:
 
 @pytest.mark.parametrize("grid", [Grid(8, 8), Grid(64, 1)])
 def test_given_layouts_are_planned_for_the_memory_there_is(grid: Grid) -> None:
-    """With less memory the same product has other plans, each of which fits, down to the one that needs least."""
+    """With less memory the product has other plans that fit, down to the plan that needs least memory."""
     desc = MatrixDescriptor(8192, 8192, -(-8192 // grid.nprow), -(-8192 // grid.npcol), grid)
     limit, sizes = None, []
     while True:
@@ -273,7 +273,7 @@ def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None
 @pytest.mark.parametrize("nprocs", [128, 256])
 @pytest.mark.parametrize(("m", "k", "by_k"), [(1 << 20, 4096, False), (4096, 1 << 13, True)])
 def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, k: int, by_k: bool) -> None:
-    """As many bytes in panels of N, each multiplied with all of K that a rank has, instead of shards of a few rows."""
+    """The plan moves as many bytes in panels of N, with all of a rank's K, as in shards of a few rows."""
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
     b = row(k, 4096, nprocs)
@@ -304,7 +304,7 @@ def test_small_products_with_thin_gemms_keep_their_plan(nprocs: int, *, shared: 
 
 @pytest.mark.parametrize("nprocs", [1, 2, 4, 6, 8, 12, 30])
 def test_layers_have_the_same_k_in_natural_layouts(nprocs: int) -> None:
-    """Each rank holds a part of what it multiplies: op(A), op(B) and D lie where the cuboids are."""
+    """Each rank holds a part of the data that it multiplies: the layouts of op(A), op(B) and D follow the cuboids."""
     for sizes in triples(nprocs):
         m, n, k = 17, 19, 23
         cuboids = natural_cuboids(m, n, k, sizes)
@@ -314,7 +314,7 @@ def test_layers_have_the_same_k_in_natural_layouts(nprocs: int) -> None:
                 assert elements(place, rank) <= elements(needed, rank)
 
 
-def test_what_does_not_conform_is_named_and_refused_when_strict() -> None:
+def test_layouts_that_do_not_conform_are_named_and_refused_when_strict() -> None:
     grid = MatrixDescriptor(12, 12, 2, 3, Grid(2, 2))
     square = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
     cases = {
@@ -359,7 +359,7 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     assert plan.in_place
     assert plan.is_read_in_place
     assert [(p.owner, p.start, p.stop) for p in plan.panels(0)] == [(0, 0, 256), (1, 0, 256)]
-    # What a rank reads of a panel is one run of rows and one of columns, of one rank, whatever the block size is.
+    # A rank reads one run of rows and one run of columns of a panel, from one rank, with any block size.
     for panel in plan.panels(0):
         assert panel.owner is not None
         source = column_of(placed(plan.product.a), panel.owner).part(0, 512, panel.start, panel.stop)
@@ -400,7 +400,7 @@ def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order
 
 
 def test_panels_are_not_thinner_than_many_owners_have() -> None:
-    """What 64 process columns have of K is 16 deep: panels go across them; what 4 have is not, and is cut evenly."""
+    """With 64 process columns each has 16 of K, and panels go across them; with 4 columns panels are even cuts."""
     for p, k, width in ((64, 1024, 256), (4, 2400, 300)):
         n, mb = 1024 * p, 64
         a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
@@ -414,10 +414,10 @@ def test_panels_are_not_thinner_than_many_owners_have() -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
-    """They start on whole vectors, are nearly equal, and D is read and written for a small part of a GEMM's time."""
+    """Panels start on whole vectors and are nearly equal; D is read and written in a small part of a GEMM's time."""
     n, topology = 16384, Topology(4, shared=True, push=True, gpus=True)
     desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
-    for rsrc in (0, 1):  # blocks of a peer, and what is packed
+    for rsrc in (0, 1):  # blocks of a peer, and packed panels
         other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
         plan = choose(dtype, desc, other, desc, nprocs=4, topology=topology)
         assert isinstance(plan, SummaC)
@@ -426,7 +426,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
         assert all(panel.start % 64 == 0 for panel in plan.panels(0))
         assert all(size >= plan.width - 64 * len(sizes) for size in sizes[:-1])
         adding = 2 * (n // 2) ** 2 * max(4, plan.product.itemsize) / NVLINK.memory_bandwidth
-        part = 8 if plan.in_turn else 3  # packed ones are waited for, so that more of them pay
+        part = 8 if plan.in_turn else 3  # ranks wait for packed panels, so narrower ones pay
         assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / part
 
 

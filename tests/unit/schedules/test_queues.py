@@ -1,4 +1,4 @@
-"""Queues of executions that run beside each other: none waits for ever, whatever hardware queues their lanes share."""
+"""Executions of different queues run at once: none waits for ever, for any sharing of hardware queues by lanes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.schedules.test_schedule import Drawn, even, examples, gather, ki
 @settings(max_examples=60)
 @given(sequences(), st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 10**6))
 def test_calls_of_queues_in_any_hardware_queues(sequence: list[Drawn], queues: list[int], seed: int) -> None:
-    """Which lanes share one is drawn for each rank; calls are issued in the same order."""
+    """The lanes that share a hardware queue are drawn for each rank; calls are issued in the same order."""
     draw, calls = random.Random(seed), [drawn.call for drawn in sequence]
     drawn = {(r, q, lane): draw.randrange(3) for r in range(8) for q in range(3) for lane in LANES}
     assert prove(World(calls, queues=queues, hardware=lambda *lane: drawn[lane])) == []
@@ -29,7 +29,7 @@ def test_calls_of_queues_in_any_hardware_queues(sequence: list[Drawn], queues: l
 
 @pytest.mark.parametrize("nprocs", [2, 3])
 def test_calls_in_different_order_on_two_ranks_may_wait_for_each_other(nprocs: int) -> None:
-    """With hardware queues of their own they do not; state by state, all orders of the streams are looked at."""
+    """With hardware queues of their own they do not. The search visits all orders of the streams, state by state."""
     call = examples(nprocs)["gather"]
     orders = [(0, 1), *((1, 0) for _ in range(nprocs - 1))]
     assert prove(World([call, call], queues=(0, 1), orders=orders)) == []
@@ -46,7 +46,7 @@ def test_calls_in_different_order_on_two_ranks_may_wait_for_each_other(nprocs: i
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chunks", [None, 2])
-def test_plans_with_a_queue_take_roads_that_leave_room(layout: str, chunks: int | None) -> None:
+def test_plans_with_a_queue_take_algorithms_that_leave_room(layout: str, chunks: int | None) -> None:
     """Kernels that wait have one CTA; of the all-gather a kernel only sends. `autotune` measures no other algorithm."""
     for nprocs in RANKS:
         for sizes in ((7, 8, 9), (512, 4096, 4096), (8192, 28672, 8192)):

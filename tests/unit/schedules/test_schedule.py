@@ -102,7 +102,7 @@ def groups(draw: st.DrawFn, nprocs: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A call to make; None is one in which nothing moves. Kernels that wait for peers send packs or set flags."""
+    """A call, or None for one in which nothing moves. Kernels that wait for peers send packets or set flags."""
 
     nprocs: int
     plan: ProductPlan | None
@@ -214,7 +214,7 @@ def test_operations_are_well_formed_and_every_flag_is_sent_and_awaited(sequence:
         assert {(a, b) for a, b, phase in signals if phase in (PARTS, PACKS)} == pairs
         if (
             drawn.plan is None or drawn.plan.algorithm is None or drawn.plan.algorithm.kind != "tile_signals"
-        ):  # of which a few have pieces
+        ):  # a few of them have pieces
             assert set(signals) == {(*pair, phase) for pair in pairs for phase in phases}
         assert set(signals.values()) <= {1}
 
@@ -278,8 +278,8 @@ def test_groups_that_double_are_contiguous_and_reversed_where_products_are_sent(
 
 
 @pytest.mark.parametrize(("nprocs", "k", "soon"), [(4, 4096, 3), (8, 4096, 2), (8, 2048, 7), (16, 4096, 4)])
-def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int, soon: int) -> None:
-    """As soon as what is added to them may be there, if links are not what all wait for."""
+def test_own_lines_come_after_some_parts_of_the_next_piece(nprocs: int, k: int, soon: int) -> None:
+    """They are issued when their terms may have arrived, unless the links are the bottleneck."""
     count, n = 4, 4 * 256 * nprocs
     for rank in range(nprocs):
         ops = schedule(reduce(1, even(k * nprocs, nprocs), n, nprocs, Algorithm("tile_signals", (1,) * count)), rank)
@@ -290,8 +290,8 @@ def test_own_lines_come_behind_some_parts_of_the_next_piece(nprocs: int, k: int,
 
 
 @pytest.mark.parametrize("nprocs", [2, 3, 8])
-def test_sums_that_are_stored_come_behind_two_pieces(nprocs: int) -> None:
-    """All that is sent before them is that of the pieces up to the second next one; they go to every peer."""
+def test_stored_sums_come_after_two_pieces(nprocs: int) -> None:
+    """Only the data of the pieces up to the second next one is sent before them; they go to every peer."""
     count, peers = 4, nprocs - 1
     for rank in range(nprocs):
         algorithm, lines = Algorithm("fused_stores", (1,) * count), count * 8 * nprocs
@@ -355,19 +355,19 @@ def swapped(program: Program, i: int) -> Program:
     place = {i: i + 1, i + 1: i}
     ops = [replace(op, after=tuple(place.get(a, a) for a in op.after)) for op in program]
     first, second = ops[i + 1], ops[i]
-    if isinstance(second, Put):  # what the pair waits for, it still waits for
+    if isinstance(second, Put):  # the pair still waits for the same operations
         first, second = replace(first, after=second.after), replace(second, after=())
     ops[i : i + 2] = [first, second]
     return tuple(ops)
 
 
 def with_op(program: Program, i: int, op: Op) -> Program:
-    """Another operation in place of operation i."""
+    """The schedule with operation i replaced."""
     return (*program[:i], op, *program[i + 1 :])
 
 
 def nothing(op: Op) -> Op:
-    """An operation that does nothing, in place of `op`."""
+    """An operation that replaces `op` and does nothing."""
     return Wait(op.lane, 0, (), after=op.after)
 
 
@@ -445,10 +445,14 @@ BURSTS = {name for name in examples(2) if "shot" in name}
 FROM_TILES = {name for name in examples(2) if name.startswith("reduce from tiles")}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
 PULLS = {"two-shot"}
-ALONE = {"two-shot, direct"}  # only its partial product lies in the workspace, and all have read it when the call ends
-MEETS_TWICE = {"two-shot by packs"}  # who has all sums of a call knows that all have seen what they were sent
+ALONE = {
+    "two-shot, direct"
+}  # the workspace has its partial product only, and all ranks have read it when the call ends
+MEETS_TWICE = {
+    "two-shot by packs"
+}  # a rank with all sums of a call knows that all ranks have read the data sent to them
 MUTATIONS: list[tuple[Mutation, set[str], set[str]]] = [
-    # What is broken, how it shows (in one of these ways at least), and the examples in which it cannot be broken.
+    # A defect, the ways in which it shows (at least one of them), and the examples in which it cannot be made.
     (flag_before_data, UNREADY, PULLS),
     (one_wait_dropped, UNREADY, set()),
     (all_waits_of_a_step_dropped, UNREADY, set()),
@@ -507,7 +511,7 @@ def one_flag(call: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("nprocs", [2, 3])
 def test_sound_schedules_pass_state_by_state(nprocs: int) -> None:
-    """Nothing but states is looked at: neither the pairing of flags nor a partial order is taken for granted."""
+    """The search visits states only: it assumes neither the pairing of flags nor a partial order."""
     for name, call in examples(nprocs).items():
         if nprocs == 3 and len(call.programs[0]) > 12:
             continue  # two pieces on three ranks have millions of states
@@ -564,7 +568,7 @@ def is_second_meeting(op: Op) -> bool:
 
 @pytest.mark.parametrize("nprocs", [2, 3, 4])
 def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
-    """The first meeting sees to it: without it, or with a kernel beside the GEMM, a peer reads too early."""
+    """The first meeting prevents it: without that meeting, or with a kernel beside the GEMM, a peer reads too early."""
     call = examples(nprocs)["two-shot"]
     hasty = [
         tuple(awaiting(op, ()) if isinstance(op, Burst) and op.phase == PARTS else op for op in call.programs[0]),
@@ -578,7 +582,7 @@ def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
 @pytest.mark.parametrize("along_k", [False, True])
 @pytest.mark.parametrize("nprocs", [2, 3, 5])
 def test_flags_of_empty_shards_cannot_be_saved(nprocs: int, along_k: bool) -> None:
-    """Rank 0 has all, and would hear of nobody that it may overwrite what it wrote two calls ago."""
+    """Rank 0 has all sums, so no peer would tell it that its data of two calls ago may be overwritten."""
     algorithm = Algorithm("copy_engine", (1,) * nprocs)
     call = call_of(gather(even(nprocs, nprocs), Split(4, 4, nprocs), 3, nprocs, algorithm, along_k=along_k))
     unsent = call

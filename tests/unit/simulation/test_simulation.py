@@ -1,4 +1,4 @@
-"""Laws of the simulation: nothing takes less time than its parts, and phases move the bytes that the plan announces."""
+"""Laws of the simulation: no plan takes less time than its parts, and phases move the bytes of the plan."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_rates_of_machines_are_positive(name: str, value: object) -> None:
         replace(LAPTOP, **{name: value})  # type: ignore[arg-type]
 
 
-def test_what_no_machine_can_be_is_refused_when_it_is_made() -> None:
+def test_impossible_hardware_is_refused_when_it_is_made() -> None:
     for count in (0, -2, 1.5, "2"):
         with pytest.raises(ArgumentError, match=r"ranks_per_node is .*; expected an integer from 1 on"):
             replace(LAPTOP, ranks_per_node=count)  # type: ignore[arg-type]
