@@ -73,7 +73,10 @@ def tuned(
 
 
 def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:
-    """**Collective.** Seconds of each algorithm, the best first: `algorithms[0]`, unless another is clearly faster."""
+    """**Collective.** Measured seconds of each algorithm.
+
+    The first entry is the algorithm to take: `algorithms[0]`, unless another one is clearly faster.
+    """
     engine, (a, b, c, d) = runtime.backend.engine(plan.queue), operands
     trials: list[tuple[Algorithm, PushedMatmul, Any]] = []
     assert d is not None, "made by `_operands`"

@@ -326,7 +326,7 @@ def one_dimensional(
     d: MatrixDescriptor,
     nprocs: int,
 ) -> Iterator[ProductPlan]:
-    """The one-dimensional plans for three layouts, in each way to read the layouts; arguments as for `choose`."""
+    """The one-dimensional plans for three layouts, for every way to read them; arguments as for `choose`."""
     (m, k), n = a.shape, b.n
     for distributions in itertools.product(*(_distributions(desc, nprocs) for desc in (a, b, d))):
         yield from _serving(Product(m, n, k, dtype, nprocs, *distributions))

@@ -257,7 +257,7 @@ class _Part(NamedTuple):
 
 
 def _rounds(rows: int, columns: int) -> float:
-    """Rounds in which all clusters form the tiles of a part of D; the last, narrow tiles have twice as many rows."""
+    """Rounds in which all clusters form the tiles of a part of D; tiles of the last columns have twice as many rows."""
     last = rest(columns)
     whole = -(-rows // TILE) * -(-(columns - last) // TILE)
     return (whole + (last > 0) * -(-rows // (2 * TILE))) / CLUSTERS

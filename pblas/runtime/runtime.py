@@ -141,10 +141,10 @@ class Runtime:
     def collective_section(
         self, verb: str, *, expected: tuple[type[Exception], ...] = ()
     ) -> AbstractContextManager[None]:
-        """A with block in which ranks exchange messages: an exception breaks the context (local).
+        """A with block in which ranks exchange messages; an exception in it breaks the context (local).
 
-        NumPy does not warn of infinities and NaN in it: they are results, and a warning might be an error on one rank
-        only. `expected` are exceptions that all ranks raise together, before the first message.
+        Infinities and NaN are results, so NumPy does not warn about them in the block: the warning might be an error on
+        one rank only. `expected` are exceptions that all ranks raise together, before the first message.
         """
         return _CollectiveSection(self, verb, expected)
 

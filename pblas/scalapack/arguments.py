@@ -244,7 +244,7 @@ class Call:
             findings.add(str(caught), position)
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
-        """Check the file of the process (IRPRNT, ICPRNT); the others ignore it."""
+        """Check the file on the process that prints, (IRPRNT, ICPRNT); the others ignore theirs."""
         value, coordinates = self._values[name], self.grid.grid.coordinates(self.grid.runtime.rank)
         if coordinates == (self["IRPRNT"], self["ICPRNT"]) and not (
             isinstance(value, int) or callable(getattr(value, "write", None))

@@ -33,7 +33,7 @@ class Entries:
     values: tuple[int, ...]
 
     def __getitem__(self, entry: int) -> int:
-        """Entry 1 to 11."""
+        """The entry at a position, 1 to 11."""
         return self.values[entry - 1]
 
     @classmethod

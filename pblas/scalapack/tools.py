@@ -27,11 +27,15 @@ def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
     """Number of rows (or columns) of an n-long dimension that process `iproc` owns.
 
     Args:
-        n: length of the dimension (global).
-        nb: block size (global).
+        n: length of the dimension, elements (global), >= 0.
+        nb: block size, elements (global), >= 1.
         iproc: process coordinate, from 0 (local).
         isrcproc: coordinate that owns the first element (global).
-        nprocs: processes along the dimension (global).
+        nprocs: number of processes along the dimension (global).
+
+    Raises:
+        PblasArgumentError: n is not an integer >= 0 (local).
+        LayoutError: another argument is out of range (local).
 
     Source: ScaLAPACK TOOLS, numroc.
 
