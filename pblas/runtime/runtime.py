@@ -202,8 +202,8 @@ class Runtime:
         """Raise LayoutError if a new matrix needs too many ranks, or its lld is too small on this rank (local)."""
         if desc.nprocs > self.nprocs:
             raise errors.LayoutError(
-                f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} rank{'s' * (self.nprocs > 1)}; "
-                f"use a smaller grid"
+                f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} "
+                f"rank{'s' * (self.nprocs > 1)}; use a smaller grid"
             )
         desc.check_lld(self.rank, name)
 
