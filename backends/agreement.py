@@ -17,9 +17,10 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
+from pblas.backends.local_step import agreed
 
 if TYPE_CHECKING:
     from pblas.backends.peers import Line, Peers
@@ -53,11 +54,13 @@ _PROBES_LATE = 200
 _REFUSAL = struct.Struct("<qB")
 """Head of a refusal: number of the execution and kind of the error. The text comes after it."""
 
-_KINDS: tuple[type[errors.PblasError], ...] = (
+_KINDS: tuple[type[BaseException], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
-    *(errors.PblasArgumentError, errors.PblasError),
+    *(errors.PblasArgumentError, errors.PblasError, KeyboardInterrupt),
 )
+AgreedError = errors.PblasError | KeyboardInterrupt
+"""What a rank may bring to an agreement."""
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class _Known:
     """Knowledge of a rank after some rounds, about all ranks whose messages reached it directly or through others."""
 
     ranks: tuple[int, int]  # the lowest rank, and the lowest rank with another call; (-1, -1) while all agree
-    error: tuple[int, int, int, bytes]  # rank, kind, ScaLAPACK's number (0 for none), text; rank -1 without an error
+    error: tuple[int, int, int, bytes]  # rank (-1 without an error), kind, `_info_of` it, text
     maxima: tuple[int, ...]
     bits: int
     call: bytes  # of the lowest rank
@@ -117,6 +120,8 @@ class Agreement:
         self.peers, self.rank, self.size = peers, peers.rank, peers.size
         self.timeout = timeout
         self.broken: str | None = None
+        self.interrupted = False
+        """Whether a SIGINT waits for the next agreement, where all ranks raise KeyboardInterrupt (local)."""
         self.ncalls = 0
         self.nexecutions = 0  # executions that start without an agreement
         self._last = float("-inf")  # time of the last agreement
@@ -137,7 +142,7 @@ class Agreement:
     def agree(
         self,
         call: str,
-        error: errors.PblasError | None = None,
+        error: AgreedError | None = None,
         *,
         maxima: Sequence[int] = (0,) * MAXIMA,
         bits: int = ALL_BITS,
@@ -153,15 +158,17 @@ class Agreement:
             timeout: seconds; None for the context's.
 
         Raises:
-            The error of the lowest rank that has one; MismatchError when calls differ; PeerTimeout.
+            The error of the lowest rank that has one; MismatchError when calls differ; PeerTimeout. KeyboardInterrupt:
+            a rank was interrupted (`interrupted`).
         """
+        if error is None and self.interrupted:
+            error = KeyboardInterrupt(f"{call.partition(chr(10))[0]}: interrupted")
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
         self.ncalls += 1
         own_error = _NO_ERROR
         if error is not None:
-            info = error.info if isinstance(error, errors.PblasArgumentError) else 0
-            own_error = self.rank, _kind_of(error), info, _fit(str(error), ERROR_NBYTES)
+            own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
         raw = own = _Known((-1, -1), own_error, tuple(maxima), bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
@@ -182,9 +189,11 @@ class Agreement:
         rank, kind_index, info, raw_text = known.error
         if rank >= 0:
             text, kind = _with_rank(_text_of(raw_text), rank, self.size), _KINDS[kind_index]
-            raise kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
+            if kind is KeyboardInterrupt:
+                self.interrupted = False
+            raise _agreed(kind, text, info)
         if known.ranks[1] >= 0:
-            raise errors.MismatchError(_difference(known))
+            raise _agreed(errors.MismatchError, _difference(known))
         return Agreed(known.maxima, known.bits)
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
@@ -203,7 +212,23 @@ class Agreement:
         kind, text = refusals[lowest]
         text = _with_rank(text, lowest, self.size)
         if len(refusals) == self.size:
-            raise _KINDS[kind](text)
+            raise _agreed(_KINDS[kind], text)
+        self._break(kind, text, release)
+
+    def abort(self, error: AgreedError, release: Callable[[], None] = lambda: None) -> NoReturn:
+        """Break the context in the middle of a call, and raise this rank's error; other ranks raise it when they wait.
+
+        If another rank has done so before, its error is raised.
+
+        Args:
+            error: this rank's error (local).
+            release: as in `reject`.
+        """
+        self.heed("abort")
+        self._break(_kind_of(error), _with_rank(_text(str(error)), self.rank, self.size), release)
+
+    def _break(self, kind: int, text: str, release: Callable[[], None]) -> NoReturn:
+        """Break the context on all ranks, which raise this error: this rank now, the others when they next wait."""
         self.broken = self.broken or text
         release()
         raw = bytes([kind]) + text.encode()
@@ -211,12 +236,13 @@ class Agreement:
             self.peers.send(raw, rank, _TAG_VERDICT)
             self.peers.send(bytes(1), rank, _TAG_NOTICE)
         self.peers.abandon()
-        raise _KINDS[kind](text)
+        raise _agreed(_KINDS[kind], text)
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
         """Kind and text of the error of each rank that rejects this execution within the grace period."""
-        refusals = {self.rank: (_kind_of(error), str(error))}
-        raw = _REFUSAL.pack(self.nexecutions, refusals[self.rank][0]) + str(error).encode()
+        kind, text = _kind_of(error), _text(str(error))
+        refusals = {self.rank: (kind, text)}
+        raw = _REFUSAL.pack(self.nexecutions, kind) + text.encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
         end = time.monotonic() + GRACE
@@ -369,7 +395,7 @@ class Agreement:
             self.peers.send(answer, rank, _TAG_VERDICT)
         self.broken = text
         self.peers.abandon()
-        raise (*_KINDS, errors.PeerTimeout)[kind](text)
+        raise _agreed((*_KINDS, errors.PeerTimeout)[kind], text)
 
     def close(self) -> None:
         """Free the lines; the owner of the peers closes them (local)."""
@@ -388,9 +414,31 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
     )
 
 
-def _kind_of(error: errors.PblasError) -> int:
+def _agreed(kind: type[BaseException], text: str, info: int = 0) -> BaseException:
+    """The exception that an agreement raises on every rank."""
+    error: Any = kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
+    if issubclass(kind, errors.WorkspaceError):
+        error.shared = bool(info)
+    return agreed(error)
+
+
+def _info_of(error: AgreedError) -> int:
+    """ScaLAPACK's number, or `WorkspaceError.shared`; 0 for errors that have neither."""
+    return getattr(error, "info", 0) or int(getattr(error, "shared", False))
+
+
+def _kind_of(error: AgreedError) -> int:
     """The number of an error's class, or of the nearest class above it that has a number."""
     return next(_KINDS.index(kind) for kind in type(error).__mro__ if kind in _KINDS)
+
+
+def _text(text: str) -> str:
+    r"""A text that can be sent: names of files may be no text.
+
+    >>> _text("none\udcff")
+    'none\\udcff'
+    """
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _with_rank(text: str, rank: int, nprocs: int) -> str:
@@ -409,7 +457,7 @@ def _text_of(raw: bytes) -> str:
 
 def _fit(text: str, nbytes: int) -> bytes:
     """The text in at most `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
-    raw = text.encode(errors="backslashreplace")  # names of files may be no text
+    raw = _text(text).encode()
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check

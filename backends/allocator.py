@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from pblas import errors
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -139,7 +137,7 @@ class Blocks(ABC, Generic[W, B]):
         self._provisional = []
         try:
             yield
-        except errors.PblasError:
+        except BaseException:  # also KeyboardInterrupt, which ranks agree on
             for block in self._provisional:
                 self._free(block.slot)
                 block.slot = -1

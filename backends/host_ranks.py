@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from pblas.backends.agreement import Agreed
+    from pblas.backends.agreement import Agreed, AgreedError
     from pblas.backends.allocator import Blocks
     from pblas.backends.dtypes import Array
     from pblas.backends.peers import Channel, Peers
@@ -112,7 +112,7 @@ class HostRanks(ABC):
 
     # Agreement
 
-    def agree(self, call: str, error: errors.PblasError | None = None, *, maxima: tuple[int, ...] = ()) -> Agreed:
+    def agree(self, call: str, error: AgreedError | None = None, *, maxima: tuple[int, ...] = ()) -> Agreed:
         """**Collective.** All ranks make the same call without an error, or all raise the same exception.
 
         Blocks that all ranks have dropped are free afterwards.
@@ -129,6 +129,10 @@ class HostRanks(ABC):
     def reject(self, error: errors.PblasError) -> None:
         """Raise this rank's error; ranks that have begun the call raise it when they wait for this rank (local)."""
         self.agreement.reject(error)
+
+    def abort(self, error: AgreedError) -> NoReturn:
+        """Raise this rank's error in the middle of a call, which breaks the context: see `Agreement.abort` (local)."""
+        self.agreement.abort(error)
 
     def gather(self, value: Any) -> list[Any]:
         """**Collective.** A small Python value of each rank, in the order of ranks."""

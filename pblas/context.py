@@ -167,6 +167,10 @@ class Context(Creation, Collectives):
 
     def _close(self, timeout: float | None) -> None:
         """**Collective.** End the recording of PBLAS_TRACE, and free everything; after an exception with a timeout."""
+        with self.runtime.call("close", lambda _: None):
+            self._end(timeout)
+
+    def _end(self, timeout: float | None) -> None:
         try:
             if self._tracing is not None and not self.runtime.closed:
                 failed = timeout is not None or self.runtime.backend.agreement.broken is not None
@@ -190,13 +194,12 @@ class Context(Creation, Collectives):
                     backend.settle(timeout)
             finally:
                 leaks = backend.leaks()
-            if backend.agreement.broken is None:
-                free = (
-                    backend.agreement.agree("close the context", maxima=(len(leaks), 0, 0, 0), timeout=timeout).maxima[
-                        0
-                    ]
-                    == 0
-                )
+            agreement = backend.agreement
+            if agreement.broken is None:
+                maxima = len(leaks), int(agreement.interrupted), 0, 0
+                agreement.interrupted = False  # a SIGINT waits until the memory is free
+                most, interrupted, *_ = agreement.agree("close the context", maxima=maxima, timeout=timeout).maxima
+                free, agreement.interrupted = most == 0, agreement.interrupted or interrupted > 0
         finally:
             backend.close(free=free)
         for site in leaks if timeout is None else ():  # after an exception its traceback still refers to arrays

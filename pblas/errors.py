@@ -75,6 +75,9 @@ class BackendError(PblasError, RuntimeError):
 class WorkspaceError(PblasError, MemoryError):
     """Too little memory: shared memory of a node, memory of a GPU, or memory of a rank for a plan or a result."""
 
+    shared = False
+    """Whether it is memory that the ranks of a node share, in whose place messages can be used (global)."""
+
 
 class ContextError(PblasError, RuntimeError):
     """A context that is closed or broken."""

@@ -6,6 +6,7 @@ The ranks create a window collectively when the others are full, and free it col
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from pblas import errors
 from pblas.backends import allocator as blocks
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Blocks, Window
+from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 _MIN_WINDOW_NBYTES = 4 << 20
 _MAX_GROWTH_NBYTES = 1 << 30
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.13 has the name; addresses only, no memory
 _SHM = "/dev/shm"  # noqa: S108 - where Linux MPIs back shared windows; not a file of ours
 
 
@@ -41,9 +44,13 @@ class Block(blocks.Block):
 class _SharedWindow(Window):
     """One shared window: this node's memory."""
 
-    def __init__(self, node: MPI.Intracomm, nbytes: int) -> None:
+    def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
-        self.mpi: MPI.Win | None = MPI.Win.Allocate_shared(nbytes, 1, comm=node)
+        self.mpi: MPI.Win | None = None
+
+    def make(self, node: MPI.Intracomm) -> None:
+        """**Collective** over the node. Allocate the memory."""
+        self.mpi = MPI.Win.Allocate_shared(self.nbytes, 1, comm=node)
         self.mpi.Lock_all(MPI.MODE_NOCHECK)
         memories = [self.mpi.Shared_query(rank)[0] for rank in range(node.Get_size())]
         self.bytes = [np.asarray(memory, np.uint8) for memory in memories]
@@ -73,16 +80,39 @@ class Arena(Blocks[_SharedWindow, Block]):
         total = sum(window.nbytes for window in self._windows)
         size = max(nbytes, _MIN_WINDOW_NBYTES, min(total, _MAX_GROWTH_NBYTES))
         size += -size % 4096
-        self._exchange.agree(f"make a window\nbytes={size}", self._shortage(size))
-        window = _SharedWindow(self.node, size)
+        window = _SharedWindow(size)
+        with LocalStep(self._refuse, "make a window"):
+            shortage = self._shortage(size)
+            if shortage is not None:
+                raise shortage
+        self._exchange.agree(f"make a window\nbytes={size}")
+        with LocalStep(self._refuse, "make a window", errors.WorkspaceError):
+            window.make(self.node)
+        self._exchange.agree("make a window: done")
         self._windows.append(window)
         return window
 
+    def _refuse(self, verb: str, error: errors.PblasError) -> None:
+        """**Collective.** Raise an error of this rank's on all ranks, as one of shared memory."""
+        if isinstance(error, errors.WorkspaceError):
+            error.shared = True
+        self._exchange.agree(verb, error)
+
     def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
-        """The error if /dev/shm is too small for `nbytes` per rank: writing past its end kills the process."""
+        """The error if there is no room for `nbytes` per rank, in this rank's address space or in /dev/shm (local).
+
+        Writing past the end of /dev/shm kills the process. A rank without the addresses might let the others wait.
+        """
+        ranks = self.node.Get_size()
+        try:
+            mmap.mmap(-1, ranks * nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, mmap.PROT_READ).close()
+        except (OSError, OverflowError, ValueError) as caught:
+            return errors.WorkspaceError(
+                f"shared memory: a rank has no addresses for {ranks * nbytes} bytes of this node: {caught}; raise its "
+                f"limit (ulimit -v), or use Context(transport='message')"
+            )
         if self.node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
             return None
-        ranks = self.node.Get_size()
         status = os.statvfs(_SHM)
         untouched = sum(window.nbytes - window.touched for window in self._windows)
         free, needed = status.f_bavail * status.f_frsize, ranks * (nbytes + untouched)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from nvmath.bindings import cublasLt
@@ -23,6 +23,7 @@ from pblas.backends.nvshmem.tables import Tables
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pblas.backends.agreement import AgreedError
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import Location
     from pblas.backends.peers import Peers
@@ -114,6 +115,12 @@ class NvshmemBackend(GpuBackend):
             super().reject(error)
         else:
             self._resources.reject(error)
+
+    def abort(self, error: AgreedError) -> NoReturn:
+        """As `reject` in the middle of a call: the context breaks in any case (local)."""
+        if self._resources is None:
+            super().abort(error)
+        self._resources.abort(error)
 
     # Symmetric memory
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Block, Blocks, Window
+from pblas.backends.local_step import agreed
 from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Heap(Blocks[Region, Block]):
             if place is not None:
                 return self._append(place, size)
         if len(self._pes) < self._nvshmem.npes:
-            raise exhausted(nbytes, total, self._nvshmem.nbytes)
+            raise agreed(exhausted(nbytes, total, self._nvshmem.nbytes))
         self._nvshmem.add_segment(max(wanted, _MIN_SEGMENT_NBYTES))
         place = self._agree_place(wanted)
         assert place is not None, "a new segment holds the region that it is made for"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import cupy
 import numpy as np
@@ -19,6 +19,7 @@ from pblas.backends.nvshmem.workspace import ALIGNMENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.agreement import AgreedError
     from pblas.backends.allocator import Block
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.nvshmem.heap import Heap
@@ -75,7 +76,15 @@ class EngineResources:
 
     def reject(self, error: errors.PblasError) -> None:
         """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""
-        self.ranks.agreement.reject(error, lambda: self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0)))
+        self.ranks.agreement.reject(error, self._refuse)
+
+    def abort(self, error: AgreedError) -> NoReturn:
+        """Raise an error in the middle of a call; as `reject`, but the context breaks in any case (local)."""
+        self.ranks.agreement.abort(error, self._refuse)
+
+    def _refuse(self) -> None:
+        """Tell the peers' streams that this rank has an error, which it sends as a message (local)."""
+        self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0))
 
     def settle(self, timeout: float | None = None) -> None:
         """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local).

@@ -13,6 +13,7 @@ from pblas.matrices import npy as files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.random import random_entries
+from pblas.runtime.calls import collective
 from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class Creation:
 
     runtime: Runtime
 
+    @collective
     def from_global(
         self,
         array: Array | Callable[[Array, Array], Array] | None,
@@ -57,7 +59,6 @@ class Creation:
         verb, by_function, backend = "from_global", callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
         source, dtype_index = None, -1
-        self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
@@ -78,7 +79,7 @@ class Creation:
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
         arguments["dtype"] = DTYPES[dtype_index].name if known else "the array's"
         largest = self.runtime.agree(verb, arguments, maxima=(dtype_index, self.runtime.nelements(desc)))
-        local = self.runtime.empty(self.runtime.place(desc, DTYPES[largest[0]], largest[1]))
+        local = self._memory(verb, desc, DTYPES[largest[0]], largest[1])
         if source is not None:
             source = backend.reading(source)
         with backend.writing(local) as part:
@@ -93,6 +94,7 @@ class Creation:
                         transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
+    @collective
     def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
         """**Collective.** A matrix made of the ranks' local arrays, which are used in place.
 
@@ -111,7 +113,6 @@ class Creation:
             DTypeError: a dtype that pblas does not multiply.
         """
         verb = "from_local"
-        self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             part = self._checked_matrix(verb, array)
@@ -120,11 +121,12 @@ class Creation:
         arguments = {"desc": shared_descriptor(desc), "copy": copy, "dtype": part.dtype.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         if copy:
-            local = self.runtime.empty(self.runtime.place(desc, part.dtype, largest))
+            local = self._memory(verb, desc, part.dtype, largest)
             self.runtime.backend.copy(part, local)
             part = local
         return DistMatrix(desc, part, self.runtime)
 
+    @collective
     def empty(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** An uninitialised matrix, in memory that the ranks of a node read in place.
 
@@ -141,12 +143,14 @@ class Creation:
         """
         return self._new("empty", desc, dtype)
 
+    @collective
     def zeros(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
         self.runtime.backend.clear(matrix.local)
         return matrix
 
+    @collective
     def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
         """**Collective.** A matrix of random numbers, uniform in [-1, 1).
 
@@ -165,10 +169,13 @@ class Creation:
             DTypeError: a dtype that pblas does not multiply.
         """
         matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers would overflow
-        with self.runtime.backend.writing(matrix.local) as part:
-            _fill(part, desc, self.runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+        runtime = self.runtime
+        with runtime.local_step("random"), runtime.backend.writing(matrix.local) as part:
+            _fill(part, desc, runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+        runtime.agree("random: make the entries", {})
         return matrix
 
+    @collective
     def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
         """**Collective.** A matrix from a .npy file; every rank reads only the elements that it owns.
 
@@ -186,7 +193,6 @@ class Creation:
             DTypeError: a dtype that pblas does not multiply; dtype= converts it.
         """
         verb = "load"
-        self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             path = files.checked_path(verb, path)
@@ -215,7 +221,7 @@ class Creation:
                 )
         arguments = {"path": path, "desc": shared_descriptor(desc), "dtype": wanted.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
-        local = self.runtime.empty(self.runtime.place(desc, wanted, largest))
+        local = self._memory(verb, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
             files.read_part(path, header, desc, self.runtime.rank, part)
         self.runtime.agree("load: read the parts", {})
@@ -223,14 +229,20 @@ class Creation:
 
     def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **seed: Any) -> DistMatrix:
         """**Collective.** An uninitialised matrix; a seed is checked, and ranks agree on it."""
-        self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             arguments: dict[str, Any] = {name: _checked_seed(value) for name, value in seed.items()}
             checked = checked_dtype(verb, dtype)
         arguments |= {"desc": shared_descriptor(desc), "dtype": checked.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
-        return DistMatrix(desc, self.runtime.empty(self.runtime.place(desc, checked, largest)), self.runtime)
+        return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)
+
+    def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
+        """**Collective.** Memory for this rank's part of a new matrix; all ranks have theirs."""
+        local = self.runtime.empty(self.runtime.place(desc, dtype, nelements))
+        if not self.runtime.backend.shared:  # private memory: another rank may have none
+            self.runtime.agree(f"{verb}: allocate", {})
+        return local
 
     def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""

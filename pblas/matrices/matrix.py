@@ -11,6 +11,7 @@ from pblas import errors
 from pblas.matrices import npy as files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.operators import Operators
+from pblas.runtime.calls import collective
 from pblas.runtime.runtime import check_root, shared_descriptor
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class DistMatrix(Operators):
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conj)
 
+    @collective
     def to_global(self, root: int | None = 0) -> Array | None:
         """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.
 
@@ -118,7 +120,6 @@ class DistMatrix(Operators):
             WorkspaceError: a rank has too little memory for the whole matrix.
         """
         runtime, whole = self.runtime, None
-        runtime.check_open("to_global")
         with runtime.local_step("to_global"):
             check_root("to_global", root, runtime.nprocs)
             if root is None or root == runtime.rank:
@@ -132,6 +133,7 @@ class DistMatrix(Operators):
                 transfer.broadcast(runtime, whole, self.desc.order)
         return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
 
+    @collective
     def save(self, path: str | os.PathLike[str]) -> None:
         """**Collective.** Write the matrix as a standard .npy file; every rank writes the elements that it owns.
 

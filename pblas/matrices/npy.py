@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,9 @@ from pblas.matrices.scatter_gather import holds_first_copy, part_of, put_part
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+
+
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ def read_header(path: str | os.PathLike[str]) -> Header:
             raise FileFormatError(f"{path}: cannot be read: it is a pipe; pass a file, which all ranks can read")
         with Path(path).open("rb") as file:
             version = npy.read_magic(file)
+            if version == (3, 0):
+                raise FileFormatError(
+                    f"{path}: .npy format 3.0 is that of records whose fields have names beyond Latin letters; save "
+                    f"the matrix of one field, as numpy.save(path, records['name'])"
+                )
             if version not in ((1, 0), (2, 0)):
                 raise FileFormatError(f"{path}: .npy format version {version} is unknown; save it with numpy.save")
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
@@ -75,8 +84,10 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         raise
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise FileFormatError(f"{path}: not a .npy file: {error}") from None
+    except Exception as error:  # noqa: BLE001 - Python's parser raises many kinds for a header that is not NumPy's
+        raise FileFormatError(f"{path}: not a .npy file: {type(error).__name__}: {error}") from None
+    if not all(type(extent) is int and 0 <= extent <= _MOST for extent in shape):
+        raise FileFormatError(f"{path}: not a .npy file: its shape is not of integers in 0..2**63 - 1")
     if len(shape) != 2 or dtype.hasobject:
         raise FileFormatError(f"{path}: expected a matrix of numbers, got shape {shape}, dtype {dtype}")
     needed = offset + shape[0] * shape[1] * dtype.itemsize
@@ -239,9 +250,10 @@ def finish(temporary: str, path: str | os.PathLike[str]) -> None:
 
 
 def discard(temporary: str) -> None:
-    """Remove a file that could not be completed."""
+    """Remove a file that could not be completed, if that is possible."""
     if temporary:
-        Path(temporary).unlink(missing_ok=True)
+        with suppress(OSError):  # the error that is on its way says more
+            Path(temporary).unlink(missing_ok=True)
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -18,6 +18,7 @@ from pblas.execute.collective.reduction import ByFunction
 from pblas.execute.collective.staging import Staging
 from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
 from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
+from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -34,6 +35,7 @@ class Collectives:
 
     runtime: Runtime
 
+    @collective
     def allreduce(
         self,
         x: Any,
@@ -75,6 +77,7 @@ class Collectives:
         """
         return _reduce(self.runtime, "allreduce", x, out, Reduction(op, epilogue, algorithm), stream)
 
+    @collective
     def reduce_scatter(
         self,
         x: Any,
@@ -104,6 +107,7 @@ class Collectives:
         """
         return _reduce(self.runtime, "reduce_scatter", x, out, Reduction(op, epilogue, counts=counts), stream)
 
+    @collective
     def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
@@ -179,8 +183,8 @@ class _Memory:
         runtime = self._runtime
         try:
             staging = Staging(runtime.backend, self._nbytes)
-        except errors.WorkspaceError:
-            if not runtime.give_up_shared_memory():
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
             staging = Staging(runtime.backend, self._nbytes)
         runtime.staging = staging
@@ -201,7 +205,6 @@ def refuse_stream(operation: str, stream: Any) -> None:
 
 def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
-    runtime.check_open(operation)
     if not runtime.backend.gpus:
         return _reduce_on_hosts(runtime, operation, x, out, options, stream)
     stream, kernels = current_stream(x) if stream is None else stream, _kernels(runtime)
@@ -229,7 +232,6 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
 def _gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
     """**Collective.** An all-gather."""
     operation = "allgather"
-    runtime.check_open(operation)
     if not runtime.backend.gpus:
         return _gather_on_hosts(runtime, x, out, counts, stream)
     stream, kernels = current_stream(x) if stream is None else stream, _kernels(runtime)

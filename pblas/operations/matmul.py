@@ -27,6 +27,7 @@ from pblas.simulation.hardware import find_hardware
 if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.plans.plan import ProductPlan
+    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware
 
 Out = MatrixDescriptor | DistMatrix | None
@@ -116,7 +117,11 @@ def plan_matmul(
     """
     call = ProductRequest(verb="plan_matmul", **locals())  # the arguments, and nothing else yet
     if call.matrices:
-        return _plan(call)
+        runtime = call.matrices[0].runtime
+        with runtime.call(call.verb):
+            planned = _plan(call, runtime)
+            runtime.agree("plan_matmul: workspace", {})
+        return planned
     return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
 
 
@@ -169,7 +174,8 @@ def pmatmul(
     call = ProductRequest(verb="pmatmul", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
         raise errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    with _plan(call) as planned:
+    runtime = call.matrices[0].runtime
+    with runtime.call(call.verb), _plan(call, runtime) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
@@ -185,11 +191,9 @@ def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
     return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue)
 
 
-def _plan(call: ProductRequest) -> PlannedMatmul:
-    """**Collective.** The planned product of a call with matrices."""
+def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
+    """**Collective.** The planned product of a call with matrices; the next collective call is an agreement."""
     verb, matrices = call.verb, call.matrices
-    runtime = matrices[0].runtime
-    runtime.check_open(verb)
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
         if any(x.runtime is not runtime for x in matrices):
@@ -212,7 +216,8 @@ def _plan(call: ProductRequest) -> PlannedMatmul:
             check_overlap(verb, call.a, call.b, call.c, out)
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
-        return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
+        with runtime.building(verb):
+            return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
     operands = call.a, call.b, call.c, out
 
     def pushed(plan: ProductPlan) -> PushedMatmul:

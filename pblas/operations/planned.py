@@ -148,7 +148,7 @@ class PlannedOperation(Generic[ExecutionT]):
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
-        with Tracing(self._runtime, paths, title or self.plan.label) as trace:
+        with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace
 
@@ -190,14 +190,23 @@ class PlannedOperation(Generic[ExecutionT]):
         runtime = self._runtime
         if runtime is None:
             raise self._no_context_error("execute")
-        runtime.check_open("execute")
+        with runtime.call("execute", self._begin):
+            return self._run(runtime, execution)
+
+    def _begin(self, verb: str) -> None:
+        """Raise ContextError if the context cannot be used (local)."""
+        assert self._runtime is not None, "it has a context"
+        self._runtime.check_open(verb)
+
+    def _run(self, runtime: Runtime, execution: ExecutionT) -> Any:
+        """**Collective.** `run`, inside a collective call."""
         try:
             switched = self._shared != runtime.backend.shared  # to messages, since the executor was built
             if self._executor is not None and switched:
                 self._prepare(runtime)
             return self._run_once(runtime, execution)
-        except errors.WorkspaceError:
-            if not runtime.give_up_shared_memory():
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
             self._prepare(runtime)
             return self._run_once(runtime, execution)
@@ -207,8 +216,8 @@ class PlannedOperation(Generic[ExecutionT]):
         self._executor = None
         try:
             self._executor = self._build(runtime)
-        except errors.WorkspaceError:
-            if not runtime.give_up_shared_memory():
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
@@ -220,25 +229,25 @@ class PlannedOperation(Generic[ExecutionT]):
         that no peer still reads this rank's operands, result or workspace.
         """
         backend, verb = runtime.backend, self._verb(execution)
-        with runtime.local_step(verb):
-            if self._executor is None:
-                raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-            execution = self._checked(runtime, execution)
         with backend.provisional():  # a rank that found an error allocates nothing, and so must all
-            result = execution.out
-            if result is None:
-                result = self._new_result(runtime, execution)
-                if self._shared != backend.shared:  # it made the context switch to messages
-                    self._prepare(runtime)
-            executor: Executor = self._executor
-            x = self._operands(execution, result)
-            alone = executor.publish(x)
-            maxima = int(alone), int(self._lends())
-            scratch, lends = runtime.agree(verb, self._call_args(execution), None, maxima)
+            with runtime.local_step(verb):
+                if self._executor is None:
+                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
+                execution = self._checked(runtime, execution)
+                result = execution.out
+                if result is None:
+                    result = self._new_result(runtime, execution)
+                    if self._shared != backend.shared:  # it made the context switch to messages
+                        self._prepare(runtime)
+                executor: Executor = self._executor
+                x = self._operands(execution, result)
+                alone = executor.publish(x)
+                maxima, call_args = (int(alone), int(self._lends())), self._call_args(execution)
+            scratch, lends = runtime.agree(verb, call_args, None, maxima)
         if executor.prepare(scratch=bool(scratch)):
             runtime.agree(f"{verb}: staged", {})
         progress = backend.progressing() if self.plan.overlaps_messages else nullcontext()
-        with runtime.collective_section(verb, expected=(errors.WorkspaceError,)), progress:
+        with runtime.collective_section(verb, expected=(errors.WorkspaceError, KeyboardInterrupt)), progress:
             executor.run(x)
             backend.arrays.settle()
         if backend.shared and runtime.nprocs > 1 and lends and executor.lends:

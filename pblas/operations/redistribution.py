@@ -83,9 +83,10 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
         runtime = self._runtime
         assert runtime is not None, "`redistribute` has matrices"
         try:
-            if self._executor is None:
-                self._prepare(runtime)
-            place = runtime.place(spec.desc_b, spec.dtype, nelements)
+            with runtime.building("redistribute"):
+                if self._executor is None:
+                    self._prepare(runtime)
+                place = runtime.place(spec.desc_b, spec.dtype, nelements)
             result: DistMatrix = self.run(_Execution(spec, a, out, place))
         except BaseException:
             self.close()
@@ -163,7 +164,9 @@ def plan_redistribution(
         spec = RedistributionArguments.checked(call)
         ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
         return PlannedRedistribution(spec, spec.plan(ranks, Topology(ranks, shared=True)), None)
-    return PlannedRedistribution(*_agreed(call))
+    runtime = _runtime(call)
+    with runtime.call(call.verb):
+        return _planned(call, runtime, *_agreed(call, runtime))
 
 
 def redistribute(
@@ -204,19 +207,38 @@ def redistribute(
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
     call = RedistributionRequest(verb="redistribute", **locals())  # the arguments, and nothing else yet
-    spec, plan, runtime, nelements = _agreed(call)
-    planned = runtime.plans.get(plan, lambda: PlannedRedistribution(spec, plan, runtime, nelements))
-    return planned.execute_with(spec, nelements, a, out)
+    runtime = _runtime(call)
+    with runtime.call(call.verb):
+        spec, plan, nelements = _agreed(call, runtime)
+        planned = runtime.plans.get(plan, lambda: _planned(call, runtime, spec, plan, nelements))
+        return planned.execute_with(spec, nelements, a, out)
 
 
-def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, RedistributionPlan, Runtime, int]:
-    """**Collective.** The checked and agreed arguments of a call, its plan, its runtime, and the size of B's part."""
-    verb, matrices = call.verb, call.matrices
-    if not matrices:
+def _planned(
+    call: RedistributionRequest,
+    runtime: Runtime,
+    spec: RedistributionArguments,
+    plan: RedistributionPlan,
+    nelements: int,
+) -> PlannedRedistribution:
+    """**Collective.** The planned redistribution of an agreed call."""
+    with runtime.building(call.verb):
+        planned = PlannedRedistribution(spec, plan, runtime, nelements)
+    runtime.agree(f"{call.verb}: workspace", {})
+    return planned
+
+
+def _runtime(call: RedistributionRequest) -> Runtime:
+    """The runtime of the matrices of a call (local)."""
+    if not call.matrices:
         got = type(call.a).__name__
-        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
-    runtime = matrices[0].runtime
-    runtime.check_open(verb)
+        raise errors.ArgumentError(f"{call.verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
+    return call.matrices[0].runtime
+
+
+def _agreed(call: RedistributionRequest, runtime: Runtime) -> tuple[RedistributionArguments, RedistributionPlan, int]:
+    """**Collective.** The checked and agreed arguments of a call, its plan, and the elements of B."""
+    verb, matrices = call.verb, call.matrices
     with runtime.local_step(verb):
         if any(x.runtime is not runtime for x in matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
@@ -227,4 +249,4 @@ def _agreed(call: RedistributionRequest) -> tuple[RedistributionArguments, Redis
             check_overlap(verb, call.a, None, None, call.out)
         arguments, needed = spec.arguments(), runtime.nelements(spec.desc_b)
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
-    return spec, plan, runtime, nelements
+    return spec, plan, nelements

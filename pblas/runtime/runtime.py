@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
@@ -17,10 +16,11 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import DTYPES
-from pblas.backends.local_step import LocalStep, local_error
+from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.plan import Topology
+from pblas.runtime.calls import Calls, CollectiveCall
 from pblas.runtime.timings import Measured
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ class Runtime:
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.closed = False
         self.bandwidth = 0.0
         """Measured bytes per second of messages between nodes; 0: not measured (global)."""
         self.debug = False
@@ -99,7 +98,16 @@ class Runtime:
         """Memory for collectives on plain arrays; None before the first such call (global)."""
         self.measured = Measured(backend) if backend.push else None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
-        self._numbers = count(1)
+        self._calls = Calls(backend)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the context is closed (global)."""
+        return self._calls.closed
+
+    @closed.setter
+    def closed(self, value: bool) -> None:
+        self._calls.closed = value
 
     @property
     def rank(self) -> int:
@@ -120,8 +128,21 @@ class Runtime:
         )
 
     def next_number(self) -> int:
-        """A number for a planned product, the same on all ranks because all plan in the same order (global)."""
-        return next(self._numbers)
+        """A number for a planned operation: how many agreements there have been, on all ranks as many (global)."""
+        return self.backend.agreement.ncalls
+
+    def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
+        """A with block around a public collective call, which may be a part of another one (local).
+
+        In the outermost block one thread uses the context, a SIGINT waits for the next agreement, and an exception that
+        no agreement has raised breaks the context: all ranks raise it. Local work that may fail is therefore done in a
+        `local_step`, after which the context stays usable.
+
+        Args:
+            verb: name of the call, for messages (global).
+            begin: called with the verb when the block begins, as a part of it; None for `check_open` (local).
+        """
+        return CollectiveCall(self._calls, verb, begin or self.check_open)
 
     def check_open(self, verb: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
@@ -139,12 +160,12 @@ class Runtime:
         agreement.broken = agreement.broken or reason
 
     def collective_section(
-        self, verb: str, *, expected: tuple[type[Exception], ...] = ()
+        self, verb: str, *, expected: tuple[type[BaseException], ...] = ()
     ) -> AbstractContextManager[None]:
         """A with block in which ranks exchange messages; an exception in it breaks the context (local).
 
         Infinities and NaN are results, so NumPy does not warn about them in the block: the warning might be an error on
-        one rank only. `expected` are exceptions that all ranks raise together, before the first message.
+        one rank only. `expected` are exceptions that agreements raise in it before the first message.
         """
         return _CollectiveSection(self, verb, expected)
 
@@ -194,6 +215,13 @@ class Runtime:
         """
         self.backend.reject(error)
 
+    def building(self, verb: str) -> AbstractContextManager[None]:
+        """A with block that allocates memory of a plan: a local step if no rank shares memory with another (local).
+
+        Ranks that share memory allocate in the same order. A rank that fails in between has to break the context.
+        """
+        return nullcontext() if self.backend.shared else self.local_step(verb)
+
     def rejecting(self, verb: str) -> LocalStep:
         """As `local_step`, in a call that starts without an agreement: see `reject` (local)."""
         return LocalStep(lambda _, error: self.reject(error), verb)
@@ -231,18 +259,23 @@ class Runtime:
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory; private memory if the backend has no shared memory, or gave it up.
 
+        Private memory is allocated in a local step: the next collective call is an agreement.
+
         Raises:
             WorkspaceError: too little memory of both kinds; shared memory is not given up for that.
         """
+        if not self.backend.shared:
+            with self.local_step("allocate"):
+                return self.backend.allocate(nbytes)
         try:
             return self.backend.allocate(nbytes)
-        except errors.WorkspaceError:
-            if not (self.backend.shared and self.backend.falls_back):
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and self.backend.falls_back):
                 raise
-        with self.local_step("allocate private memory"):
-            self.backend.private(nbytes)
-        self.agree("allocate private memory", {})
-        self.give_up_shared_memory()
+            with self.local_step("allocate private memory"):
+                self.backend.private(nbytes)
+            self.agree("allocate private memory", {})
+            self.give_up_shared_memory()
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
@@ -260,7 +293,7 @@ class Runtime:
 class _CollectiveSection(AbstractContextManager[None]):
     """The result of `Runtime.collective_section`; a generator would cost as much time as a message."""
 
-    def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[Exception], ...]) -> None:
+    def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[BaseException], ...]) -> None:
         self._runtime, self._verb, self._expected = runtime, verb, expected
         self._quiet = np.errstate(all="ignore")
 
@@ -271,8 +304,9 @@ class _CollectiveSection(AbstractContextManager[None]):
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._quiet.__exit__(kind, caught, traceback)
-        if kind is not None and not issubclass(kind, self._expected):
-            self._runtime.poison(f"{self._verb}: {kind.__name__} in the middle of it")
+        # `Runtime.call` aborts the call for any other exception.
+        if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
+            self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

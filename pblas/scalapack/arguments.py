@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from pblas.scalapack.local_arrays import Local, Part, checked_part
 from pblas.scalapack.routines import OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
@@ -79,7 +81,7 @@ class Findings:
 
 
 class Call:
-    """**Collective.** A call of a routine: its arguments, checked on every rank, and its matrices.
+    """**Collective.** A with block around a call: its arguments, which are checked on every rank, and its matrices.
 
     Args:
         routine: the routine (global).
@@ -98,8 +100,24 @@ class Call:
         self._parts: dict[str, Part] = {}
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
-        findings = Findings(self.verb)
-        self.grid = self._agreement_grid(findings)
+        self._matrices: list[DistMatrix] = []
+        self._findings = Findings(self.verb)
+        self.grid = self._agreement_grid(self._findings)
+        self._call = self.runtime.call(self.verb, self._begin)
+
+    def __enter__(self) -> Self:
+        self._call.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._call.__exit__(kind, caught, traceback)
+
+    def _begin(self, verb: str) -> None:
+        """**Collective.** Check the arguments."""
+        self.runtime.check_open(verb)
+        findings, routine = self._findings, self.routine
         names = [operand.name for operand in routine.operands]
         with LocalStep(lambda _, error: self._refuse(findings, error), self.verb):
             if not findings:
@@ -122,6 +140,10 @@ class Call:
         """Runtime of the grid's context."""
         return self.grid.runtime
 
+    def local_step(self) -> LocalStep:
+        """A with block of local work: see `Runtime.local_step` (local)."""
+        return self.runtime.local_step(self.verb)
+
     @property
     def key(self) -> Any:
         """Key of the call's plan on its grid; arguments are text, so that NaN equals NaN (global)."""
@@ -132,6 +154,12 @@ class Call:
         order, grid, part = self._orders[name], self._grids[name], self._parts[name]
         desc = part.desc if order == "F" else self._entries[name].matrix(grid.grid, order)
         return DistMatrix(desc.submatrix(*part.bounds), self.local(name), grid.runtime)
+
+    def operands(self) -> list[DistMatrix]:
+        """`matrix` of each operand, in a `local_step`: the next collective call is an agreement."""
+        with self.local_step():
+            self._matrices = self._matrices or [self.matrix(operand.name) for operand in self.routine.operands]
+        return self._matrices
 
     def local(self, name: str) -> Array:
         """This rank's part of sub(X), or of a copy if the array cannot be read in the order of all ranks (local)."""

@@ -17,6 +17,8 @@ from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.operations.multiplication.base import PlannedMatmul
+    from pblas.operations.redistribution import PlannedRedistribution
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
@@ -36,17 +38,23 @@ def pxgemm(
 
     Source: PBLAS, p?gemm.
     """
-    call = Call(
+    with Call(
         *(routine, letter, transa, transb, m, n, k, alpha),
         *(a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc),
-    )
-    if call["M"] == 0 or call["N"] == 0:
-        return
-    x, y, z = (call.matrix(name) for name in "ABC")
-    options = {"transa": call["TRANSA"], "transb": call["TRANSB"], "alpha": call["ALPHA"], "beta": call["BETA"]}
-    old = None if call["BETA"] == 0 else z
-    call.runtime.plans.get(call.key, lambda: plan_matmul(x, y, old, out=z, **options)).execute(x, y, old, out=z)
-    call.deliver()
+    ) as call:
+        if call["M"] == 0 or call["N"] == 0:
+            return
+        options = {"transa": call["TRANSA"], "transb": call["TRANSB"], "alpha": call["ALPHA"], "beta": call["BETA"]}
+        takes_c = call["BETA"] != 0
+
+        def plan() -> PlannedMatmul:
+            x, y, z = call.operands()
+            return plan_matmul(x, y, z if takes_c else None, out=z, **options)
+
+        planned = call.runtime.plans.get(call.key, plan)
+        x, y, z = call.operands()
+        planned.execute(x, y, z if takes_c else None, out=z)
+        call.deliver()
 
 
 def pxgeadd(
@@ -62,7 +70,8 @@ def pxgeadd(
 
     Source: PBLAS, p?geadd.
     """
-    _add(Call(routine, letter, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
+    with Call(routine, letter, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc) as call:
+        _add(call)
 
 
 def pxtradd(
@@ -78,7 +87,8 @@ def pxtradd(
 
     Source: PBLAS, p?tradd.
     """
-    _add(Call(routine, letter, uplo, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc))
+    with Call(routine, letter, uplo, trans, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc) as call:
+        _add(call)
 
 
 def pxtran(
@@ -94,18 +104,24 @@ def pxtran(
 
     Source: PBLAS, p?tran (real matrices), p?tranu and p?tranc (complex ones).
     """
-    call = Call(routine, letter, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc)
-    _add(call, "C" if routine is routines.TRANC else "T")
+    with Call(routine, letter, m, n, alpha, a, ia, ja, desca, beta, c, ic, jc, descc) as call:
+        _add(call, "C" if routine is routines.TRANC else "T")
 
 
 def _add(call: Call, trans: Trans | None = None) -> None:
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)), in the trapezoid UPLO if the routine has one."""
     if call["M"] == 0 or call["N"] == 0:
         return
-    x, z = call.matrix("A"), call.matrix("C")
     uplo = call["UPLO"] if "UPLO" in call.routine.arguments else None
     options = {"trans": trans or call["TRANS"], "alpha": call["ALPHA"], "beta": call["BETA"], "uplo": uplo}
-    call.runtime.plans.get(call.key, lambda: plan_redistribution(x, out=z, **options)).execute(x, out=z)
+
+    def plan() -> PlannedRedistribution:
+        x, z = call.operands()
+        return plan_redistribution(x, out=z, **options)
+
+    planned = call.runtime.plans.get(call.key, plan)
+    x, z = call.operands()
+    planned.execute(x, out=z)
     call.deliver()
 
 

@@ -42,7 +42,8 @@ def pxgemr2d(
 
     Source: ScaLAPACK REDIST, p?gemr2d.
     """
-    _Relocation(routine, letter, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt).run(None)
+    with _Relocation(routine, letter, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt) as call:
+        call.run(None)
 
 
 def pxtrmr2d(
@@ -59,12 +60,12 @@ def pxtrmr2d(
 
     Source: ScaLAPACK REDIST, p?trmr2d.
     """
-    call = _Relocation(routine, letter, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt)
-    without = int(call["DIAG"] == "U")
-    if call["UPLO"] == "U":
-        call.run(Trapezoid("U", without - max(0, m - n)))
-    else:
-        call.run(Trapezoid("L", max(0, n - m) - without))
+    with _Relocation(routine, letter, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt) as call:
+        without = int(call["DIAG"] == "U")
+        if call["UPLO"] == "U":
+            call.run(Trapezoid("U", without - max(0, m - n)))
+        else:
+            call.run(Trapezoid("L", max(0, n - m) - without))
 
 
 class _Relocation(Call):
@@ -118,14 +119,19 @@ class _Relocation(Call):
         descriptions: dict[str, Any] = self._described if self._all_know else self._collect_descriptions()
 
         def make() -> _Transfer:
-            source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
-            plan = _Placements(source, target, self._orders["A"], trapezoid)
-            return _Transfer(plan, None, self.dtype, self.runtime)
+            with self.runtime.building(self.verb):
+                source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
+                plan = _Placements(source, target, self._orders["A"], trapezoid)
+                transfer = _Transfer(plan, None, self.dtype, self.runtime)
+            self.runtime.agree(f"{self.verb}: workspace", {})
+            return transfer
 
-        arrays = self.runtime.backend.arrays
-        nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
-        x, z = (self.local(name) if name in self._grids else nothing for name in descriptions)
-        self.runtime.plans.get((*self.key, *descriptions.values()), make).run(_Arrays(self.verb, x, z))
+        planned = self.runtime.plans.get((*self.key, *descriptions.values()), make)
+        with self.local_step():
+            arrays = self.runtime.backend.arrays
+            nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
+            x, z = (self.local(name) if name in self._grids else nothing for name in descriptions)
+        planned.run(_Arrays(self.verb, x, z))
         if "B" in self._grids:
             self.deliver()
 
@@ -146,7 +152,7 @@ class _Relocation(Call):
             info = -100 * (operand.position + 3) - descriptors.CTXT
             if not near:
                 text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
-                raise PblasArgumentError(text, info)
+                runtime.fail(self.verb, PblasArgumentError(text, info))
             received = runtime.backend.broadcast_object(own, runtime.nprocs - near)
             descriptions[operand.name] = received if own is None else own
             if own is None and runtime.rank in received[2]:

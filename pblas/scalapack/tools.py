@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
+
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
@@ -177,12 +179,15 @@ def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: i
 
     Source: ScaLAPACK TOOLS, p?elget.
     """
-    call = Call(routine, letter, scope, top, None, a, ia, ja, desca)
-    grid = call.grid.grid
-    element = call.matrix("A")
-    owner = element.desc.owner(0, 0)
-    local = call.runtime.backend.reading(element.local)
-    value = call.runtime.backend.broadcast_object(local[0, 0] if call.runtime.rank == owner else None, owner)
+    with Call(routine, letter, scope, top, None, a, ia, ja, desca) as call:
+        grid = call.grid.grid
+        [matrix] = call.operands()
+        with call.local_step():
+            owner = matrix.desc.owner(0, 0)
+            is_owner = call.runtime.rank == owner
+            element = call.runtime.backend.reading(matrix.local)[0, 0] if is_owner else None
+        call.runtime.agree(f"{call.verb}: read", {})
+        value = call.runtime.backend.broadcast_object(element, owner)
     coordinates, owner_coordinates = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
     inside = {
         "R": coordinates[0] == owner_coordinates[0],
@@ -205,14 +210,14 @@ def pxlaprnt(
 
     Source: ScaLAPACK TOOLS, p?laprnt.
     """
-    call = Call(routine, letter, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work)
-    whole = call.matrix("A").to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
-    if whole is None:
-        return
-    out = sys.stdout if isinstance(nout, int) else nout
-    for j in range(n):
-        for i in range(m):
-            out.write(f"{cmatnm}({i + 1:6d},{j + 1:6d})={_number(whole[i, j])}\n")
+    with Call(routine, letter, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work) as call:
+        [matrix] = call.operands()
+        whole = matrix.to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
+        with call.local_step():
+            out = sys.stdout if isinstance(nout, int) else nout
+            for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
+                out.write(f"{cmatnm}({i + 1:6d},{j + 1:6d})={_number(element)}\n")
+        call.runtime.agree(f"{call.verb}: print", {})
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:

@@ -91,8 +91,13 @@ class Linear:
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
         self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]
-        caller = Caller(self._layer, "Linear", ctx, weight, None)
-        self._ctx = caller.ctx
+        with Caller(self._layer, "Linear", ctx, weight, None) as caller:
+            self._ctx = caller.ctx
+            self._make(caller, kind, bias, epilogue, max_tokens=max_tokens, training=training)
+
+    def _make(self, caller: Caller, kind: Any, bias: Any, epilogue: Any, *, max_tokens: Any, training: bool) -> None:
+        """**Collective.** Check the arguments, and reserve memory for `max_tokens`."""
+        is_kind = isinstance(kind, str) and kind in _KINDS
         with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
             if not is_kind:
                 raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
@@ -101,7 +106,7 @@ class Linear:
             training = checked_flag("Linear", "training", training)
             if training and max_tokens is None:
                 raise errors.ArgumentError("Linear: training=True reserves memory for max_tokens; pass max_tokens too")
-            caller.array("weight", detached(weight), tokens=False)
+            caller.array("weight", detached(self.weight), tokens=False)
         call_args = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
         caller.runtime.agree("Linear", call_args)
         if self.max_tokens is not None:
@@ -131,11 +136,11 @@ class Linear:
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; also as in that function.
         """
-        caller = Caller(self._layer, "Linear", self._ctx, x, stream)
-        with caller.checking():
-            options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
-        options |= {"out": out, "aux": aux, "stream": stream}
-        return self._forward(x, self.weight, self.bias, epilogue, **options)
+        with Caller(self._layer, "Linear", self._ctx, x, stream) as caller:
+            with caller.checking():
+                options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
+            options |= {"out": out, "aux": aux, "stream": stream}
+            return self._forward(x, self.weight, self.bias, epilogue, **options)
 
     def backward(
         self,
@@ -153,10 +158,11 @@ class Linear:
         Raises:
             as `__call__`.
         """
-        with Caller(self._layer, "Linear", self._ctx, dy, stream).checking():
-            options = self._checked(x, tokens)
-        options |= {"aux": aux, "needs": needs, "dweight": dweight, "stream": stream}
-        return self._backward(dy, x, self.weight, self.epilogue, **options)
+        with Caller(self._layer, "Linear", self._ctx, dy, stream) as caller:
+            with caller.checking():
+                options = self._checked(x, tokens)
+            options |= {"aux": aux, "needs": needs, "dweight": dweight, "stream": stream}
+            return self._backward(dy, x, self.weight, self.epilogue, **options)
 
     def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
         """The options of a call, with its number of tokens checked (local)."""

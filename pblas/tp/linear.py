@@ -272,7 +272,13 @@ def linear_allreduce_backward(
 
 
 def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
-    caller = Caller(layer, layer.name, options.ctx, x, options.stream)
+    with Caller(layer, layer.name, options.ctx, x, options.stream) as caller:
+        return _product(caller, x, weight, bias, epilogue, out, aux, options)
+
+
+def _product(
+    caller: Caller, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options
+) -> Any:
     with caller.checking():
         shards = caller.operands({"x": x, "w": weight}, options)
         dtype, placed = caller.dtype, caller.placed
@@ -297,8 +303,14 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
 def _backward(
     layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
 ) -> Gradients:
-    caller = Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream)
-    runtime, dx, dw, db = caller.runtime, None, None, None
+    with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:
+        return _gradients(caller, dy, x, weight, epilogue, aux, needs, dweight, options)
+
+
+def _gradients(
+    caller: Caller, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
+) -> Gradients:
+    layer, runtime, dx, dw, db = caller.layer, caller.runtime, None, None, None
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")

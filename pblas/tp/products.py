@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
 
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
@@ -76,6 +77,8 @@ class Product(NamedTuple):
 class Caller:
     """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
+    A with block around the call: see `Runtime.call`.
+
     Args:
         layer: the layer whose product or gradient is computed (global).
         verb: name of the call, for messages (global).
@@ -89,7 +92,6 @@ class Caller:
         if not isinstance(self.ctx, Context):
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         self.runtime = runtime = self.ctx.runtime
-        runtime.check_open(verb)
         self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
         self.call_args: dict[str, Any] = {}
         """Arguments that must be equal on all ranks, besides sizes and options (global)."""
@@ -103,6 +105,17 @@ class Caller:
         """The dtype of all matrices; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""
+
+        self._call = runtime.call(verb)
+
+    def __enter__(self) -> Self:
+        self._call.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._call.__exit__(kind, caught, traceback)
 
     @property
     def placed(self) -> Placed:
@@ -280,8 +293,9 @@ class Caller:
         shards |= self.gathered
         a, b = (shards[z].T if trans == "T" else shards[z] for z, trans in ((left, transa), (right, transb)))
         if travels == target:
-            partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
-            self._multiply(a, b, 0.0, partial, None)
+            with self.checking():
+                partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
+                self._multiply(a, b, 0.0, partial, None)
             rows_per_rank = counts if self.layer.cut(target) else None
             add_up(self.runtime, self.verb, call_args(), partial, d, epilogue, rows_per_rank)
         else:

@@ -126,14 +126,16 @@ class Tracing:
 
     def __enter__(self) -> Trace:
         runtime = self._runtime
-        with runtime.local_step(self._verb):
-            for path in self._paths:
-                _suffix(path, self._verb)
-                if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
-                    raise errors.FileFormatError(
-                        f"{self._verb}: {path} cannot be written: its folder does not exist; make it first"
-                    )
-        runtime.agree(self._verb, {"paths": list(map(str, self._paths))})
+        with runtime.call(self._verb):
+            with runtime.local_step(self._verb):
+                for path in self._paths:
+                    _suffix(path, self._verb)
+                    if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
+                        raise errors.FileFormatError(
+                            f"{self._verb}: {path} cannot be written: its folder does not exist; make it first"
+                        )
+                paths = list(map(str, self._paths))
+            runtime.agree(self._verb, {"paths": paths})
         self._recorder = runtime.backend.recorder()
         self._recorder.__enter__()
         return self._trace
@@ -144,12 +146,13 @@ class Tracing:
         self._recorder.__exit__(kind, error, trace)
         if kind is not None:  # an exception: the ranks may be in different calls, so no agreement is possible
             return
-        self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
-        if self._paths:
-            with self._runtime.local_step(f"{self._verb}: write"):
-                for path in self._paths if self._runtime.rank == 0 else ():
-                    self._write(path)
-            self._runtime.agree(f"{self._verb}: write", {})
+        with self._runtime.call(self._verb):
+            self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
+            if self._paths:
+                with self._runtime.local_step(f"{self._verb}: write"):
+                    for path in self._paths if self._runtime.rank == 0 else ():
+                        self._write(path)
+                self._runtime.agree(f"{self._verb}: write", {})
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace (rank 0)."""

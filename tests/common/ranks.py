@@ -164,7 +164,8 @@ def no_memory(*_: object, **__: object) -> None:
 def check_broken_half_way(call: Callable[[], object], *steps: str) -> str:
     """Assert that a call interrupted in one of these functions breaks its context; what the next call says.
 
-    Its messages or flags are still on their way: the next call would take them for its own and be wrong.
+    Its messages or flags are still on their way: the next call would take them for its own and be wrong. With one rank
+    only pushed products have any.
     """
     with pytest.MonkeyPatch.context() as patch:
         for step in steps:

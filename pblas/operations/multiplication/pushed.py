@@ -106,13 +106,13 @@ class PushedMatmul(PlannedMatmul):
         orders = spec.orders(self.plan, self.out)
         return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
 
-    def run(self, execution: Execution) -> DistMatrix:
-        """**Collective.** One execution. On GPUs it returns once the kernels are launched."""
-        runtime = self._runtime
-        if runtime is None:
-            raise self._no_context_error("execute")
-        if runtime.closed:
-            runtime.check_open("execute")
+    def _begin(self, verb: str) -> None:
+        """Raise ContextError if the context is closed; the engine finds out whether it is broken (local)."""
+        if self._runtime is not None and self._runtime.closed:
+            self._runtime.check_open(verb)
+
+    def _run(self, runtime: Runtime, execution: Execution) -> DistMatrix:
+        """**Collective.** `run`. On GPUs it returns once the kernels are launched."""
         a, b, c, out, operands, stream, _ = execution
         runtime.backend.agreement.nexecutions += 1
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +154,43 @@ def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkey
             result = pblas.redistribute(A, COLUMNS)
             A.local[...] = np.nan
             shelf.keep(result, X[0])
+
+
+@pytest.mark.parametrize("transport", ["auto", "shared"])
+@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+def test_a_rank_without_addresses_for_a_window_is_as_one_without_memory(transport: Any, poor: int) -> None:
+    """A limit of the address space, on one rank; MPI_Win_allocate_shared would fail there."""
+    n = 3000
+    desc, before = MatrixDescriptor.row_wise(n, n, P), resource.getrlimit(resource.RLIMIT_AS)
+    with pblas.Context(timeout=20, transport=transport) as ctx:
+        check_product(ctx)
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        if COMM.rank == poor:  # room for this rank's part, and not for those of all ranks
+            resource.setrlimit(
+                resource.RLIMIT_AS, (pages * resource.getpagesize() + n * n * 8 // P * 3 // 2, before[1])
+            )
+        try:
+            kind, text = outcome_of(lambda: ctx.empty(desc))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+        if transport == "auto":
+            assert kind == "no exception", text
+            assert not ctx.runtime.backend.shared
+        else:
+            assert kind == "WorkspaceError", text
+            assert "has no addresses for" in text
+            assert f"found on rank {poor} of {P}" in text
+        check_product(ctx)
+
+
+@pytest.mark.parametrize("transport", ["auto", "shared"])
+def test_a_window_that_mpi_refuses_is_an_error_of_workspace(transport: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("MPI_ERR_NO_MEM")
+
+    with pblas.Context(timeout=20, transport=transport) as ctx, monkeypatch.context() as patch:
+        patch.setattr(arena._SharedWindow, "make", fails)
+        kind, text = outcome_of(lambda: ctx.empty(ROWS))
+        assert kind == ("no exception" if transport == "auto" else "WorkspaceError"), text
+        patch.undo()
+        check_product(ctx)

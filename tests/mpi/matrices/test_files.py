@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import struct
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from pblas import (
     Grid,
     MatrixDescriptor,
     MismatchError,
+    PblasError,
 )
 from pblas.matrices import npy as files
 from pblas.runtime.runtime import checked_dtype
@@ -35,7 +37,9 @@ from tests.common.ranks import (
     entries,
     layouts,
     one_host,
+    outcome_of,
     raises_on_all_ranks,
+    same_on_all_ranks,
     some_wrong,
 )
 
@@ -410,3 +414,74 @@ def test_a_folder_unreadable_by_one_rank_is_an_error_on_every_rank(
     raises_on_all_ranks(FileFormatError, "too long", lambda: ctx.load(long, desc))
     ctx.load(folder / "x.npy", desc)
     check_product(ctx)
+
+
+HEADERS = {
+    "a list as a key": "{[]: 1}",
+    "a number as a key": "{1: 2, 'descr': '<f8', 'fortran_order': False, 'shape': (8, 7)}",
+    "9000 signs": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'-' * 9000}8, 7)}}",
+    "4300 digits": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'9' * 4300}, {'9' * 4300})}}",
+    "truth": "{'descr': '<f8', 'fortran_order': False, 'shape': (True, True)}",
+    "a negative size": "{'descr': '<f8', 'fortran_order': False, 'shape': (-8, 7)}",
+    "an open bracket": "(" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_hostile_header_is_refused_on_every_rank(name: str, ctx: Context, folder: Path) -> None:
+    header, path = HEADERS[name].encode(), folder / "hostile.npy"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(1000)
+    on_one_rank(partial(path.write_bytes, content))
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    raises_on_all_ranks(FileFormatError, "hostile.npy: not a .npy file", partial(ctx.load, path, desc))
+    check_product(ctx)
+
+
+def test_the_remedy_for_format_3_is_not_numpy_save_alone(ctx: Context, folder: Path) -> None:
+    path = folder / "records.npy"
+    header = "{'descr': [('\u03b1', '<f8')], 'fortran_order': False, 'shape': (3,)}".encode()
+    content = b"\x93NUMPY\x03\x00" + struct.pack("<I", len(header)) + header + bytes(24)
+    on_one_rank(partial(path.write_bytes, content))
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    raises_on_all_ranks(FileFormatError, "records['name']", partial(ctx.load, path, desc))
+
+
+class Unwilling(os.PathLike[str]):
+    """A path that cannot say which."""
+
+    def __fspath__(self) -> str:
+        raise OSError(116, "stale handle")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "denied"), OSError(36, "File name too long"), OSError(116, "stale"), OSError(5, "input")],
+    ids=lambda error: str(error.errno),
+)
+def test_an_error_of_the_disk_on_one_rank_is_raised_on_every_rank(
+    error: OSError, ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, path = ctx.random(MatrixDescriptor.row_wise(8, 7, ctx.nprocs)), folder / "a.npy"
+    a.save(path)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(*error.args)  # a new one, which holds no frames of earlier calls
+
+    for ranks in culprits():
+        for place in ("pathlib.Path.is_fifo", "pathlib.Path.open", "numpy.memmap"):
+            with monkeypatch.context() as patch:
+                if ctx.rank in ranks:
+                    patch.setattr(place, fails)
+                raises_on_all_ranks(
+                    FileFormatError, f"cannot be read: {error.strerror}", lambda: ctx.load(path, a.desc)
+                )
+            with monkeypatch.context() as patch:
+                if ctx.rank in ranks:
+                    patch.setattr(place, fails)
+                kind, text = same_on_all_ranks(outcome_of(partial(a.save, path)))
+                assert kind == "FileFormatError" or (place.startswith("pathlib") and 0 not in ranks), text
+        unwilling: Any = Unwilling()
+        for call in (lambda p: ctx.load(p, a.desc), a.save):
+            raises_on_all_ranks(PblasError, "stale handle", partial(call, unwilling if ctx.rank in ranks else path))
+        check_product(ctx)
+    assert contents(folder) == ["a.npy"]

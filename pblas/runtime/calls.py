@@ -1,0 +1,153 @@
+"""The door of collective calls: one thread at a time, SIGINT deferred, and no exception that only one rank knows of."""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # `signal` converts handlers to enums, which takes 3 us
+import threading
+from collections.abc import Callable
+from functools import wraps
+from signal import SIGINT
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from pblas import errors
+from pblas.backends.local_step import is_agreed, local_error
+
+if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Calls:
+    """The collective calls of one context.
+
+    Args:
+        backend: ranks of the context (global).
+    """
+
+    def __init__(self, backend: HostRanks) -> None:
+        self.backend = backend
+        self.closed = False
+        """Whether the context is closed, so that no agreement follows (global)."""
+        self._thread = threading.RLock()  # held by the thread that is in a call
+        self._depth = 0
+        self._handler: Any = None
+
+    def enter(self, verb: str) -> None:
+        """Begin a call, perhaps inside another one (local).
+
+        Raises:
+            ContextError: another thread is in a call.
+        """
+        if not self._thread.acquire(blocking=False):
+            raise errors.ContextError(
+                f"{verb}: the context is used by two threads at once; make a context for each thread, or let them take "
+                f"turns"
+            )
+        self._depth += 1
+        if self._depth == 1 and threading.get_ident() == threading.main_thread().ident:
+            handler = _signal.getsignal(SIGINT)
+            if callable(handler):  # otherwise SIGINT is ignored, or ends the process
+                self._handler = handler
+                _signal.signal(SIGINT, self._defer)
+
+    def leave(self, verb: str, caught: BaseException | None) -> None:
+        """End a call, with its exception if there is one (local).
+
+        Raises:
+            PblasError: in place of an exception that no agreement has raised. The other ranks raise it too when they
+                next wait for this rank, and the context is broken, unless this is its only rank.
+            KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
+                and so does any rank when the context is closed.
+        """
+        try:
+            if self._depth == 1 and caught is not None:
+                self._fail(verb, caught)
+            elif self._depth == 1 and self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
+                self.backend.agreement.interrupted = False
+                raise KeyboardInterrupt
+        finally:
+            self._depth -= 1
+            try:
+                if self._depth == 0 and self._handler is not None:
+                    _signal.signal(SIGINT, self._handler)
+                    self._handler = None
+            finally:
+                self._thread.release()
+
+    def _fail(self, verb: str, caught: BaseException) -> None:
+        """Raise on all ranks an exception that no agreement has raised; return if the ranks have it already (local)."""
+        agreement = self.backend.agreement
+        if is_agreed(caught) or agreement.broken is not None or self.closed:
+            return
+        error: errors.PblasError | KeyboardInterrupt
+        if isinstance(caught, Exception):
+            error = local_error(verb, caught)
+        else:
+            text = f"{verb}: {type(caught).__name__} in the middle of it"
+            error = KeyboardInterrupt(text) if isinstance(caught, KeyboardInterrupt) else errors.PblasError(text)
+        cause = None if error is caught else caught
+        if self.backend.size == 1:
+            if cause is not None and isinstance(caught, Exception):
+                raise error from cause
+            return
+        try:
+            self.backend.abort(error)
+        except (errors.PblasError, KeyboardInterrupt) as agreed:
+            if not isinstance(caught, Exception | KeyboardInterrupt):  # as SystemExit
+                return
+            agreed.__context__ = None
+            raise agreed from cause
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        """Handle a SIGINT in a call: the next agreement raises its KeyboardInterrupt, a second one raises it now."""
+        agreement = self.backend.agreement
+        try:
+            self._handler(number, frame)
+        except KeyboardInterrupt:
+            agreement.interrupted = not agreement.interrupted
+            if not agreement.interrupted:
+                raise
+
+
+class CollectiveCall:
+    """A with block around a collective call: see `Calls`.
+
+    Args:
+        calls: of the context (local).
+        verb: name of the call (global).
+        begin: called with the verb when the block begins, as a part of it (local).
+    """
+
+    __slots__ = ("_begin", "_calls", "_verb")
+
+    def __init__(self, calls: Calls, verb: str, begin: Callable[[str], object]) -> None:
+        self._calls, self._verb, self._begin = calls, verb, begin
+
+    def __enter__(self) -> None:
+        self._calls.enter(self._verb)
+        try:
+            self._begin(self._verb)
+        except BaseException as caught:
+            self._calls.leave(self._verb, caught)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._calls.leave(self._verb, caught)
+
+
+def collective(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorator of a public collective method of an object that has the `runtime` of a context: see `Runtime.call`."""
+    verb = method.__name__
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner: Any = args[0]
+        with owner.runtime.call(verb):
+            return method(*args, **kwargs)
+
+    return call

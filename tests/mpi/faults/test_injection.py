@@ -1,0 +1,286 @@
+"""Whatever exception strikes one rank, at whatever step of whatever call: all ranks raise it, at once."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, Self
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Context, Grid, MatrixDescriptor, scalapack, tp
+from pblas.backends.local_step import LocalStep
+from pblas.scalapack import grids
+from tests.common.ranks import COMM, check_product, few, same_on_all_ranks
+
+pytestmark = [pytest.mark.mpi, few]
+
+P, N = COMM.size, 12
+TIMEOUT = 30.0
+PROMPT = 10.0  # seconds: less than the deadline, and much more than any of these calls takes
+ROWS, COLUMNS, WHOLE = (
+    make(N, N, P) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise, MatrixDescriptor.replicated)
+)
+GRID = MatrixDescriptor(N, N, 3, 3, Grid(1, P))
+WRONG = {"auto": sorted({0, P - 1}), "message": [P - 1]}
+"""Ranks that fail, one at a time."""
+
+
+class Foreign(Exception):
+    """An exception of another library."""
+
+
+class Cast:
+    """A context, and all that the calls below need."""
+
+    def __init__(self, transport: Literal["auto", "message"], folder: Path) -> None:
+        self.ctx = ctx = Context(COMM, timeout=TIMEOUT, transport=transport)
+        self.folder, self.transport = folder, transport
+        self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
+        self.whole = np.arange(N * N, dtype=float).reshape(N, N)
+        self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
+        self.own = ctx.from_local(self.part, ROWS)  # in no window
+        self.planned = pblas.plan_matmul(self.rows, self.rows)
+        self.moved = pblas.plan_redistribution(self.rows, COLUMNS)
+        self.columns.save(folder / "matrix.npy")
+        self.ictxt = scalapack.gridinit(COMM, "R", 1, P, timeout=TIMEOUT, transport=transport)
+        self.desc = [1, self.ictxt, N, N, 3, 3, 0, 0, N]
+        self.blocks = np.ones((N, N), order="F"), np.ones((N, N), order="F"), np.zeros((N, N), order="F")
+        self.tokens, self.weight = np.ones((2, N)), np.ones((2, N))
+
+    def close(self) -> None:
+        """**Collective.**"""
+        gc.collect()  # the exceptions that struck, and their frames
+        scalapack.gridexit(self.ictxt)
+        self.ctx.close()
+
+    def context_of(self, name: str) -> Context:
+        """The context of a call: routines of ScaLAPACK have their own."""
+        found = grids.find(self.ictxt)
+        assert found is not None
+        return found.context if name.startswith("pd") else self.ctx
+
+
+def gemm(x: Cast) -> None:
+    a, b, c = x.blocks
+    scalapack.pdgemm("N", "N", N, N, N, 1.0, a, 1, 1, x.desc, b, 1, 1, x.desc, 0.0, c, 1, 1, x.desc)
+
+
+def summed(cast: Cast, algorithm: Any, size: int = N) -> Any:
+    return cast.ctx.allreduce(np.ones(size), algorithm=algorithm)
+
+
+CALLS: dict[str, Callable[[Cast], object]] = {
+    "from_global, of a rank": lambda x: x.ctx.from_global(x.whole, ROWS),
+    "from_global, of all": lambda x: x.ctx.from_global(x.whole, GRID, None),
+    "from_global, a function": lambda x: x.ctx.from_global(lambda i, j: i + 0.0 * j, COLUMNS),
+    "from_local": lambda x: x.ctx.from_local(x.part, ROWS),
+    "from_local, copied": lambda x: x.ctx.from_local(x.part, ROWS, copy=True),
+    "empty": lambda x: x.ctx.empty(ROWS),
+    "zeros": lambda x: x.ctx.zeros(GRID, "float32"),
+    "random": lambda x: x.ctx.random(COLUMNS, seed=3),
+    "load": lambda x: x.ctx.load(x.folder / "matrix.npy", ROWS),
+    "save": lambda x: x.rows.save(x.folder / "saved.npy"),
+    "to_global": lambda x: x.grid.to_global(),
+    "to_global, for all": lambda x: x.rows.to_global(None),
+    "pmatmul, gathered": lambda x: x.rows @ x.rows,
+    "pmatmul, staged": lambda x: x.own @ x.own,
+    "pmatmul, reduced": lambda x: pblas.pmatmul(x.columns, x.rows, out=ROWS),
+    "pmatmul, reduced for all": lambda x: pblas.pmatmul(x.columns, x.rows, out=WHOLE),
+    "pmatmul, on a grid": lambda x: pblas.pmatmul(x.grid, x.grid, epilogue="relu(x)"),
+    "plan_matmul": lambda x: pblas.plan_matmul(x.grid, x.rows),
+    "execute": lambda x: x.planned.execute(x.rows, x.rows),
+    "redistribute": lambda x: x.rows.redistribute(GRID),
+    "plan_redistribution": lambda x: pblas.plan_redistribution(x.grid, ROWS),
+    "execute, redistribution": lambda x: x.moved.execute(x.own),
+    "allreduce, one_shot": lambda x: summed(x, "one_shot"),
+    "allreduce, two_shot": lambda x: summed(x, "two_shot", 3000),
+    "allreduce, naive": lambda x: summed(x, "naive"),
+    "allreduce, a function": lambda x: x.ctx.allreduce(np.ones(N), epilogue=lambda z: z + 1),
+    "reduce_scatter": lambda x: x.ctx.reduce_scatter(x.whole),
+    "allgather": lambda x: x.ctx.allgather(x.whole),
+    "allgather, counts": lambda x: x.ctx.allgather(x.whole, counts=[N] * P),
+    "allgather_linear": lambda x: tp.allgather_linear(x.tokens, x.weight, ctx=x.ctx),
+    "linear_reduce_scatter": lambda x: tp.linear_reduce_scatter(np.ones((P, N)), x.weight, ctx=x.ctx),
+    "linear_allreduce": lambda x: tp.linear_allreduce(x.tokens, x.weight, epilogue="gelu", ctx=x.ctx),
+    "linear_allreduce_backward": lambda x: tp.linear_allreduce_backward(np.ones((2, 2)), x.tokens, x.weight, ctx=x.ctx),
+    "Linear": lambda x: tp.Linear(x.weight, "allgather", max_tokens=2 * P, ctx=x.ctx),
+    "pdgemm": gemm,
+    "pdgeadd": lambda x: scalapack.pdgeadd("T", N, N, 1.0, x.blocks[0], 1, 1, x.desc, 0.0, x.blocks[2], 1, 1, x.desc),
+    "pdgemr2d": lambda x: scalapack.pdgemr2d(
+        N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt
+    ),
+    "pdelget": lambda x: scalapack.pdelget("A", " ", x.blocks[0], 2, 3, x.desc),
+    "pdlaprnt": lambda x: scalapack.pdlaprnt(2, 2, x.blocks[0], 1, 1, x.desc, 0, 0, "A", io.StringIO()),
+    "trace": lambda x: x.planned.trace(x.rows, x.rows, paths=x.folder / "trace.json"),
+}
+"""Every public collective call of a context, and every plan."""
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "OSError": lambda: raised(OSError(5, "injected")),
+    "MemoryError": lambda: raised(MemoryError("injected")),
+    "ValueError": lambda: raised(ValueError("injected")),
+    "Foreign": lambda: raised(Foreign("injected")),
+    "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
+}
+
+
+def raised(error: Exception) -> None:
+    raise error
+
+
+def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
+    """(class, text) of an exception, also of KeyboardInterrupt."""
+    try:
+        call()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, the other ranks must see the same
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+@contextmanager
+def striking(step: int, fault: Callable[[], object], *, here: bool) -> Iterator[list[bool]]:
+    """A with block in which a fault strikes at the end of local step number `step` of this rank; yields whether it did.
+
+    Steps of windows are spared: after those the context sends messages.
+    """
+    original, steps, struck = LocalStep.__exit__, iter(range(step, -1, -1)), [False]
+
+    def leave(self: LocalStep, kind: Any, caught: Any, traceback: Any) -> None:
+        if here and caught is None and self._operation != "make a window" and next(steps, -1) == 0:
+            struck[0] = True
+            try:
+                fault()
+            except Exception as error:  # noqa: BLE001 - as if the block had raised it
+                kind, caught = type(error), error
+        original(self, kind, caught, traceback)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStep, "__exit__", leave)
+        yield struck
+
+
+def opened(tmp_path_factory: pytest.TempPathFactory, transport: Literal["auto", "message"]) -> Cast:
+    """**Collective.**"""
+    folder = COMM.bcast(tmp_path_factory.mktemp("injection") if COMM.rank == 0 else None)
+    return Cast(transport, folder)
+
+
+@pytest.fixture(scope="module", params=["auto", "message"])
+def cast(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
+    x = opened(tmp_path_factory, request.param)
+    yield x
+    x.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_exception_in_any_local_step_is_raised_on_every_rank_and_the_context_goes_on(name: str, cast: Cast) -> None:
+    """Step after step, until the call ends before the step."""
+    for wrong in WRONG[cast.transport]:
+        step = 0
+        while True:
+            hits = 0
+            for fault, strike in FAULTS.items():
+                with striking(step, strike, here=COMM.rank == wrong) as struck:
+                    kind, text = same_on_all_ranks(outcome_of(lambda: CALLS[name](cast)))
+                hit = COMM.bcast(struck[0], wrong)
+                hits += hit
+                where = f"{fault} at step {step} of rank {wrong}: {kind}: {text}"
+                if not hit:
+                    assert (kind, text) == ("", ""), where
+                elif fault == "SIGINT":
+                    assert kind == "KeyboardInterrupt", where
+                else:
+                    assert issubclass(getattr(pblas, kind, int), pblas.PblasError), where
+                    assert "injected" in text, where
+            check_product(cast.context_of(name))
+            if not hits:
+                break
+            step += 1
+
+
+OURS = tuple(str(Path(pblas.__file__).parents[1] / folder) + os.sep for folder in ("pblas", "backends", "layouts"))
+SPARED = (
+    "agreement.py",  # polls: as often as it takes
+    "local_step.py",
+    "peers.py",
+    "channel.py",
+    "shared_windows.py",  # MPI's own collective calls have no deadline
+    "calls.py",
+)
+
+
+class Walk:
+    """Counts calls of functions of pblas on this rank, and raises an exception in one of them."""
+
+    def __init__(self, strike: int = -1) -> None:
+        self.count, self._strike = 0, strike
+        self.where = ""
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, *_: object) -> None:
+        code = frame.f_code
+        if not code.co_filename.startswith(OURS) or code.co_filename.endswith(SPARED) or code.co_name == "__del__":
+            return
+        if self.count == self._strike:
+            self.where = f"{code.co_filename}:{code.co_firstlineno} {code.co_name}"
+            self.count += 1
+            raise Foreign("injected")
+        self.count += 1
+
+
+SAMPLES = 4
+
+
+@pytest.mark.skipif(P != 3, reason="a law of all numbers of ranks, tried with an odd one")
+@pytest.mark.parametrize("name", CALLS)
+def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The context is usable afterwards, or says on every rank that it is broken."""
+    wrong, number = P - 1, list(CALLS).index(name)
+    transport: Literal["auto", "message"] = "message" if number % 2 else "auto"
+    cast = opened(tmp_path_factory, transport)
+    CALLS[name](cast)
+    with Walk() as walk:
+        CALLS[name](cast)
+    count = COMM.bcast(walk.count, wrong)
+    for sample in range(SAMPLES):
+        walk = Walk((2 * sample + 1) * count // (2 * SAMPLES) if COMM.rank == wrong else -1)
+        start = time.monotonic()
+        with walk:
+            outcome = outcome_of(partial(CALLS[name], cast))
+        after = outcome_of(partial(check_product, cast.context_of(name)))
+        seconds = time.monotonic() - start
+        outcomes = COMM.allgather((outcome, after, seconds, walk.where))
+        where = "\n".join(map(str, outcomes))
+        broken = [second != ("", "") for _, second, *_ in outcomes]
+        assert all(seconds < PROMPT for *_, seconds, _ in outcomes), where
+        assert len(set(broken)) == 1, where
+        firsts = {first for first, *_ in outcomes if first != ("", "")}
+        assert len(firsts) <= 1, where
+        assert all("injected" in text for _, text in firsts), where
+        if broken[0]:
+            assert all("injected" in second[1] for _, second, *_ in outcomes), where
+            cast.close()
+            cast = opened(tmp_path_factory, transport)
+        else:
+            assert len({first for first, *_ in outcomes}) == 1, where
+    cast.close()
