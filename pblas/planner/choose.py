@@ -339,15 +339,17 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         gathered, other = ("A", "B") if transposed else ("B", "A")
         line = "column" if transposed else "row"
         if rows is not None and (p.a.axis == "all" or (own_rows is not None and own_rows.equivalent(rows))):
-            have = "is replicated" if p.a.axis == "all" else f"has the {line}s that D has"
+            have = (
+                f"op({other}) is replicated"
+                if p.a.axis == "all"
+                else f"op({other}) and D have the same {line}s on each rank"
+            )
             if p.b.axis == "all":
-                yield LocalGemm(product, f"op({other}) {have} on each rank, op({gathered}) is replicated", transposed)
+                yield LocalGemm(product, f"{have}, op({gathered}) is replicated", transposed)
             elif p.nprocs == 1:
                 yield LocalGemm(product, "there is one rank", transposed)
             else:
-                why = (
-                    f"op({other}) {have} on each rank, op({gathered}) is {p.b if not transposed else p.b.T}: gather it"
-                )
+                why = f"{have}; op({gathered}) is {p.b if not transposed else p.b.T}, so it is gathered"
                 yield AllGatherGemm(product, why, transposed)
     if product.d.axis == "all" and product.a.axis == product.b.axis == "all":
         yield LocalGemm(product, "everything is replicated")
@@ -368,7 +370,11 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         if product.nprocs == 1:
             yield LocalGemm(product, "there is one rank")
         elif product.d.axis == "all":
-            yield GemmAllReduce(product, f"{why}, D is replicated: add on one rank, send to all", product.m > product.n)
+            yield GemmAllReduce(
+                product,
+                f"{why}, D is replicated: each part of D is added on one rank, then sent to all",
+                product.m > product.n,
+            )
         else:
             yield GemmReduceScatter(
                 product, f"{why}: the owners of D add the partial products", product.d.axis == "rows"

@@ -27,14 +27,19 @@ def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]
     if d.copies == 1:
         down, across, _ = d.strides
         cuboids = Cuboids(d.rows, d.columns, _whole(k), (down, across, 1))
-        yield SummaC(product, "D stays on its grid", cuboids=cuboids, misfits=misfits)
+        yield SummaC(product, "fewest bytes if D stays on its grid", cuboids=cuboids, misfits=misfits)
     for place, transposed, name in ((a, False, "A"), (b.T, True, "B")):
         if place.copies == 1:
             down, across, _ = place.strides
             cuboids = Cuboids(place.rows, _whole(m if transposed else n), place.columns, (down, 1, across))
             for home in _homes(product.T if transposed else product, place.columns.nprocs):
                 yield SummaA(
-                    product, f"op({name}) stays on its grid", transposed, cuboids=cuboids, home=home, misfits=misfits
+                    product,
+                    f"fewest bytes if op({name}) stays on its grid",
+                    transposed,
+                    cuboids=cuboids,
+                    home=home,
+                    misfits=misfits,
                 )
 
 
@@ -173,7 +178,7 @@ def _grids_differ(name: str, grid: Grid, of_d: Grid) -> str:
 
 def _blocks(split: Split) -> str:
     first = "" if split.inb is None else f" ({split.inb} first)"
-    return f"blocks of {split.nb}{first} from coordinate {split.src} of {split.nprocs}"
+    return f"blocks of {split.nb}{first}, the first on process {split.src} of {split.nprocs}"
 
 
 def _whole(n: int) -> Split:

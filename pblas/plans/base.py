@@ -181,7 +181,7 @@ class Plan(ABC):
             ("why", self.why),
             ("moves", self.moves()),
             *self.detail_lines(),
-            ("received", f"{received:,} bytes per rank at most, {ratio} x the lower bound {bound:,.0f}"),
+            ("received", f"{received:,} bytes per rank at most, {ratio} x the lower bound of any plan, {bound:,.0f}"),
             ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
         ]
         title = f"{self.name}: {self.title()}, {self.dtype}, on {ranks_text(self.nprocs)}"

@@ -18,7 +18,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
 
-_IN_PLACE = "read or written in place in the node's shared memory"
+_IN_PLACE = "none: ranks read and write in place, in the node's shared memory"
 
 AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]

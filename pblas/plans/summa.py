@@ -224,6 +224,11 @@ class Summa(ProductPlan):
         raise AssertionError("each general plan defines the dimension that it cuts")
 
     @property
+    def _dimension(self) -> str:
+        """The name of that dimension, in the user's orientation."""
+        raise AssertionError("each general plan defines the dimension that it cuts")
+
+    @property
     def panel_layers(self) -> int:
         """Number of layers that have panels of their own."""
         return 1
@@ -303,14 +308,15 @@ class Summa(ProductPlan):
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         yield from ProductPlan.operand_lines(self)
-        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {self.cuboids.flops:,} flops per rank at most"
+        flops = self.cuboids.flops * (4 if self.dtype.startswith("complex") else 1)
+        yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {flops:,} flops per rank at most"
         yield from (("misfit", text) for text in self.misfits)
         if self.misfits:
             yield "", "such layouts are allowed; the bytes that they cost are part of 'received'"
 
     def _how(self) -> str:
         """The width of the panels."""
-        return f"panels of {self.width}"
+        return f"panels of {self.width} along {self._dimension}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,6 +341,11 @@ Panel(start=2, stop=4, owner=1)], 256)
     def panelled(self) -> int:
         """A layer's share of K."""
         return self.cuboids.k.max_count
+
+    @property
+    def _dimension(self) -> str:
+        """K, whatever the orientation."""
+        return "k"
 
     @property
     def panel_layers(self) -> int:
@@ -470,6 +481,11 @@ class SummaA(Summa):
     def panelled(self) -> int:
         """All of N."""
         return self.cuboids.n.n
+
+    @property
+    def _dimension(self) -> str:
+        """N of the plan's orientation."""
+        return "m" if self.transposed else "n"
 
     @property
     def stays(self) -> bool:

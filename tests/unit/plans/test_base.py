@@ -65,7 +65,7 @@ def test_a_plan_of_a_new_operation_explains_itself() -> None:
             "  A          10 x 10",
             "  why        there is no other",
             "  moves      panels to all ranks",
-            "  received   120 bytes per rank at most, 6.00 x the lower bound 20",
+            "  received   120 bytes per rank at most, 6.00 x the lower bound of any plan, 20",
             "  workspace  1,000 bytes per rank at most (message transport)",
         ]
     )
