@@ -77,6 +77,8 @@ class HostRanks(ABC):
             "Context: ranks of each node", maxima=(count, -count, 0, 0)
         ).maxima
         self.ranks_per_node = -least
+        self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
+        self._nodes = self._gathered_nodes()
         self.plain_channel = self.peers.channel()
         self.channel = self.plain_channel
         self.read_nbytes = 0
@@ -84,6 +86,24 @@ class HostRanks(ABC):
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
         """Slot of the plan that is being made or executed, if it shares its memory (local)."""
+
+    def _gathered_nodes(self) -> tuple[range, ...]:
+        """**Collective.** The ranks of each node; () if all have one rank, or some are not consecutive (global)."""
+        if self.most_near == 1:
+            return ()
+        node = self.near[0], self.near[-1] + 1, len(self.near)
+        nodes = sorted(set(self.agreement.gather(node, "Context: nodes of the ranks")))
+        are_consecutive = all(stop - first == count for first, stop, count in nodes)
+        return tuple(range(first, stop) for first, stop, _ in nodes) if are_consecutive else ()
+
+    @property
+    def groups(self) -> tuple[range, ...]:
+        """Ranks among which data from other nodes arrives once (global).
+
+        They are those of each node if they share memory and all nodes have consecutive ranks; otherwise each rank is a
+        group.
+        """
+        return self._nodes if self._nodes and self.shared else self._alone
 
     def require_one_node(self) -> None:
         """Raise BackendError, on every rank, unless all ranks are on one node."""

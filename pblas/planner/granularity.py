@@ -84,6 +84,7 @@ class PlanningContext:
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
         plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
         plan = replace(plan, bandwidth=self.topology.bandwidth if plan.overlaps_messages else 0.0)
+        plan = replace(plan, nodes=self.topology.nodes if transport == "mixed" else ())
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or not plan.travels:

@@ -5,6 +5,7 @@ Each plan is written for one orientation (see `pblas.plans.plan`): with `transpo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -145,6 +146,12 @@ class AllGatherGemm(ProductPlan):
         own = self.shard_shape(rank)
         return product.k * product.n - own[0] * own[1]
 
+    def network_elements(self, node: range) -> int:
+        """The gathered operand without the shards of the node, once for all of its ranks."""
+        if not any(map(self.takes_part, node)):
+            return 0
+        return self.oriented.k * self.oriented.n - sum(math.prod(self.shard_shape(rank)) for rank in node)
+
     def sent_elements(self, rank: int) -> int:
         """The own shard, to every other rank that owns rows of D."""
         rows, (k, columns) = self.oriented.d.split, self.shard_shape(rank)
@@ -176,13 +183,15 @@ class AllGatherGemm(ProductPlan):
             return 2 * padded(product.itemsize * product.k * product.n) + sums
         rows, columns = (count, product.n) if self.along_k else (product.k, count)
         staged = rows * columns if self.transport != "message" else 0
-        if self.transport == "shared":
-            pieces_held = 0
-        elif self.overlap:
-            pieces_held = self.in_flight * rows * -(-columns // self.chunks)
-        else:
-            pieces_held = product.k * product.n
-        return product.itemsize * (staged + pieces_held)
+        return product.itemsize * staged + (self.held_nbytes if self.transport != "shared" else 0)
+
+    @property
+    def held_nbytes(self) -> int:
+        """Upper bound on the bytes of arriving pieces that a rank holds at a time."""
+        product, count = self.oriented, self.shards.max_count
+        rows, columns = (count, product.n) if self.along_k else (product.k, count)
+        pieces_held = self.in_flight * rows * -(-columns // self.chunks)
+        return product.itemsize * (pieces_held if self.overlap else product.k * product.n)
 
     @property
     def unfit_for_tiles(self) -> str:
@@ -249,6 +258,11 @@ class GemmReduceScatter(ProductPlan):
         """A partial product of this rank's shard of D from every other rank that holds a part of K."""
         contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         return contributors * self.oriented.m * self.shards.count(rank)
+
+    def network_elements(self, node: range) -> int:
+        """Partial products of the node's columns from the ranks of other nodes."""
+        contributors = min(self.inner.nprocs, self.inner.nblocks) - sum(map(self.contributes, node))
+        return contributors * self.oriented.m * sum(map(self.shards.count, node))
 
     @property
     def finishes(self) -> Finishes:
@@ -474,6 +488,11 @@ class GemmAllReduce(GemmReduceScatter):
             return contributors * product.m * product.n
         own = self.owned_elements(rank)
         return contributors * own + product.m * product.n - own
+
+    def network_elements(self, node: range) -> int:
+        """Partial products of the node's columns, and the finished columns of other nodes once for all of its ranks."""
+        finished = self.oriented.m * (self.oriented.n - sum(map(self.shards.count, node)))
+        return GemmReduceScatter.network_elements(self, node) + finished
 
     def moves(self) -> str:
         """Partial products to the ranks that add them, sums to all."""

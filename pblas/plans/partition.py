@@ -5,7 +5,7 @@ Lines are the rows or columns of D that are cut: columns in the orientation of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
@@ -128,3 +128,12 @@ def rotated(rank: int, nprocs: int) -> Iterator[int]:
     [3, 0, 1]
     """
     return ((rank + i) % nprocs for i in range(1, nprocs))
+
+
+def receiver(ranks: Sequence[int], source: int, piece: int) -> int:
+    """The rank of a node that a piece is sent to, for all `ranks` of the node, which take turns.
+
+    >>> [receiver((2, 3), source, piece) for source in (0, 1) for piece in (0, 1)]
+    [2, 3, 3, 2]
+    """
+    return ranks[(source + piece) % len(ranks)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
 from pblas.layouts.placement import Placement
@@ -36,6 +37,7 @@ class Topology:
         gpus: matrices are in GPU memory, where only push plans and general plans run (global).
         tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
         bandwidth: bytes per second of a message between nodes, measured; 0: not known (global).
+        nodes: ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global).
     """
 
     ranks_per_node: int = 1
@@ -44,6 +46,7 @@ class Topology:
     gpus: bool = False
     tiles: bool = False
     bandwidth: float = 0.0
+    nodes: tuple[int, ...] = ()
 
     @property
     def runs_one_dimensional(self) -> bool:
@@ -259,6 +262,8 @@ class ProductPlan(Plan):
         tiles: all GPUs run the pblas GEMM kernel with tile signals (global).
         orders: storage orders, F or C, of op(A), op(B) and D; with the push transport only (global).
         bandwidth: bytes per second of messages between nodes, measured; 0: not known (global).
+        nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
+            not consecutive (global).
         wire: dtype in which partial products travel, if not the dtype of D; with the push transport only (global).
     """
 
@@ -283,6 +288,7 @@ class ProductPlan(Plan):
     orders: str = ""
     wire: str = ""
     bandwidth: float = 0.0
+    nodes: tuple[int, ...] = ()
 
     @property
     def oriented(self) -> Product:
@@ -361,6 +367,21 @@ class ProductPlan(Plan):
         """Elements that `rank` sends; plans that move data override it."""
         return 0
 
+    def network_elements(self, node: range) -> int:  # noqa: ARG002 - the same for every node
+        """Elements that the ranks `node` of a node receive from other nodes; one-dimensional plans override it."""
+        return 0
+
+    def network_nbytes(self, node: range) -> int:
+        """Bytes that the ranks `node` of a node receive from other nodes, with the mixed transport."""
+        return self.network_elements(node) * self.itemsize
+
+    @property
+    def max_network_nbytes(self) -> int:
+        """Bytes that the busiest node receives from other nodes; 0 if the nodes are not known."""
+        stops = accumulate(self.nodes)
+        nodes = (range(stop - count, stop) for count, stop in zip(self.nodes, stops, strict=True))
+        return max(map(self.network_nbytes, nodes), default=0)
+
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, B and D on a rank."""
         p = self.product
@@ -410,6 +431,8 @@ class ProductPlan(Plan):
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
             link = f", {self.bandwidth / 1e6:,.0f} MB/s between nodes (measured)" if self.bandwidth else ""
             yield "transfer", f"{mode}, {self._how()}{link}"
+            if self.max_network_nbytes:
+                yield "network", f"{self.max_network_nbytes:,} bytes at most to the ranks of a node from other nodes"
         yield from self._reasons()
 
     def _how(self) -> str:

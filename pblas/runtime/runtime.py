@@ -123,8 +123,10 @@ class Runtime:
     def topology(self) -> Topology:
         """The properties of the machine that the planner needs (global)."""
         backend = self.backend
+        groups = backend.groups
         return Topology(
-            *(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles), self.bandwidth
+            *(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles),
+            *(self.bandwidth, tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()),
         )
 
     def next_number(self) -> int:

@@ -34,7 +34,7 @@ def all_gather(plan: AllGatherGemm, view: View) -> Iterator[Phase]:
         # The own shard is one step: while it is multiplied, the first pieces of the peers' shards are in flight.
         for pieces, width in even(plan.chunks if distance and plan.algorithm is None else 1, columns):
             if (k and width) or plan.algorithm is not None:  # an algorithm's groups also count empty shards
-                before = view.traffic(source, product.itemsize * k * width)
+                before = view.gathered(source, product.itemsize * k * width)
                 phases.append(Phase(repeats * pieces, (rows, width, k), before))
     if plan.algorithm is not None:
         phases = _grouped(plan, phases)
@@ -119,7 +119,7 @@ def all_reduce(plan: GemmAllReduce, view: View) -> Iterator[Phase]:
             finished = Traffic()
             for distance, repeats in view.stretches(ahead=[previous]):
                 peer = (rank + distance) % p
-                finished += view.traffic(peer, column * previous.count(peer)) * repeats
+                finished += view.gathered(peer, column * previous.count(peer), copied=True) * repeats
             yield Phase(
                 1,
                 (product.m, previous.count(rank), k),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
 from typing import Literal
 
@@ -129,6 +129,28 @@ class View:
         if self.transport == "shared" or (self.transport == "mixed" and self.is_near(peer)):
             return Traffic(read=nbytes)
         return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
+
+    def gathered(self, peer: int, nbytes: int, *, copied: bool = False) -> Traffic:
+        """Traffic of a block that all ranks of a node receive from `peer`, with the mixed transport once for the node.
+
+        The ranks of a node take turns to receive blocks from other nodes; here each receives an equal share of each.
+
+        Args:
+            peer: owner of the block (global).
+            nbytes: size of the block.
+            copied: the other ranks of the node get the block in a message; if not, they read it in place (global).
+
+        >>> View(0, 4, 2, "mixed").gathered(2, 8)
+        Traffic(near=0, far=4, read=4, near_messages=0, far_messages=1)
+        """
+        traffic = self.traffic(peer, nbytes)
+        if self.transport != "mixed" or not traffic.far:
+            return traffic
+        first = self.rank - self.rank % self.ranks_per_node
+        far = -(-nbytes // min(self.ranks_per_node, self.nprocs - first))
+        if copied and far < nbytes:
+            return replace(traffic, far=far, near=nbytes - far, near_messages=1)
+        return replace(traffic, far=far, read=nbytes - far)
 
     def stretches(self, ahead: Iterable[Split] = (), before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
         """Group the distances 1..nprocs-1 to other ranks into few runs of ranks with equal shards and equal links.

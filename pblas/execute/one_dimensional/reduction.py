@@ -3,7 +3,8 @@
 On one node the first contributor forms its partial product in the owner's accumulator itself, which is D's memory if
 possible. The other contributors use slots of their own windows. An empty message then signals the partial product.
 Between nodes a partial product is sent in pieces. A rank has buffers for as many outgoing pieces as a shard has: they
-leave while it multiplies its own columns. Two more receive the pieces that it adds.
+leave while it multiplies its own columns. Two more receive the pieces that it adds. Finished columns are sent to one
+rank of each other node, which sends them on to its node: the ranks of the node take turns.
 
 The owner always adds in the plan's order, so that the bits are the same with every transport.
 """
@@ -11,9 +12,12 @@ The owner always adds in the plan's order, so that the bits are the same with ev
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 
     Columns = Callable[[int, int, int, int], Array]
 
-TAG_PART, TAG_DONE = 1001, 1002
+TAG_PART, TAG_DONE, TAG_RELAYED = 1001, 1002, 1005
 
 
 class Reduction:
@@ -57,6 +61,10 @@ class Reduction:
         self._m, self._largest = m, plan.shards.max_count
         self._others = [peer for peer in range(plan.product.nprocs) if peer != rank]
         self._near = [peer for peer in self._others if backend.is_near(peer)]
+        self._group = next(group for group in backend.groups if rank in group)
+        self._far_groups = [
+            group for group in backend.groups if rank not in group and not any(map(backend.is_near, group))
+        ]
         ranks = range(plan.product.nprocs)
         self._first = {owner: next(plan.sources(owner), -1) for owner in ranks}
         self._shapes = {owner: (m, plan.shards.count(owner)) for owner in ranks}
@@ -127,6 +135,7 @@ class Reduction:
         self._free_in, self._free_out = deque(self._incoming), deque(self._outgoing)
         self._signals: list[Transfer] = []
         self._results: list[tuple[Transfer, int, int, int, int]] = []
+        self._relays: deque[tuple[Transfer, Array]] = deque()  # arriving columns that this rank sends on
         if plan.replicates:
             self._await_results()
         self._post()
@@ -170,35 +179,42 @@ class Reduction:
         return True
 
     def share(self, step: ReduceStep) -> None:
-        """GemmAllReduce: send finished columns to every rank."""
+        """GemmAllReduce: send finished columns to the ranks of this node, and to one rank of each other node."""
         done, channel = self._columns(step.owner, step.piece, step.c0, step.c1), self._backend.channel
         if self._near and self._in_scratch:
             self._backend.arrays.assign(done, self._done(step.owner)[:, step.c0 : step.c1])
         self._backend.sync()
-        for peer in self._others:
-            near = self._backend.is_near(peer)
-            self._signals.append(channel.signal(peer, TAG_DONE) if near else channel.send(done, peer, TAG_DONE))
+        self._signals += [channel.signal(peer, TAG_DONE) for peer in self._near]
+        for group in self._far_groups:
+            self._signals.append(channel.send(done, receiver(group, step.owner, step.piece), TAG_DONE))
         self.progress()
 
     def progress(self) -> None:
-        """Add the partial products that have arrived, and reuse the buffers of those that have left."""
+        """Add the partial products that have arrived, reuse the buffers of those that have left, send columns on."""
         while self._arriving and self._arriving[0][0].done():
             _, source, piece, c0, c1, buffer = self._arriving.popleft()
             self._add(source, piece, c0, c1, buffer)
             self._post()
         while self._sending and self._sending[0][0].done():
             self._free_out.append(self._sending.popleft()[1])
+        while self._relays and self._relays[0][0].done():
+            _, done = self._relays.popleft()
+            for peer in self._group:
+                if peer != self._backend.rank:
+                    self._signals.append(self._backend.channel.send(done, peer, TAG_RELAYED))
 
     def end(self) -> None:
         """Return when all messages have arrived and this rank's messages have left."""
         for transfer, owner, piece, c0, c1 in self._results:
-            self._backend.wait(transfer.done, self._text("result of", owner, piece))
+            self._backend.wait(partial(self._has_arrived, transfer), self._text("result of", owner, piece))
             if self._backend.is_near(owner):
                 self._backend.sync()
                 source = self._done(owner)[:, c0:c1] if self._in_scratch else None
                 result = self._owners_columns(owner, piece, c0, c1) if source is None else source
                 self._backend.arrays.assign(result, self._columns(owner, piece, c0, c1))
                 self._backend.read_nbytes += result.nbytes
+        self.progress()
+        assert not self._relays, "all results have arrived and are sent on"
         self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
         for transfer in self._signals:
             self._backend.wait(transfer.done, f"{self._plan.name}: sending the last pieces")
@@ -238,14 +254,19 @@ class Reduction:
         return np.ndarray((self._m, columns), self._wire, buffer.data, order=self._order)
 
     def _await_results(self) -> None:
-        channel = self._backend.channel
-        for owner in self._others:
-            for piece, c0, c1 in self._pieces[owner]:
-                if self._backend.is_near(owner):
-                    transfer = channel.await_signal(owner, TAG_DONE)
-                else:
-                    transfer = channel.receive(self._columns(owner, piece, c0, c1), owner, TAG_DONE)
-                self._results.append((transfer, owner, piece, c0, c1))
+        """Start to receive finished columns, all ranks of a node in the same order."""
+        channel, rank = self._backend.channel, self._backend.rank
+        results = sorted((piece, owner, c0, c1) for owner in self._others for piece, c0, c1 in self._pieces[owner])
+        for piece, owner, c0, c1 in results:
+            columns, via = self._columns(owner, piece, c0, c1), receiver(self._group, owner, piece)
+            if self._backend.is_near(owner):
+                transfer = channel.await_signal(owner, TAG_DONE)
+            elif via == rank:
+                transfer = channel.receive(columns, owner, TAG_DONE)
+                self._relays.append((transfer, columns))
+            else:
+                transfer = channel.receive(columns, via, TAG_RELAYED)
+            self._results.append((transfer, owner, piece, c0, c1))
 
     def _post(self) -> None:
         """Receive the next partial products, in the order in which they are added."""
@@ -291,6 +312,10 @@ class Reduction:
     def _all_sent(self) -> bool:
         self.progress()
         return not self._sending
+
+    def _has_arrived(self, transfer: Transfer) -> bool:
+        self.progress()
+        return transfer.done()
 
     def _is_collected(self, piece: int) -> bool:
         self.progress()
