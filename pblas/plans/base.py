@@ -112,7 +112,10 @@ class Plan(ABC):
         raise AssertionError(f"{self.name} defines no operands_nbytes, which rank {rank} needs to simulate it")
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that other ranks read in its memory (counted once for each reader)."""
+        """Elements that `rank` sends, or that other ranks read in its memory (counted once for each reader).
+
+        Elements that a rank passes on to its node count as sent by their owner.
+        """
         raise AssertionError(f"{self.name} defines no sent_elements, which rank {rank} needs to simulate it")
 
     # All plans share these

@@ -62,6 +62,7 @@ HOSTS = tuple(
             "matrices/test_files",
             "faults/test_errors",
             "faults/test_lifetime",
+            "faults/test_nodes",
         ),
     )
 )

@@ -107,6 +107,43 @@ def test_gather_receives_what_its_steps_read() -> None:
         assert plan.workspace_nbytes >= 2 * 8 * widest, plan
 
 
+def node_sizes(nprocs: int) -> list[tuple[int, ...]]:
+    """All ranks on one node, each on its own, one beside the others, two on each but the last."""
+    return [(nprocs,), (1,) * nprocs, (1, nprocs - 1), (nprocs - 1, 1), (2,) * (nprocs // 2) + (1,) * (nprocs % 2)]
+
+
+def nodes_of(sizes: tuple[int, ...]) -> list[range]:
+    return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+
+
+def test_a_node_receives_a_shard_of_another_node_once() -> None:
+    for plan in all_gathers():
+        for sizes in node_sizes(plan.product.nprocs):
+            received = []
+            for node in nodes_of(sizes):
+                steps = {step for rank in node for step in plan.steps(rank) if step.source not in node}
+                received.append(8 * sum(plan.shard_shape(step.source)[0] * (step.c1 - step.c0) for step in steps))
+                assert plan.network_nbytes(node) == received[-1]
+            mixed = dataclasses.replace(plan, transport="mixed", nodes=sizes)
+            assert mixed.max_network_nbytes == max(received)
+            assert (f"  network    {max(received):,} bytes" in mixed.explain()) == (max(received) > 0)
+            assert "  network  " not in plan.explain()
+
+
+@pytest.mark.parametrize("kind", [GemmReduceScatter, GemmAllReduce])
+def test_a_node_receives_partial_products_for_its_ranks_and_finished_columns_once(
+    kind: type[GemmReduceScatter],
+) -> None:
+    for plan in reductions(kind):
+        m, n = plan.oriented.m, plan.oriented.n
+        for node in itertools.chain.from_iterable(map(nodes_of, node_sizes(plan.product.nprocs))):
+            far = (step for rank in range(plan.product.nprocs) if rank not in node for step in plan.steps(rank))
+            columns = sum(step.c1 - step.c0 for step in far if step.owner in node)
+            if plan.replicates:
+                columns += n - sum(plan.shards.count(rank) for rank in node)
+            assert plan.network_elements(node) == m * columns
+
+
 @pytest.mark.parametrize("kind", [GemmReduceScatter, GemmAllReduce])
 def test_every_owner_adds_every_source_once_in_rotated_order(kind: type[GemmReduceScatter]) -> None:
     for plan in reductions(kind):

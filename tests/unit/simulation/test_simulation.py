@@ -103,6 +103,26 @@ def test_phases_move_the_bytes_that_the_plan_announces(transport: Transport) -> 
                 assert bool(traffic.far) <= bool(traffic.far_messages)
 
 
+def test_shards_reach_a_node_once() -> None:
+    """In the phases each rank of a node receives a share of each shard from other nodes, rounded up to a byte."""
+    counted = 0
+    for plan, ranks_per_node in itertools.product(PLANS, (2, 3)):
+        if type(plan) is not AllGatherGemm or plan.algorithm or plan.product.d.split is None:
+            continue
+        nprocs = plan.product.nprocs
+        for first in range(0, nprocs, ranks_per_node):
+            node, far, messages = range(first, min(first + ranks_per_node, nprocs)), 0, 0
+            if not all(map(plan.takes_part, node)):
+                continue
+            for rank in node:
+                for phase in phases_of(plan, View(rank, nprocs, ranks_per_node, "mixed")):
+                    far += phase.steps * phase.before.far
+                    messages += phase.steps * phase.before.far_messages
+            assert plan.network_nbytes(node) <= far <= plan.network_nbytes(node) + messages
+            counted += 1
+    assert counted > 20
+
+
 def test_phases_multiply_everything() -> None:
     """Over all ranks the GEMMs of the phases are the product, for plans in which no rank repeats another's work."""
     counted = 0
