@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import shlex
 import shutil
@@ -20,18 +21,26 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from string import ascii_lowercase
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 _SHELL = """#!/bin/sh
 # Starts a command on a host, as ssh would: {name} [options] ADDRESS COMMAND...
 while [ "${{1#-}}" != "$1" ]; do shift; done
 number=${{1##*.}}; shift
-exec nsenter --net=/run/netns/{prefix}$number taskset -c $(( (number - 1) % {cores} )) unshare --uts --mount --ipc \\
-    sh -c "hostname {prefix}$number; mount -t tmpfs -o size={shm} tmpfs /dev/shm; exec $*"
+case $number in {shm} esac
+clock=; case $number in {clocks} esac
+exec nsenter --net=/run/netns/{prefix}$number taskset -c $(( (number - 1) % {cores} )) \\
+    unshare --uts --mount --ipc ${{clock:+--time --fork --monotonic $clock}} \\
+    sh -c "hostname {prefix}$number; mount -t tmpfs -o size=$shm tmpfs /dev/shm; exec $*"
 """
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""They wait while hosts are made or removed."""
+_NUMBERS = itertools.count(1)
 _QUEUE = ("burst", "256kb", "latency", "3000ms")
 """Queue of a limited link: with a short one TCP would lose packets, and measure that."""
 
@@ -64,17 +73,24 @@ def missing() -> str:
 class Hosts:
     """Hosts 1 to `count`, and one more that starts the jobs and has no ranks. A `with` block makes and removes them.
 
+    Their names contain the number of this process. SIGINT and SIGTERM wait while hosts are made or removed; a program
+    that gets SIGTERM must leave the block, by an exception.
+
     Args:
         count: number of hosts that run ranks.
-        shm: size of each host's /dev/shm, as `mount` reads it.
+        shm: size of the /dev/shm of some hosts by their number, as `mount` reads it; 1 GiB on the others.
+        clocks: whole seconds, from 1 on, by which the monotonic clocks of some hosts are ahead, by number of the host.
 
     Raises:
         OSError: hosts cannot be made here; the text says why.
     """
 
-    def __init__(self, count: int, *, shm: str = "1g") -> None:
-        self.count, self._shm = count, shm
-        self._prefix = f"pb{os.getpid()}h"  # interface names have 15 characters at most
+    def __init__(
+        self, count: int, *, shm: Mapping[int, str] | None = None, clocks: Mapping[int, int] | None = None
+    ) -> None:
+        self.count, self._shm, self._clocks = count, dict(shm or {}), dict(clocks or {})
+        # Names of interfaces have 15 characters at most; one process may make hosts several times.
+        self._prefix = f"pb{os.getpid()}{ascii_lowercase[next(_NUMBERS) % 26]}"
         self._subnet = f"10.77.{os.getpid() % 250}"
         self._folder = tempfile.TemporaryDirectory(prefix="pblas-hosts-")
         self._script = Path(self._folder.name, "on-host")
@@ -83,23 +99,19 @@ class Hosts:
         reason = missing()
         if reason:
             raise OSError(reason)
-        text = _SHELL.format(name=self._script.name, prefix=self._prefix, cores=os.cpu_count(), shm=self._shm)
-        self._script.write_text(text)
-        self._script.chmod(0o755)
-        try:
-            _ip("link", "add", self._bridge, "type", "bridge")
-            _ip("link", "set", self._bridge, "up")
-            for number in range(1, self.count + 2):
-                self._add(number)
-        except BaseException:
-            self._remove()
-            raise
+        with _undisturbed():
+            try:
+                self._make()
+            except BaseException:
+                self._remove()
+                raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._remove()
+        with _undisturbed():
+            self._remove()
 
     def limit(self, rate: str | None) -> None:
         """Limit what each host receives to a rate, as "1gbit"; None: no limit."""
@@ -171,6 +183,21 @@ class Hosts:
         for device in ("eth0", "lo"):
             _ip("-n", name, "link", "set", device, "up")
 
+    def _make(self) -> None:
+        """Write the script that starts commands on hosts, and make the bridge and the namespaces."""
+        shm, clocks = {**self._shm, "*": "1g"}, self._clocks
+        settings = {
+            "shm": " ".join(f"{number}) shm={size};;" for number, size in shm.items()),
+            "clocks": " ".join(f"{number}) clock={seconds};;" for number, seconds in clocks.items()),
+        }
+        text = _SHELL.format(name=self._script.name, prefix=self._prefix, cores=os.cpu_count(), **settings)
+        self._script.write_text(text)
+        self._script.chmod(0o755)
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("link", "set", self._bridge, "up")
+        for number in range(1, self.count + 2):
+            self._add(number)
+
     def _remove(self) -> None:
         """Remove everything that exists: remaining processes, links, namespaces, the bridge."""
         for number in range(1, self.count + 2):
@@ -179,6 +206,21 @@ class Hosts:
                 subprocess.run(["ip", *words], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
         self._folder.cleanup()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A with block in which SIGINT and SIGTERM wait, also those of the programs that it starts."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave(signum: int, frame: object) -> NoReturn:
+    """Handler of signals: raise, so that blocks of `Hosts` end."""
+    raise SystemExit(128 + signum)
 
 
 def _call(*words: str) -> None:
@@ -199,6 +241,7 @@ def main() -> int:
     parser.add_argument("--mpiexec", default=str(Path(sys.executable).parent / "mpiexec"), help="%(default)s")
     parser.add_argument("command", nargs="+", help="what a rank runs, after --")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, leave)
     with Hosts(len(options.ranks)) as hosts:
         hosts.limit(options.rate)
         return subprocess.run(hosts.command(options.mpiexec, options.ranks, options.command), check=False).returncode
