@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import MAXIMA, Agreement
+from pblas.backends.agreement import BITS, MAXIMA, Agreement
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
@@ -72,11 +72,11 @@ class HostRanks(ABC):
         self.cores = len(masks[index])
         self.threads = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
-        count = len(self.near)
-        self.most_near, least, *_ = self.agreement.agree(
-            "Context: ranks of each node", maxima=(count, -count, 0, 0)
-        ).maxima
-        self.ranks_per_node = -least
+        agreed = self.agreement.agree(
+            "Context: ranks of each node", maxima=(len(self.near), 0, 0, 0), bits=self._near_blocks()
+        )
+        self.most_near = agreed.maxima[0]
+        self.ranks_per_node = agreed.bits.bit_length() - 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = self._gathered_nodes()
         self.plain_channel = self.peers.channel()
@@ -86,6 +86,23 @@ class HostRanks(ABC):
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
         """Slot of the plan that is being made or executed, if it shares its memory (local)."""
+
+    def _near_blocks(self) -> int:
+        """Set of the n, as bits, for which all ranks of this rank's block of n consecutive ranks are near (local).
+
+        Blocks begin at multiples of n. The largest n of all ranks is the size of equal hosts; hosts of unequal numbers
+        of ranks, or ranks that alternate between hosts, give a smaller one, such as 1 of hosts of 1 and 3 ranks.
+        """
+        near, first, stop = set(self.near), self.rank, self.rank + 1
+        while first - 1 in near:
+            first -= 1
+        while stop in near:
+            stop += 1
+        blocks = 0
+        for n in range(1, min(self.size, BITS - 1) + 1):
+            start = self.rank - self.rank % n
+            blocks |= (first <= start and min(start + n, self.size) <= stop) << n
+        return blocks
 
     def _gathered_nodes(self) -> tuple[range, ...]:
         """**Collective.** The ranks of each node; () if all have one rank, or some are not consecutive (global)."""
@@ -107,9 +124,9 @@ class HostRanks(ABC):
 
     def require_one_node(self) -> None:
         """Raise BackendError, on every rank, unless all ranks are on one node."""
-        if self.ranks_per_node < self.size:
+        if self.most_near < self.size:
             raise errors.BackendError(
-                f"Context: ranks that push share a node's memory, but a node has {self.ranks_per_node} of the "
+                f"Context: ranks that push share a node's memory, but a node has {self.most_near} of the "
                 f"{self.size} ranks; make a context of the ranks of each node, or use another transport"
             )
 
