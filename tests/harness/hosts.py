@@ -41,8 +41,6 @@ exec nsenter --net=/run/netns/{prefix}$number taskset -c $(( (number - 1) % {cor
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """They wait while hosts are made or removed."""
 _NUMBERS = itertools.count(1)
-_QUEUE = ("burst", "256kb", "latency", "3000ms")
-"""Queue of a limited link: with a short one TCP would lose packets, and measure that."""
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
@@ -63,10 +61,11 @@ def missing() -> str:
     if tools:
         return f"hosts are made of network namespaces, which need {', '.join(tools)}"
     name = f"pb{os.getpid()}try"
-    tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
-    if tried.returncode:
-        return f"no network namespace can be made: {tried.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", name], check=False)
+    with _undisturbed():
+        tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+        if tried.returncode:
+            return f"no network namespace can be made: {tried.stderr.strip()}"
+        subprocess.run(["ip", "netns", "del", name], check=False)
     return ""
 
 
@@ -92,19 +91,19 @@ class Hosts:
         # Names of interfaces have 15 characters at most; one process may make hosts several times.
         self._prefix = f"pb{os.getpid()}{ascii_lowercase[next(_NUMBERS) % 26]}"
         self._subnet = f"10.77.{os.getpid() % 250}"
-        self._folder = tempfile.TemporaryDirectory(prefix="pblas-hosts-")
-        self._script = Path(self._folder.name, "on-host")
+        self._folder = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         reason = missing()
         if reason:
             raise OSError(reason)
-        with _undisturbed():
-            try:
+        try:
+            with _undisturbed():
                 self._make()
-            except BaseException:
+        except BaseException:  # also of a signal that has waited
+            with _undisturbed():
                 self._remove()
-                raise
+            raise
         return self
 
     def __exit__(
@@ -113,13 +112,16 @@ class Hosts:
         with _undisturbed():
             self._remove()
 
-    def limit(self, rate: str | None) -> None:
-        """Limit what each host receives to a rate, as "1gbit"; None: no limit."""
+    def limit(self, rate: str | None, *, queue: str = "3000ms") -> None:
+        """Limit what each host receives to a rate, as "1gbit"; None: no limit.
+
+        The queue of a limited link holds what arrives in the time `queue`: if it is short TCP loses packets.
+        """
         for number in range(1, self.count + 1):
             link = ("dev", self._link(number), "root")
             subprocess.run(["tc", "qdisc", "del", *link], capture_output=True, check=False)
             if rate is not None:
-                _call("tc", "qdisc", "add", *link, "tbf", "rate", rate, *_QUEUE)
+                _call("tc", "qdisc", "add", *link, "tbf", "rate", rate, "burst", "256kb", "latency", queue)
 
     def received_nbytes(self, number: int) -> int:
         """Bytes that a host has received so far, headers included."""
@@ -185,11 +187,12 @@ class Hosts:
 
     def _make(self) -> None:
         """Write the script that starts commands on hosts, and make the bridge and the namespaces."""
-        shm, clocks = {**self._shm, "*": "1g"}, self._clocks
         settings = {
-            "shm": " ".join(f"{number}) shm={size};;" for number, size in shm.items()),
-            "clocks": " ".join(f"{number}) clock={seconds};;" for number, seconds in clocks.items()),
+            "shm": " ".join(f"{number}) shm={size};;" for number, size in self._shm.items()) + " *) shm=1g;;",
+            "clocks": " ".join(f"{number}) clock={seconds};;" for number, seconds in self._clocks.items()),
         }
+        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="pblas-hosts-"))
+        self._script = Path(folder, "on-host")
         text = _SHELL.format(name=self._script.name, prefix=self._prefix, cores=os.cpu_count(), **settings)
         self._script.write_text(text)
         self._script.chmod(0o755)
@@ -205,7 +208,7 @@ class Hosts:
             for words in (("link", "del", self._link(number)), ("netns", "del", self._name(number))):
                 subprocess.run(["ip", *words], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
-        self._folder.cleanup()
+        self._folder.close()
 
 
 @contextmanager
@@ -241,7 +244,8 @@ def main() -> int:
     parser.add_argument("--mpiexec", default=str(Path(sys.executable).parent / "mpiexec"), help="%(default)s")
     parser.add_argument("command", nargs="+", help="what a rank runs, after --")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, leave)
+    for signum in _SIGNALS:  # a shell may have made a job in the background ignore SIGINT
+        signal.signal(signum, leave)
     with Hosts(len(options.ranks)) as hosts:
         hosts.limit(options.rate)
         return subprocess.run(hosts.command(options.mpiexec, options.ranks, options.command), check=False).returncode

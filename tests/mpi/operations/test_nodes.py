@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
     """A context whose ranks are numbered in one of several orders."""
     node = COMM.Split_type(MPI.COMM_TYPE_SHARED)
     keys = {"by node": COMM.rank, "alternating": node.rank * COMM.size + COMM.rank, "descending": -COMM.rank}
-    comm = COMM.Split(0, keys[request.param])
+    comm: Any = COMM.Split(0, keys[request.param])
     with pblas.Context(comm, timeout=20.0) as context:
         yield context
     comm.Free()

@@ -1,11 +1,11 @@
 """Laws of the harness: an error of one rank fails that test and no other, and the report shows it."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.common.outside import outside
 from tests.harness import run
 
 SCENARIO = """
@@ -81,11 +81,6 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
-
-
-def outside() -> dict[str, str]:
-    """The environment without the variables of the launcher that started this process."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI_", "HYDRA"))}
 
 
 def line_of(text: str) -> int:
