@@ -31,12 +31,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.harness.hosts import Hosts, missing, parse_ranks  # noqa: E402
+from tests.harness.hosts import Hosts, leave, missing, parse_ranks  # noqa: E402
 
 MOST_RESTARTS = 20
 SLOW = (
@@ -56,19 +55,25 @@ HOSTS = tuple(
     f"tests/mpi/{name}.py"
     for name in (
         *("operations/test_matmul", "operations/test_general", "operations/test_redistribution"),
-        *(
-            "operations/test_collectives",
-            "tp/test_tp",
-            "matrices/test_files",
-            "faults/test_errors",
-            "faults/test_lifetime",
-            "faults/test_nodes",
-        ),
+        *("operations/test_collectives", "operations/test_unequal_nodes", "tp/test_tp", "matrices/test_files"),
+        *("faults/test_errors", "faults/test_lifetime", "faults/test_nodes"),
     )
 )
 """Tests that run on several hosts, unless others are named."""
-ALL_HOSTS = ("2x1", "2x2", "1+3", "4x1")
-"""Ranks of each host in the legs of a whole run."""
+_ALL_BUT_SLOW = "not constant_memory and not real_width and not random_cases"
+_SOME = " or ".join(
+    (
+        *("test_unequal_nodes", "test_nodes"),  # products of every kind, on grids too
+        "(any_layout_to_any_other and (shared or message))",
+        *("reduce_scatter_splits", "(allreduce_is_numpys and float32)", "(is_that_of_one_rank and float32)"),
+        *("(a_saved_matrix and C-float64)", "touches_its_own_part"),
+        *("(wrong_product_is_refused and dtype)", "missing_from_context", "disjoint_ranks"),
+    )
+)
+ALL_HOSTS = {"2x1": _ALL_BUT_SLOW, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
+"""Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
+FAULTS = "tests/hosts"
+"""Tests of one process that make hosts and disturb them; nothing runs beside them."""
 SLOWEST = 5  # tests of each leg whose times are printed
 PARTS = 6  # of the unit tests, so that two processors have about as much to do
 ABANDONED = threading.Event()  # set to end all running jobs and start no more
@@ -113,6 +118,11 @@ class Leg:
             return f"hosts of {self.hosts} ranks"
         size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether no other leg may run at the same time."""
+        return self.ranks > 1 or FAULTS in self.arguments
 
     @property
     def mpiexec(self) -> str:
@@ -312,11 +322,17 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     everything = not (paths or options.quick or options.ranks)
     hosts = options.hosts or (ALL_HOSTS if everything else ())
     why = missing() if hosts else ""
+    on_hosts = []
+    for each in hosts:
+        selected = () if paths or each not in ALL_HOSTS else ("-k", ALL_HOSTS[each])
+        tests = (*selected, *flags, *(spread if paths else HOSTS))
+        on_hosts.append(Leg(sum(parse_ranks(each)), python, tests, hosts=each))
+    if everything and not options.hosts:
+        on_hosts.append(Leg(0, python, (*flags, FAULTS), ", which disturbs hosts"))
     if why:
-        print(f"hosts: skipped, {why}", flush=True)
-    elif hosts:
-        tests = (*flags, *(spread if paths else HOSTS))
-        legs += [Leg(sum(parse_ranks(each)), python, tests, hosts=each) for each in hosts]
+        print(*(f"{leg.name}: skipped, {why}" for leg in on_hosts), sep="\n", flush=True)
+    else:
+        legs += on_hosts
     if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
         legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
@@ -328,7 +344,8 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
 def is_single(path: str) -> bool:
     """Whether the tests of a path run without mpiexec: unit tests and the doctests of the package."""
     place = Path(ROOT, path.partition("::")[0])
-    return any(place.is_relative_to(ROOT / folder) for folder in ("tests/unit", "tests/harness/plugin.py", "pblas"))
+    folders = ("tests/unit", FAULTS, "tests/harness/plugin.py", "pblas")
+    return any(place.is_relative_to(ROOT / folder) for folder in folders)
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -352,13 +369,9 @@ def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def leave(signum: int, frame: object) -> NoReturn:
-    """Signal handler that raises, so that the running job is ended before this program ends."""
-    raise SystemExit(128 + signum)
-
-
 def main() -> int:
-    signal.signal(signal.SIGTERM, leave)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # a shell may have made a job in the background ignore SIGINT
+        signal.signal(signum, leave)
     options, arguments = parse(sys.argv[1:])
     end = time.monotonic() + options.deadline
     total: Counter[str] = Counter()
@@ -367,7 +380,7 @@ def main() -> int:
     for leg in legs:
         if leg.ranks and not shutil.which(leg.mpiexec):
             sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
-    small, large = [leg for leg in legs if leg.ranks <= 1], [leg for leg in legs if leg.ranks > 1]
+    small, large = [leg for leg in legs if not leg.runs_alone], [leg for leg in legs if leg.runs_alone]
     outcomes_of_legs = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
     for leg, outcomes in zip(small + large, outcomes_of_legs, strict=True):
         total += count(outcomes)

@@ -113,10 +113,35 @@ def test_stack_of_the_hanging_line_is_shown(output: str, text: str) -> None:
     assert f'test_scenario.py", line {line_of(text)} in test_' in output
 
 
-def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ranks() -> None:
+def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run, "missing", lambda: "")
     legs = run.choose_legs(*run.parse([]))
     alone = [path for leg in legs if leg.ranks == 0 for path in leg.arguments]
     files = [str(path.relative_to(run.ROOT)) for path in (run.ROOT / "tests" / "unit").rglob("test_*.py")]
-    assert sorted(alone) == sorted([*files, "tests/harness/plugin.py", "pblas"])
-    assert [(leg.ranks, leg.arguments) for leg in legs if leg.ranks] == [(n, ("tests/mpi",)) for n in (1, 2, 3, 4, 6)]
+    assert sorted(alone) == sorted([*files, "tests/harness/plugin.py", "pblas", "tests/hosts"])
+    one_host = [leg for leg in legs if leg.ranks and not leg.hosts]
+    assert [(leg.ranks, leg.arguments) for leg in one_host] == [(n, ("tests/mpi",)) for n in (1, 2, 3, 4, 6)]
+    assert [(leg.hosts, leg.ranks) for leg in legs if leg.hosts] == [("2x1", 2), ("2x2", 4), ("1+3", 4), ("4x1", 4)]
     assert len({leg.name for leg in legs}) == len(legs)
+
+
+def test_each_leg_that_needs_hosts_says_why_it_is_skipped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "missing", lambda: "there is no ip")
+    legs = run.choose_legs(*run.parse([]))
+    assert not any(leg.hosts or run.FAULTS in leg.arguments for leg in legs)
+    names = [f"hosts of {each} ranks" for each in ("2x1", "2x2", "1+3", "4x1")]
+    names.append("one process, which disturbs hosts")
+    assert capsys.readouterr().out.splitlines() == [f"{name}: skipped, there is no ip" for name in names]
+
+
+def test_hosts_run_the_tests_of_a_whole_run_or_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "missing", lambda: "")
+    leg, other = run.choose_legs(*run.parse(["--hosts", "1+3,5x1"]))
+    assert leg.arguments == ("-k", run.ALL_HOSTS["1+3"], *run.HOSTS)
+    assert (other.arguments, other.ranks) == (run.HOSTS, 5)
+    (named,) = run.choose_legs(*run.parse(["--hosts", "1+3", "tests/mpi/tp", "-k", "x"]))
+    assert named.arguments == ("-k", "x", "tests/mpi/tp")
