@@ -254,6 +254,19 @@ class _Parser:
         return len(self._text.encode()[:nbytes].decode()) + 1
 
 
+def renamed(tree: Node, names: Mapping[str, str]) -> Node:
+    """A tree with other names of its operands.
+
+    >>> renamed(parse("a + b"), {"a": "x", "b": "y"})
+    Apply(function='add', arguments=(Name(name='x'), Name(name='y')))
+    """
+    if isinstance(tree, Name):
+        return Name(names[tree.name])
+    if isinstance(tree, Apply):
+        return Apply(tree.function, tuple(renamed(argument, names) for argument in tree.arguments))
+    return tree
+
+
 def substituted(text: str, argument: str) -> str:
     """The text of an expression in which another expression replaces x.
 

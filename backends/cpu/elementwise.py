@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pblas.backends.cpu.pointwise import OWN, PIECE_NBYTES, SHORT, line
+from pblas.backends.cpu.pointwise import OWN, SHORT, line
 from pblas.epilogues import COMPARISONS, Apply, Name, Number
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ Shape = tuple[int, int]
 Value = Callable[[Mapping[str, Any], Shape, Any], Any]
 """value(operands, shape, out): the value of a node for pieces that broadcast to a shape; in `out` if that is given."""
 
+_PIECE_NBYTES = 512 << 10  # "x * s + y" of 64 MiB: 8.4 ms, and 10.8 with 120 KiB (AMD EPYC, 1 MiB of L2 per core)
 _TILE = 128  # rows of a piece where some arrays are stored by rows and some by columns: 128 x 128 doubles fit in L2
 _REAL_VALUED = ("abs", "real", "imag")
 _UFUNCS = {"abs": np.abs, "conj": np.conjugate, "relu": np.maximum}
@@ -67,7 +68,7 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
         if isinstance(z, np.ndarray):
             arrays[name] = z.reshape((1,) * (2 - z.ndim) + z.shape)
         else:
-            values[name] = compute.type(z) if isinstance(z, complex) else real.type(z)
+            values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
     if _by_columns(out):
         out, arrays = out.T, {name: z.T for name, z in arrays.items()}
     complex_names = [name for name, z in (arrays | values).items() if z.dtype.kind == "c"]
@@ -99,7 +100,7 @@ def _by_columns(z: Array) -> bool:
 
 def _pieces(shape: Shape, itemsize: int, *, mixed: bool) -> Iterator[tuple[slice, slice]]:
     """Cut a matrix into pieces that stay in a cache."""
-    count = PIECE_NBYTES // itemsize
+    count = _PIECE_NBYTES // itemsize
     height, width = (_TILE, _TILE) if mixed else (max(1, count // shape[1]), min(count, shape[1]))
     for i in range(0, shape[0], height):
         for j in range(0, shape[1], width):

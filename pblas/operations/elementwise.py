@@ -14,6 +14,7 @@ from pblas.operations.arguments.product import enough_ranks
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.plan import Topology
+from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,9 +52,10 @@ class PlannedElementwise(PlannedOperation[_Execution]):
     def __init__(self, spec: ElementwiseArguments, runtime: Runtime | None) -> None:
         dtypes = {name: z.dtype for name, z in spec.operands.items() if isinstance(z, DistMatrix)}
         self._expression, self._compute = spec.plan.expression, spec.compute
+        self._planned = _descriptions(spec)
         self._moved_dtypes: list[np.dtype[Any]] = []
         if runtime is not None:
-            self._moved_dtypes = [dtypes[operand.name] for operand in spec.plan.moved]
+            self._moved_dtypes = [dtypes[operand.name] for operand in spec.moved]
         super().__init__(spec.plan, spec.plan.out, spec.dtype, runtime)
 
     def execute(self, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
@@ -94,9 +96,9 @@ class PlannedElementwise(PlannedOperation[_Execution]):
     def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         spec = execution.spec
         if spec is None:
-            call = ElementwiseRequest(
-                "execute", self._expression, execution.operands, execution.out, self._asked(execution)
-            )
+            names = [name for name, _ in self._planned if name in execution.operands]
+            operands = {name: execution.operands[name] for name in (*names, *execution.operands)}
+            call = ElementwiseRequest("execute", self._expression, operands, execution.out, self._asked(execution))
             spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
             self._check_like_planned(runtime, spec)
         values = spec.values(runtime)
@@ -110,11 +112,10 @@ class PlannedElementwise(PlannedOperation[_Execution]):
 
     def _check_like_planned(self, runtime: Runtime, spec: ElementwiseArguments) -> None:
         """Raise an error if the operands of an execution do not fit the plan, on this rank."""
-        plan = replace(spec.plan, overlaps=self.plan.overlaps, transport=self.plan.transport)
-        if plan != self.plan or spec.compute != self._compute:
-            pairs = zip(plan.operand_lines(), self.plan.operand_lines(), strict=False)
-            name, text, planned = next(((a, b, d) for (a, b), (_, d) in pairs if b != d), ("out", "", ""))
-            raise errors.DescriptorError(f"execute: {name} is {text or 'laid out'}, planned was {planned}; plan anew")
+        for now, planned in zip(_descriptions(spec), self._planned, strict=True):
+            if now != planned:
+                name = now[0]
+                raise errors.DescriptorError(f"execute: {name} is {now[1]}, planned was {planned[1]}; plan anew")
         if spec.overlaps(runtime) and not self.plan.overlaps:
             raise errors.ArgumentError(
                 "execute: out overlaps an operand that is redistributed, unlike planned; plan anew with this out="
@@ -129,6 +130,16 @@ class PlannedElementwise(PlannedOperation[_Execution]):
         spec = execution.spec
         assert spec is not None, "the arguments are checked"
         return ElementwiseOperands(spec.tree, execution.values, spec.sources(), result.stored("execute"))
+
+
+def _descriptions(spec: ElementwiseArguments) -> list[tuple[str, str]]:
+    """Name and description of each operand, and of the result: equal for all executions of a plan (global)."""
+    views = {name for name, z in spec.operands.items() if isinstance(z, DistMatrix) and z.conjugated}
+    operands = [
+        (x.name, f"{shared_descriptor(x.desc)}, {x.dtype}{', conjugated' if x.name in views else ''}")
+        for x in spec.plan.operands
+    ]
+    return [*operands, *spec.plan.others, ("the result", f"{shared_descriptor(spec.plan.out)}, {spec.plan.dtype}")]
 
 
 def plan_elementwise(
@@ -225,7 +236,7 @@ def _run(call: ElementwiseRequest) -> DistMatrix:
     values: dict[str, Any] = {}
     spec, runtime = _agreed(call, values)
     plan, verb, backend = spec.plan, spec.verb, runtime.backend
-    if plan.moved:
+    if spec.moved:
         planned = runtime.plans.get((plan, spec.compute), lambda: PlannedElementwise(spec, runtime))
         return planned.execute_once(spec)
     result = spec.out
@@ -263,7 +274,7 @@ def _agreed(
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
         spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
         overlaps, call_args = spec.overlaps(runtime), spec.arguments()
-        if values is not None and not spec.plan.moved:
+        if values is not None and not spec.moved:
             values.update(spec.values(runtime))
     if runtime.agree(verb, call_args, None, (int(overlaps),))[0]:
         spec = spec._replace(plan=replace(spec.plan, overlaps=True))

@@ -32,7 +32,7 @@ class ElementwiseOperand:
     @property
     def moves(self) -> bool:
         """Whether the matrix is redistributed to `target` before the expression is evaluated."""
-        return not self.desc.same_distribution(self.target)
+        return self.desc != self.target and not self.desc.same_distribution(self.target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class ElementwiseArguments(NamedTuple):
         operands: numbers, matrices or descriptors, and arrays of this backend with two dimensions, by name.
         out: the result's matrix, or None (global).
         plan: the plan (global).
+        moved: `plan.moved` (global).
         compute: dtype of the computation (global).
         dtype: of the result (global).
     """
@@ -70,6 +71,7 @@ class ElementwiseArguments(NamedTuple):
     operands: Mapping[str, Any]
     out: DistMatrix | None
     plan: ElementwisePlan
+    moved: tuple[ElementwiseOperand, ...]
     compute: np.dtype[Any]
     dtype: np.dtype[Any]
 
@@ -119,10 +121,11 @@ class ElementwiseArguments(NamedTuple):
             *(expression, tuple(placed), tuple(others), target, dtype.name, nprocs),
             transport=topology.transport(nprocs),
         )
-        moved = {operand.name for operand in plan.moved}
-        views = {x for x, z in operands.items() if isinstance(z, DistMatrix) and z.conjugated and x not in moved}
+        moved = plan.moved
+        views = {x for x, z in operands.items() if isinstance(z, DistMatrix) and z.conjugated}
+        views -= {operand.name for operand in moved}
         tree = _conjugating(tree, views) if views else tree
-        return cls(verb, tree, operands, out, plan, accumulator_dtype(promoted), dtype)
+        return cls(verb, tree, operands, out, plan, moved, accumulator_dtype(promoted), dtype)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
@@ -141,12 +144,12 @@ class ElementwiseArguments(NamedTuple):
 
     def sources(self) -> list[tuple[Array, bool]]:
         """This rank's parts of the operands that are redistributed, and whether to conjugate them (local)."""
-        matrices = [self.operands[operand.name] for operand in self.plan.moved]
+        matrices = [self.operands[operand.name] for operand in self.moved]
         return [(x.stored(self.verb), x.conjugated) for x in matrices]
 
     def overlaps(self, runtime: Runtime) -> bool:
         """Whether the result overwrites memory of an operand that is redistributed, on this rank (local)."""
-        if self.out is None:
+        if self.out is None or not self.moved:
             return False
         shadow = runtime.backend.shadow
         out = shadow(self.out.stored(self.verb))
@@ -159,7 +162,7 @@ class ElementwiseArguments(NamedTuple):
         """
         backend, rank, plan = runtime.backend, runtime.rank, self.plan
         out = None if self.out is None else backend.shadow(self.out.stored(self.verb))
-        values, moved = dict(self.operands), {operand.name for operand in plan.moved}
+        values, moved = dict(self.operands), {operand.name for operand in self.moved}
         for name, z in self.operands.items():
             if name in moved:
                 del values[name]
