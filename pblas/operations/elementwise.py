@@ -81,8 +81,9 @@ class PlannedElementwise(PlannedOperation[_Execution]):
         runtime = self._runtime
         assert runtime is not None, "`elementwise` has matrices"
         try:
-            if self._executor is None:
-                self._prepare(runtime)
+            with runtime.building(spec.verb):
+                if self._executor is None:
+                    self._prepare(runtime)
             result: DistMatrix = self.run(_Execution(spec.operands, spec.out, spec))
         except BaseException:
             self.close()
@@ -189,8 +190,13 @@ def plan_elementwise(
         ranks = enough_ranks(verb, nprocs, descs)
         spec = ElementwiseArguments.checked(call, None, ranks, Topology(ranks, shared=True))
         return PlannedElementwise(spec, None)
-    spec, runtime = _agreed(call, from_descriptors={"dtype": dtype, "nprocs": nprocs})
-    return PlannedElementwise(spec, runtime)
+    runtime = _runtime(call)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            for name, option in (("dtype", dtype), ("nprocs", nprocs)):
+                if option is not None:
+                    raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
+        return _planned(_agreed(call, runtime), runtime)
 
 
 def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
@@ -233,49 +239,56 @@ def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtyp
 
 def _run(call: ElementwiseRequest) -> DistMatrix:
     """**Collective.** The operation of a call."""
-    values: dict[str, Any] = {}
-    spec, runtime = _agreed(call, values)
-    plan, verb, backend = spec.plan, spec.verb, runtime.backend
-    if spec.moved:
-        planned = runtime.plans.get((plan, spec.compute), lambda: PlannedElementwise(spec, runtime))
-        return planned.execute_once(spec)
-    result = spec.out
-    if result is None:
-        result = DistMatrix(plan.out, runtime.empty(runtime.place(plan.out, spec.dtype)), runtime)
-    with runtime.collective_section(verb):
-        backend.arrays.begin()
-        backend.arrays.evaluate(spec.tree, values, spec.compute, result.stored(verb))
-        backend.arrays.settle()
-    return result
+    runtime, values = _runtime(call), dict[str, Any]()
+    with runtime.call(call.verb):
+        spec = _agreed(call, runtime, values)
+        plan, backend = spec.plan, runtime.backend
+        if spec.moved:
+            planned = runtime.plans.get((plan, spec.compute), lambda: _planned(spec, runtime))
+            return planned.execute_once(spec)
+        result = spec.out
+        if result is None:
+            result = DistMatrix(plan.out, runtime.empty(runtime.place(plan.out, spec.dtype)), runtime)
+            if not backend.shared:  # private memory: another rank may have none
+                runtime.agree(f"{call.verb}: allocate", {})
+        with runtime.collective_section(call.verb):
+            backend.arrays.begin()
+            backend.arrays.evaluate(spec.tree, values, spec.compute, result.stored(call.verb))
+            backend.arrays.settle()
+        return result
 
 
-def _agreed(
-    call: ElementwiseRequest,
-    values: dict[str, Any] | None = None,
-    from_descriptors: Mapping[str, Any] | None = None,
-) -> tuple[ElementwiseArguments, Runtime]:
-    """**Collective.** The checked and agreed arguments of a call, and its runtime.
+def _planned(spec: ElementwiseArguments, runtime: Runtime) -> PlannedElementwise:
+    """**Collective.** The planned operation of agreed arguments."""
+    with runtime.building(spec.verb):
+        planned = PlannedElementwise(spec, runtime)
+    runtime.agree(f"{spec.verb}: workspace", {})
+    return planned
+
+
+def _runtime(call: ElementwiseRequest) -> Runtime:
+    """The runtime of the matrices of a call (local)."""
+    if not call.matrices:
+        raise errors.ArgumentError(
+            f"{call.verb}: no operand is a DistMatrix; ctx.from_global(array, desc, root=None) makes one of an array"
+        )
+    return call.matrices[0].runtime
+
+
+def _agreed(call: ElementwiseRequest, runtime: Runtime, values: dict[str, Any] | None = None) -> ElementwiseArguments:
+    """**Collective.** The checked and agreed arguments of a call.
 
     Args:
         call: the call (global).
+        runtime: of the context (global).
         values: filled with `spec.values` if nothing is redistributed (local).
-        from_descriptors: options that matrices do not allow (global).
     """
-    verb, matrices = call.verb, call.matrices
-    if not matrices:
-        raise errors.ArgumentError(
-            f"{verb}: no operand is a DistMatrix; pass at least one: ctx.from_global(array, desc, root=None) makes it"
-        )
-    runtime = matrices[0].runtime
-    runtime.check_open(verb)
+    verb = call.verb
     with runtime.local_step(verb):
-        for name, option in (from_descriptors or {}).items():
-            if option is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
         spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
         overlaps, call_args = spec.overlaps(runtime), spec.arguments()
         if values is not None and not spec.moved:
             values.update(spec.values(runtime))
     if runtime.agree(verb, call_args, None, (int(overlaps),))[0]:
         spec = spec._replace(plan=replace(spec.plan, overlaps=True))
-    return spec, runtime
+    return spec
