@@ -424,6 +424,14 @@ def test_a_plan_is_used_again_and_its_buffers_are_freed(ctx: pblas.Context) -> N
     assert planned.workspace_nbytes == 0
 
 
+def test_a_trace_shows_the_evaluation(ctx: pblas.Context) -> None:
+    A, B = (ctx.zeros(make(9, 9, ctx.nprocs)) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+    with pblas.plan_elementwise("x + y", x=A, y=B) as planned:
+        trace = planned.trace(x=A, y=B)
+    if ctx.rank == 0:
+        assert {event.rank for event in trace.events if event.name == "evaluate"} == set(range(ctx.nprocs))
+
+
 def test_matrices_of_two_contexts(ctx: pblas.Context) -> None:
     with pblas.Context(timeout=20.0) as other:
         a, b = (c.zeros(MatrixDescriptor.row_wise(4, 4, COMM.size)) for c in (ctx, other))
