@@ -206,7 +206,8 @@ class ProductArguments(NamedTuple):
         options = {name: getattr(self, name) for name in names}
         matrices = {"a": self.desc_a, "b": self.desc_b, "c": self.desc_c, "out": self.desc_out}
         descs = {name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()}
-        return {**scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
+        # c comes first: where some ranks have none, their default of beta differs too.
+        return {"c": descs["c"], **scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
         """Raise an error if a matrix of an execution does not fit the plan (local)."""
