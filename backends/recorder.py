@@ -145,6 +145,7 @@ class Recorder:
             "assign": lambda x, z: (self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", _bytes(z)),
             "scale": lambda _beta, z: (self._lane(), "sum", "scale", _bytes(z)),
             "add_scaled": lambda _alpha, _x, _beta, z: (self._lane(), "sum", "add", _bytes(z)),
+            "evaluate": lambda _tree, _operands, _compute, z: (self._lane(), "sum", "evaluate", _bytes(z)),
         }
 
     def _engine_methods(self) -> Methods:

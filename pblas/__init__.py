@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix as DistMatrix
+    from pblas.operations.elementwise import PlannedElementwise as PlannedElementwise
+    from pblas.operations.elementwise import elementwise as elementwise
+    from pblas.operations.elementwise import plan_elementwise as plan_elementwise
     from pblas.operations.matmul import plan_matmul as plan_matmul
     from pblas.operations.matmul import pmatmul as pmatmul
     from pblas.operations.multiplication.base import PlannedMatmul as PlannedMatmul
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from pblas.operations.redistribution import plan_redistribution as plan_redistribution
     from pblas.operations.redistribution import redistribute as redistribute
     from pblas.plans.base import Plan as Plan
+    from pblas.plans.elementwise import ElementwisePlan as ElementwisePlan
     from pblas.plans.one_dimensional import AllGatherGemm as AllGatherGemm
     from pblas.plans.one_dimensional import GemmAllReduce as GemmAllReduce
     from pblas.plans.one_dimensional import GemmReduceScatter as GemmReduceScatter
@@ -63,6 +67,8 @@ _MODULES = {
     "pblas.gpu": ("init_nvshmem",),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
     "pblas.simulation.hardware": ("Hardware", "Link"),
+    "pblas.operations.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
+    "pblas.plans.elementwise": ("ElementwisePlan",),
     "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
     "pblas.operations.multiplication.base": ("PlannedMatmul",),
@@ -92,4 +98,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    modules = {name for name in globals() if name.startswith("__")}
+    return sorted({*modules, *__all__, *_PACKAGES})

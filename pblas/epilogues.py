@@ -29,7 +29,9 @@ REAL_FUNCTIONS = MappingProxyType(
 """Functions of real arrays only, with their numbers of arguments. gelu is exact: x / 2 (1 + erf(x / sqrt(2))).
 gelu_tanh is the approximation that some models are trained with: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
-"""The functions of expressions, with their numbers of arguments."""
+"""The functions of epilogues, with their numbers of arguments."""
+PARTS = MappingProxyType({"conj": 1, "real": 1, "imag": 1})
+"""More functions, of expressions of matrices, where a result may be real although operands are complex."""
 _TANH_OF_AUX = "tanh(0.7978845608028654 * (aux + 0.044715 * aux * aux * aux))"
 NAMED = MappingProxyType(
     {
@@ -133,12 +135,13 @@ def operand_names(tree: Node) -> list[str]:
     return list(dict.fromkeys(n.name for n in nodes(tree) if isinstance(n, Name) and n.name != RESULT))
 
 
-def parse(text: str) -> Node:
+def parse(text: str, *, parts: bool = False) -> Node:
     """Parse an expression.
 
     Args:
         text: an expression of numbers, names, + - * / **, and calls of `FUNCTIONS`; a comparison is allowed as the
             first argument of `where`.
+        parts: allow the functions of `PARTS` too.
 
     Returns:
         The tree.
@@ -154,11 +157,11 @@ def parse(text: str) -> Node:
     """
     if not isinstance(text, str):
         raise errors.ArgumentError(f"an expression must be a string, got {type(text).__name__}")
-    return _parsed(" ".join(text.split()))
+    return _parsed(" ".join(text.split()), parts)
 
 
 @lru_cache(_MAX_PARSED)
-def _parsed(line: str) -> Node:
+def _parsed(line: str, parts: bool) -> Node:
     """Parse an expression in one line; cached, since programs parse the same few expressions with every call."""
     if "#" in line:  # Python would ignore the rest of the line, even if the text had several lines
         raise _error(line, line.index("#") + 1, "comments are not allowed in an expression")
@@ -168,14 +171,14 @@ def _parsed(line: str) -> Node:
         raise _error(line, caught.offset or len(line) + 1, caught.msg) from None
     except (ValueError, RecursionError, MemoryError):  # a zero byte; a thousand nested parentheses
         raise _error(line, 1, "this is not an expression") from None
-    return _Parser(line).node(body, 0)
+    return _Parser(line, {**FUNCTIONS, **PARTS} if parts else FUNCTIONS).node(body, 0)
 
 
 class _Parser:
     """Converts a tree of the module ast into nodes; errors name the column."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    def __init__(self, text: str, functions: Mapping[str, int]) -> None:
+        self._text, self._functions = text, functions
 
     def node(self, expression: ast.expr, depth: int) -> Node:
         if depth > _MAX_DEPTH:
@@ -186,7 +189,7 @@ class _Parser:
             case ast.Constant(value=int() | float() as value):
                 return Number(self._finite(expression, value))
             case ast.Name(id=name):
-                if name in FUNCTIONS:
+                if name in self._functions:
                     raise self._error(expression, f"{name} is a function; write {name}(...)")
                 return Name(name)
             case ast.UnaryOp(op=ast.UAdd()):
@@ -206,10 +209,10 @@ class _Parser:
 
     def _call(self, call: ast.Call, depth: int) -> Node:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if name not in FUNCTIONS:
+        if name not in self._functions:
             unknown = f"there is no function {ast.unparse(call.func)}"
-            raise self._error(call, f"{unknown}; there are {', '.join(sorted(FUNCTIONS))}")
-        nargs = FUNCTIONS[name]
+            raise self._error(call, f"{unknown}; there are {', '.join(sorted(self._functions))}")
+        nargs = self._functions[name]
         if len(call.args) != nargs or call.keywords:
             takes = f"{name} takes {nargs} positional argument{'s' if nargs > 1 else ''}"
             raise self._error(call, f"{takes}, got {len(call.args) + len(call.keywords)}")
@@ -249,6 +252,19 @@ class _Parser:
     def _column(self, nbytes: int) -> int:
         """The column in characters, from 1, of an offset in bytes, from 0, as the module ast counts."""
         return len(self._text.encode()[:nbytes].decode()) + 1
+
+
+def renamed(tree: Node, names: Mapping[str, str]) -> Node:
+    """A tree with other names of its operands.
+
+    >>> renamed(parse("a + b"), {"a": "x", "b": "y"})
+    Apply(function='add', arguments=(Name(name='x'), Name(name='y')))
+    """
+    if isinstance(tree, Name):
+        return Name(names[tree.name])
+    if isinstance(tree, Apply):
+        return Apply(tree.function, tuple(renamed(argument, names) for argument in tree.arguments))
+    return tree
 
 
 def substituted(text: str, argument: str) -> str:

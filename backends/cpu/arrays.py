@@ -9,18 +9,20 @@ In host memory every operation is done when its call returns, so there is nothin
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
+from pblas.backends.cpu import elementwise
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.epilogues import Node
 
 _HERE = nullcontext()
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
@@ -76,6 +78,20 @@ class HostArrays:
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
         blas.add_scaled(alpha, x, beta, z)
+
+    def check_operands(self, verb: str, count: int) -> None:
+        """Raise ArgumentError if an expression has more operands than `evaluate` takes: on CPUs it takes any number."""
+
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+        """Out := an expression of numbers and arrays of any dtypes, rounded once; see `elementwise.evaluate`.
+
+        Args:
+            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            operands: numbers, and arrays of two dimensions that broadcast to out, by name.
+            compute: dtype of the computation.
+            out: m x n; an operand may be the same memory.
+        """
+        elementwise.evaluate(tree, operands, compute, out)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""

@@ -56,7 +56,7 @@ def _gelu_tanh(x: Any) -> Any:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the
     return np.divide(x, denominator, out=_out(denominator))
 
 
-_OWN: dict[str, Callable[[Any], Any]] = {
+OWN: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "erf": lambda x: _special().erf(x),
     "sigmoid": lambda x: x.dtype.type(1) / _one_plus_exp(x),
@@ -71,7 +71,7 @@ PIECE_NBYTES = 120 << 10
 returns blocks of 128 KiB and more to the system.)"""
 
 _MAX_KNOWN = 1024  # expressions
-_SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
+SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
 
 
 Evaluator = Callable[["Array", Mapping[str, Any]], Any]
@@ -150,8 +150,8 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
             return lambda x, _: x
         return lambda x, operands: z if isinstance(z := operands[name], np.ndarray) else x.dtype.type(z)
     arguments = [_evaluator(argument, overwrites=overwrites) for argument in node.arguments]
-    if node.function in _OWN:
-        own, only = _OWN[node.function], arguments[0]
+    if node.function in OWN:
+        own, only = OWN[node.function], arguments[0]
         return lambda x, operands: own(only(x, operands))
     if node.function == "where":
         return lambda x, operands: np.where(*(argument(x, operands) for argument in arguments))
@@ -183,13 +183,13 @@ def _as_line(argument: Evaluator) -> Evaluator:
 
     def value(x: Array, operands: Mapping[str, Any]) -> Any:
         result = argument(x, operands)
-        return result if isinstance(result, np.ndarray) or x.shape[-1:] <= (_SHORT,) else _line(result, x.shape[-1])
+        return result if isinstance(result, np.ndarray) or x.shape[-1:] <= (SHORT,) else line(result, x.shape[-1])
 
     return value
 
 
 @lru_cache(16, typed=True)
-def _line(value: Any, n: int) -> Array:
+def line(value: Any, n: int) -> Array:
     """N times a number, of its dtype."""
     return np.full(n, value)
 

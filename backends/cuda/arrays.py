@@ -19,7 +19,7 @@ from pblas import errors
 from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.packing import BlockCopy, copied
-from pblas.backends.cuda.pointwise import Pointwise
+from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.dtypes import accumulator_dtype
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cpu.arrays import Programs
     from pblas.backends.dtypes import Array
-    from pblas.epilogues import Epilogue
+    from pblas.epilogues import Epilogue, Node
 
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
@@ -162,6 +162,19 @@ class DeviceArrays:
             self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
         else:
             self.pointwise.normalise(caller_stream, x, out, **operands)
+
+    def check_operands(self, verb: str, count: int) -> None:
+        """Raise ArgumentError if an expression has more operands than `evaluate` takes."""
+        if count > MAX_TERMS:
+            raise errors.ArgumentError(
+                f"{verb}: an expression on a GPU has {MAX_TERMS} operands at most, got {count}; "
+                f"evaluate a part of it first"
+            )
+
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+        """Out := an expression of numbers and arrays of any dtypes, by one kernel; see `Pointwise.combine`."""
+        if out.size:
+            self.pointwise.combine(self.stream, tree, operands, compute, out)
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""

@@ -1,4 +1,5 @@
-// out = an expression of x and operands, element by element. pointwise.py defines X, O and Expression.
+// out = an expression of x and operands, element by element. pointwise.py defines X, O, the dtype A of the computation,
+// NBYTES of the widest element, and Expression.
 struct PointwiseArguments {
     byte* out;
     integer lines, fast, slow;  // strides of out in elements along a line and from line to line
@@ -6,8 +7,7 @@ struct PointwiseArguments {
 };
 
 extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_constant__ PointwiseArguments a) {
-    typedef typename Accumulator<X>::type A;
-    constexpr int LENGTH = 16 / (sizeof(X) > sizeof(O) ? sizeof(X) : sizeof(O));
+    constexpr int LENGTH = 16 / NBYTES;
     const integer length = a.terms.length, packs = (length + LENGTH - 1) / LENGTH;
     const LinePosition stride = LinePosition::stride<LENGTH>(length);
     for (LinePosition at = LinePosition::start<LENGTH>(length); at.line < a.lines; at.advance(stride, packs)) {
@@ -16,11 +16,11 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
         const Expression<A, LENGTH> expression(a.terms, at.line, first, n);
         A wide[LENGTH];
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) wide[i] = widen(x.x[i]);
+        for (int i = 0; i < LENGTH; i++) wide[i] = As<A>::of(widen(x.x[i]));
         expression.apply(wide);
         Pack<O, LENGTH> out;
 #pragma unroll
-        for (int i = 0; i < LENGTH; i++) narrow(wide[i], out.x[i]);
+        for (int i = 0; i < LENGTH; i++) Result<O>::of(wide[i], out.x[i]);
         O* target = reinterpret_cast<O*>(a.out) + at.line * a.slow + first * a.fast;
         if (a.fast == 1) {
             store(target, out, n);

@@ -28,6 +28,56 @@ __device__ __forceinline__ A number(const Term& term) {
     return Constant<A>::of(__longlong_as_double(term.address), __longlong_as_double(term.fast));
 }
 
+// A real number of one precision as one of another; subnormal numbers stay.
+__device__ __forceinline__ void convert(float x, float& y) { y = x; }
+__device__ __forceinline__ void convert(float x, double& y) { asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x)); }
+__device__ __forceinline__ void convert(double x, double& y) { y = x; }
+__device__ __forceinline__ void convert(double x, float& y) { round_to(x, y); }
+
+// Operands of any dtype in the precision of the computation.
+template <class A>
+struct As {
+    template <class T>
+    __device__ __forceinline__ static A of(T x) {
+        A y;
+        convert(x, y);
+        return y;
+    }
+};
+
+template <class Real>
+struct As<complex<Real>> {
+    template <class T>
+    __device__ __forceinline__ static complex<Real> of(T x) {
+        return {As<Real>::of(x), Real(0)};
+    }
+    template <class T>
+    __device__ __forceinline__ static complex<Real> of(complex<T> x) {
+        return {As<Real>::of(x.re), As<Real>::of(x.im)};
+    }
+};
+
+// A result, rounded to its dtype. The value of a real expression of complex operands has no imaginary part to lose.
+template <class O>
+struct Result {
+    template <class A>
+    __device__ __forceinline__ static void of(A x, O& y) {
+        narrow(As<typename Accumulator<O>::type>::of(x), y);
+    }
+    template <class Real>
+    __device__ __forceinline__ static void of(complex<Real> x, O& y) {
+        of(x.re, y);
+    }
+};
+
+template <class Real>
+struct Result<complex<Real>> {
+    template <class A>
+    __device__ __forceinline__ static void of(A x, complex<Real>& y) {
+        y = As<complex<Real>>::of(x);
+    }
+};
+
 enum { ANY = -1 };
 
 // Loads at most n elements from a position of a line on, in C order of lines and positions. STEP is the stride of
@@ -189,6 +239,41 @@ __device__ __forceinline__ complex<Real> tanh(complex<Real> x) {
     const Real e = exp(Real(-2) * abs(x.re)), s = sin(x.im), c = cos(x.im), t = tanh(x.re);
     const Real below = (1 - e) * (1 - e) + 4 * e * c * c;
     return {divide((1 + e) * (1 + e) * t, below), divide(4 * e * s * c, below)};
+}
+
+template <class A>
+__device__ __forceinline__ A conj(A x) {
+    return x;
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> conj(complex<Real> x) {
+    return {x.re, ::negative(x.im)};
+}
+
+template <class A>
+__device__ __forceinline__ A real(A x) {
+    return x;
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> real(complex<Real> x) {
+    return {x.re, Real(0)};
+}
+
+template <class A>
+__device__ __forceinline__ A imag(A) {
+    return A(0);
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> imag(complex<Real> x) {
+    return {x.im, Real(0)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> abs(complex<Real> x) {
+    return {hypot(x.re, x.im), Real(0)};
 }
 
 template <class Real>

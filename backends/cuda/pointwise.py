@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.cuda.recordable import EARLY_CAPABILITY, configured, give
-from pblas.epilogues import RESULT, Name, Number, operand_names
+from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,7 +79,7 @@ def printed(
             arguments = f"terms.term[{number}], terms.length, line, position, n"
             loads.append(f"t{number} = fetch<{kind}, LENGTH, {step}>({arguments});")
             advances.append(f"terms.term[{number}].advance(line, position, sizeof({kind}));")
-            names[name], kinds[number] = f"A(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
+            names[name], kinds[number] = f"As<A>::of(widen(t{number}.x[i]))", f"Pack<{kind}, LENGTH>"
     members = " ".join(f"{kind} t{number};" for number, kind in kinds.items())
     loaded, advanced = ("\n        ".join(lines) for lines in (loads, advances))
     return f"""template <class A, int LENGTH>
@@ -119,7 +119,13 @@ def number_term(value: complex) -> tuple[int, int, int]:
     return re, im, 0
 
 
-def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any], out: np.dtype[Any]) -> str:
+def source(
+    tree: Node,
+    dtypes: Sequence[np.dtype[Any] | None],
+    x: np.dtype[Any],
+    out: np.dtype[Any],
+    compute: np.dtype[Any] | None = None,
+) -> str:
     """CUDA C++ of the kernel that evaluates an expression.
 
     Args:
@@ -127,9 +133,26 @@ def source(tree: Node, dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any],
         dtypes: of the operands, as in `printed`.
         x: dtype of x.
         out: dtype of the result.
+        compute: dtype of the computation; None for that in which elements of x are added.
     """
-    types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\n"
+    accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
+    types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
+    types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)} }};\n"
     return functions(out) + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+
+
+def pack_nbytes(
+    dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any], out: np.dtype[Any], compute: np.dtype[Any] | None
+) -> int:
+    """Bytes of an element that decide how many fit in a pack: of the widest of x, out and, if dtypes are mixed, all.
+
+    >>> import numpy as np
+    >>> single, double = np.dtype("float32"), np.dtype("float64")
+    >>> pack_nbytes([None, double], single, single, double), pack_nbytes([None], single, single, None)
+    (8, 4)
+    """
+    others = [] if compute is None else [dtype for dtype in dtypes if dtype is not None]
+    return max(dtype.itemsize for dtype in (x, out, *others))
 
 
 def functions(dtype: np.dtype[Any]) -> str:
@@ -152,7 +175,36 @@ class Pointwise:
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def evaluate(self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any) -> None:
+    def combine(
+        self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Any
+    ) -> None:
+        """Launch Out := the value of an expression of arrays of any dtypes, rounded once.
+
+        Args:
+            stream: handle.
+            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            operands: numbers, and CuPy arrays that broadcast to out; one at least is an array.
+            compute: dtype of the computation; real operands become complex if it is.
+            out: CuPy array of two dimensions; an operand may be the same memory.
+
+        Raises:
+            ArgumentError: too many operands.
+            BackendError: the GPU fails.
+        """
+        first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
+        names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
+        others = {names[name]: z for name, z in operands.items() if name != first}
+        self.evaluate(stream, renamed(tree, names), operands[first], others, out, compute)
+
+    def evaluate(
+        self,
+        stream: Stream,
+        tree: Node,
+        x: Any,
+        operands: Mapping[str, Any],
+        out: Any,
+        compute: np.dtype[Any] | None = None,
+    ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once.
 
         Args:
@@ -161,6 +213,8 @@ class Pointwise:
             x: CuPy array of one or two dimensions, of any strides.
             operands: numbers, or CuPy arrays that broadcast to the shape of x and have the same accumulator dtype.
             out: CuPy array of the shape and the accumulator dtype of x; may be x, or an operand of its strides.
+            compute: dtype of the computation, with which operands and out may have any dtypes; None for the accumulator
+                dtype of x.
 
         Raises:
             ArgumentError: too many operands.
@@ -185,8 +239,9 @@ class Pointwise:
         for name in names:
             z = arrays.get(name)
             words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
-        packs = lines * -(-length * max(x.itemsize, out.itemsize) // _PACK_NBYTES)
-        self._launch(self._function(tree, dtypes, x.dtype, out.dtype), stream, words, -(-packs // _THREADS))
+        key = tree, dtypes, x.dtype, out.dtype, compute
+        packs = lines * -(-length * pack_nbytes(*key[1:]) // _PACK_NBYTES)
+        self._launch(self._function(*key), stream, words, -(-packs // _THREADS))
 
     def normalise(
         self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0

@@ -66,13 +66,12 @@ def run(arguments: Any, console: Console) -> int:
             for path, layout in zip((arguments.a, arguments.b), layouts, strict=True)
         )
         options = {"transa": arguments.transa, "transb": arguments.transb, "alpha": arguments.alpha}
-        c, beta = None, arguments.beta
+        c = None
         if arguments.c:
             layout = plan_matmul(a, b, **options).out
             c = ctx.load(arguments.c, layout, arguments.dtype)
-            beta = 1.0 if beta is None else beta
         progress.update(bar, advance=1, description="plan")
-        planned = plan_matmul(a, b, c, beta=beta or 0.0, **options)
+        planned = plan_matmul(a, b, c, beta=arguments.beta, **options)
         console.print(planned.explain(), soft_wrap=True)
         progress.update(bar, advance=1, description="multiply")
         start = time.perf_counter()

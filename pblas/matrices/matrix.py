@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
 
+_INTERNAL = frozenset({"conjugated", "detach", "key", "runtime", "signature", "stored"})
+"""Attributes that other modules of the package use, and TAB does not show."""
+
 
 class DistMatrix(Operators):
     """A matrix distributed over the ranks of a context. Created by the methods of `Context`, by slicing and by pmatmul.
@@ -32,10 +35,10 @@ class DistMatrix(Operators):
         conj: the matrix is the conjugate of the elements in memory (global).
     """
 
-    __slots__ = ("__weakref__", "_local", "conj", "desc", "dtype", "key", "runtime")
+    __slots__ = ("__weakref__", "_local", "conjugated", "desc", "dtype", "key", "runtime")
 
     def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
-        self.desc, self.runtime, self.conj = desc, runtime, conj
+        self.desc, self.runtime, self.conjugated = desc, runtime, conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
         # Identifies this matrix in plans, which skip the checks of matrices that they know; None after close.
@@ -58,7 +61,55 @@ class DistMatrix(Operators):
             ContextError: the context is closed.
         """
         stored = self.stored("DistMatrix.local")
-        return self.runtime.backend.conjugated(stored) if self.conj else stored
+        return self.runtime.backend.conjugated(stored) if self.conjugated else stored
+
+    @local.setter
+    def local(self, array: Array) -> None:
+        if array is not self.stored("DistMatrix.local"):  # Python assigns the array itself after A.local += x
+            raise errors.ArgumentError(
+                "DistMatrix.local is this rank's part in place: A.local[...] = x writes it, and A.local += x adds to it"
+            )
+
+    def conj(self) -> DistMatrix:
+        """The conjugate matrix, a view with a flag that it is conjugated; A itself, as a view, if A is real (local)."""
+        conj = self.dtype.kind == "c" and not self.conjugated
+        return DistMatrix(self.desc, self.stored("DistMatrix.conj"), self.runtime, conj=conj)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions: 2 (global)."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole matrix (global)."""
+        return self.desc.m * self.desc.n
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements of the whole matrix, each counted once (global)."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.desc.m
+
+    def __bool__(self) -> NoReturn:
+        raise errors.ArgumentError(
+            "the truth value of a DistMatrix is ambiguous; write A.size != 0, A is not None, or compare a norm with a "
+            "tolerance"
+        )
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise errors.ArgumentError(
+            "A == B does not compare matrices, whose elements are on many ranks; compare a norm of A - B with a "
+            "tolerance, or write A is B"
+        )
+
+    __ne__ = __eq__
+    __hash__ = object.__hash__
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def stored(self, verb: str) -> Array:
         """This rank's local array as it is in memory, not conjugated (local).
@@ -77,12 +128,12 @@ class DistMatrix(Operators):
     @property
     def T(self) -> DistMatrix:
         """The transposed matrix, a view: the same memory under the transposed descriptor (local)."""
-        return DistMatrix(self.desc.T, self.stored("DistMatrix.T").T, self.runtime, conj=self.conj)
+        return DistMatrix(self.desc.T, self.stored("DistMatrix.T").T, self.runtime, conj=self.conjugated)
 
     @property
     def H(self) -> DistMatrix:
         """The conjugate transposed matrix, a view with a flag that it is conjugated; `.T` for real matrices (local)."""
-        conj = self.dtype.kind == "c" and not self.conj
+        conj = self.dtype.kind == "c" and not self.conjugated
         return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
 
     def __getitem__(self, key: Any) -> DistMatrix:
@@ -103,7 +154,7 @@ class DistMatrix(Operators):
         i1, j1, rank = max(i0, i1), max(j0, j1), self.runtime.rank
         (row0, column0), (row1, column1) = (self.desc.local_offset(i, j, rank) for i, j in ((i0, j0), (i1, j1)))
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
-        return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conj)
+        return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conjugated)
 
     @collective
     def to_global(self, root: int | None = 0) -> Array | None:
@@ -131,7 +182,7 @@ class DistMatrix(Operators):
             transfer.gather(runtime, part, self.desc, root or 0, whole)
             if root is None and whole is not None:
                 transfer.broadcast(runtime, whole, self.desc.order)
-        return np.conjugate(whole, out=whole) if self.conj and whole is not None else whole
+        return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 
     @collective
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -160,7 +211,7 @@ class DistMatrix(Operators):
             name = runtime.backend.broadcast_object(temporary, 0)
             with runtime.local_step("save: write the parts"):
                 part = runtime.backend.reading(self.stored("save"))
-                files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conj else part)
+                files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conjugated else part)
             runtime.agree("save: write the parts", {})
             with runtime.local_step("save: finish"):
                 if runtime.rank == 0:
@@ -171,7 +222,7 @@ class DistMatrix(Operators):
 
     def signature(self) -> dict[str, Any]:
         """The properties that must be equal on all ranks, for agreements."""
-        return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conj}
+        return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conjugated}
 
     def detach(self) -> None:
         """Drop the reference to the memory, which the context is about to free (local)."""
@@ -185,5 +236,5 @@ class DistMatrix(Operators):
         )
 
     def __repr__(self) -> str:
-        conj = ", conjugated" if self.conj else ""
+        conj = ", conjugated" if self.conjugated else ""
         return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"

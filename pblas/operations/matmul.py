@@ -41,7 +41,7 @@ def plan_matmul(
     transa: Trans = "N",
     transb: Trans = "N",
     alpha: complex = 1.0,
-    beta: complex = 0.0,
+    beta: complex | None = None,
     out: Out = None,
     dtype: Any = None,
     wire_dtype: Any = None,
@@ -65,11 +65,11 @@ def plan_matmul(
     Args:
         a: m x k matrix, or k x m with transa other than "N"; or its descriptor (global).
         b: k x n matrix, or n x k with transb other than "N"; or its descriptor (global).
-        c: m x n matrix or descriptor, needed if beta is not 0 (global).
+        c: m x n matrix or descriptor, which is added; needed if beta is not 0 (global).
         transa: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
-        beta: scalar; with beta = 0 C is not read (global).
+        beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout that moves
             the fewest bytes (global).
         dtype: dtype of the matrices. Needed with descriptors; None for that of A, or with sizes float64 (global).
@@ -133,7 +133,7 @@ def pmatmul(
     transa: Trans = "N",
     transb: Trans = "N",
     alpha: complex = 1.0,
-    beta: complex = 0.0,
+    beta: complex | None = None,
     out: Out = None,
     wire_dtype: Any = None,
     overlap: bool = True,
@@ -147,11 +147,11 @@ def pmatmul(
     Args:
         a: m x k matrix, or k x m with transa other than "N" (global).
         b: k x n matrix, or n x k with transb other than "N" (global).
-        c: m x n matrix, needed if beta is not 0 (global).
+        c: m x n matrix, which is added; needed if beta is not 0 (global).
         transa: "N", "T" or "C" (global).
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
-        beta: scalar; with beta = 0 C is not read (global).
+        beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
             layout, or without C in the layout that moves the fewest bytes (global).
         wire_dtype: see `plan_matmul` (global).

@@ -136,12 +136,12 @@ class RedistributionPlan(Plan):
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions of A and B, and the elements of B that are written."""
-        yield "A", f"{_described(self.a)}, trans={self.trans!r}"
+        yield "A", f"{described(self.a)}, trans={self.trans!r}"
         elements = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
-        yield "B", f"{_described(self.b)}, {elements}"
+        yield "B", f"{described(self.b)}, {elements}"
 
 
-def _described(desc: MatrixDescriptor) -> str:
+def described(desc: MatrixDescriptor) -> str:
     """A distribution in words."""
     grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
     if desc.is_replicated:

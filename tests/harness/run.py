@@ -44,6 +44,7 @@ SLOW = (
     "backends/test_hopper",
     "backends/test_launch",
     "backends/test_collective_kernels",
+    "backends/test_elementwise_kernel",
     "docs/test_shell",
 )
 """Unit tests that --quick leaves out: they compile CUDA C++, or start jobs of their own."""

@@ -25,6 +25,7 @@ _TRANSLATIONS = {
     'asm("mul.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x * y;",
     'asm("neg.f32 %0, %0;" : "+f"(x));': "x = -x;",
     'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));': "y = static_cast<float>(x);",
+    'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));': "y = static_cast<double>(x);",
     'asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
     'asm("div.full.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
     'asm("sqrt.rn.f32 %0, %0;" : "+f"(x));': "x = std::sqrt(x);",
@@ -65,9 +66,10 @@ class Kernels:
         code: CUDA C++.
         names: of the kernels in it.
         folder: for the compiler's output.
+        arguments: struct of the kernels' arguments.
     """
 
-    def __init__(self, code: str, names: list[str], folder: Path) -> None:
+    def __init__(self, code: str, names: list[str], folder: Path, arguments: str = "AllReduceArguments") -> None:
         for ptx, translation in _TRANSLATIONS.items():
             code = code.replace(ptx, translation)
         assert "asm" not in re.sub(r"#if __CUDA_ARCH__.*?#endif", "", code, flags=re.DOTALL), (
@@ -76,7 +78,7 @@ class Kernels:
         code = re.sub(r"constexpr int THREADS = \d+", f"constexpr int THREADS = {THREADS}", code)
         code = code.replace("CHUNK = 4096", "CHUNK = 512").replace("DIRECT = (512 << 10)", "DIRECT = 3000")
         entries = "".join(
-            f'extern "C" void launch_{name}(const AllReduceArguments* a, unsigned ctas) '
+            f'extern "C" void launch_{name}(const {arguments}* a, unsigned ctas) '
             f"{{ launch(ctas, {THREADS}, [=] {{ {name}(*a); }}); }}\n"
             for name in names
         )
@@ -97,3 +99,8 @@ class Kernels:
         arguments.fill(scalars, tables)
         pointer = ctypes.cast(arguments.address, ctypes.POINTER(ctypes.c_void_p))
         getattr(self._library, f"launch_{name}")(ctypes.c_void_p(pointer[0]), ctypes.c_uint(ctas))
+
+    def start_words(self, name: str, ctas: int, words: Sequence[int]) -> None:
+        """Run a kernel whose struct of arguments is 64-bit words, of which only the first ones are given."""
+        memory = (ctypes.c_int64 * 64)(*words)
+        getattr(self._library, f"launch_{name}")(ctypes.byref(memory), ctypes.c_uint(ctas))

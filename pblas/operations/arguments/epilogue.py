@@ -201,7 +201,7 @@ class ProductEpilogue:
     def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
         shape, backend = self.shape or self.desc.local_shape(runtime.rank), runtime.backend
         if isinstance(value, DistMatrix):
-            if not value.desc.same_distribution(self.desc) or value.conj:
+            if not value.desc.same_distribution(self.desc) or value.conjugated:
                 raise errors.ArgumentError(f"{what} has another layout than D; redistribute it")
             value = value.stored(what)
         shapes = [{_ROW: shape[1:], _FULL: shape}[kind] for kind in kinds]

@@ -115,9 +115,10 @@ class ProductArguments(NamedTuple):
         options["queue"] = _checked_queue(verb, call.queue, overlap=options["overlap"])
         dtype = _common_dtype(call)
         options["wire"] = checked_wire(verb, call.wire_dtype, dtype)
-        options |= {name: checked_scalar(verb, name, getattr(call, name), dtype) for name in ("alpha", "beta")}
+        beta = float(c is not None) if call.beta is None else call.beta
+        options |= {name: checked_scalar(verb, name, x, dtype) for name, x in (("alpha", call.alpha), ("beta", beta))}
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
-        conj_a, conj_b = (isinstance(x, DistMatrix) and x.conj for x in (a, b))
+        conj_a, conj_b = (isinstance(x, DistMatrix) and x.conjugated for x in (a, b))
         is_complex = dtype.kind == "c"
         spec = cls(
             *(verb, transa, transb, dtype, desc_a, desc_b, desc_c, desc_out),
@@ -205,7 +206,8 @@ class ProductArguments(NamedTuple):
         options = {name: getattr(self, name) for name in names}
         matrices = {"a": self.desc_a, "b": self.desc_b, "c": self.desc_c, "out": self.desc_out}
         descs = {name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()}
-        return {**scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
+        # c comes first: where some ranks have none, their default of beta differs too.
+        return {"c": descs["c"], **scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
         """Raise an error if a matrix of an execution does not fit the plan (local)."""
@@ -266,15 +268,15 @@ def check_like_planned(
 
 def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
     """Raise ArgumentError unless a matrix of an execution is a conjugated view as planned, or none as planned."""
-    if x.conj != conj:
+    if x.conjugated != conj:
         raise errors.ArgumentError(
-            f"execute: {name} is{'' if x.conj else ' not'} conjugated, unlike planned; plan anew"
+            f"execute: {name} is{'' if x.conjugated else ' not'} conjugated, unlike planned; plan anew"
         )
 
 
 def check_not_conjugated(verb: str, name: str, x: Any) -> None:
     """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
-    if isinstance(x, DistMatrix) and x.conj:
+    if isinstance(x, DistMatrix) and x.conjugated:
         raise errors.ArgumentError(f"{verb}: {name} is a conjugated view (.H), which cannot be written or added")
 
 
@@ -400,7 +402,8 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
     m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
     a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
-    return call._replace(a=a, b=b, c=d if call.beta != 0 else None, out=d, dtype=dtype)
+    adds = call.beta is not None and call.beta != 0
+    return call._replace(a=a, b=b, c=d if adds else None, out=d, dtype=dtype)
 
 
 def matrix_remedy(value: Any) -> str:

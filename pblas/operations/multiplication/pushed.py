@@ -183,7 +183,7 @@ class PushedMatmul(PlannedMatmul):
             remaining = iter(new_arrays)
 
             def like(x: DistMatrix) -> DistMatrix:
-                return DistMatrix(x.desc, next(remaining), runtime, conj=x.conj)
+                return DistMatrix(x.desc, next(remaining), runtime, conj=x.conjugated)
 
             left, right = like(a), like(b)
             old = like(c) if c is not None and layout.reads_c else None

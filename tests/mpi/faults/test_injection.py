@@ -53,6 +53,7 @@ class Cast:
         self.own = ctx.from_local(self.part, ROWS)  # in no window
         self.planned = pblas.plan_matmul(self.rows, self.rows)
         self.moved = pblas.plan_redistribution(self.rows, COLUMNS)
+        self.combined = pblas.plan_elementwise("x * s + y", x=self.rows, y=self.columns, s=1.0)
         self.columns.save(folder / "matrix.npy")
         self.ictxt = scalapack.gridinit(COMM, "R", 1, P, timeout=TIMEOUT, transport=transport)
         self.desc = [1, self.ictxt, N, N, 3, 3, 0, 0, N]
@@ -104,6 +105,11 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "redistribute": lambda x: x.rows.redistribute(GRID),
     "plan_redistribution": lambda x: pblas.plan_redistribution(x.grid, ROWS),
     "execute, redistribution": lambda x: x.moved.execute(x.own),
+    "elementwise": lambda x: x.rows * 2 + x.rows,
+    "elementwise, in place": lambda x: pblas.elementwise("x * 0.5", x=x.rows, out=x.rows),
+    "elementwise, redistributed": lambda x: x.rows + x.grid,
+    "plan_elementwise": lambda x: pblas.plan_elementwise("x + y", x=x.rows, y=x.columns),
+    "execute, elementwise": lambda x: x.combined.execute(x=x.own, y=x.columns, s=2.0),
     "allreduce, one_shot": lambda x: summed(x, "one_shot"),
     "allreduce, two_shot": lambda x: summed(x, "two_shot", 3000),
     "allreduce, naive": lambda x: summed(x, "naive"),

@@ -323,13 +323,34 @@ def test_the_matrix_operator_is_pmatmul_and_refuses_other_types(ctx: Context) ->
             a @ operand  # type: ignore[operator]
 
 
-def test_elementwise_operators_are_refused_with_the_calls_that_help(ctx: Context) -> None:
-    desc = MatrixDescriptor.row_wise(6, 6, ctx.nprocs)
-    x, y = entries(6, 6, np.float64), entries(6, 6, np.float64).T
-    a, b = (ctx.from_global(array, desc, None) for array in (x, y))
-    for refused in (lambda: a + b, lambda: a - b, lambda: 2 * a, lambda: a / 3, lambda: a**2):
-        raises_on_all_ranks(ArgumentError, "pblas.redistribute(A, out=B, beta=1.0) adds A to B", refused)
-    assert np.array_equal(pblas.redistribute(a, out=b, beta=1.0).to_global(None), x + y)  # type: ignore[arg-type]
+def test_a_matrix_is_neither_equal_nor_true_and_hashes_by_identity(ctx: Context) -> None:
+    a, b = (ctx.zeros(MatrixDescriptor.row_wise(6, 4, ctx.nprocs)) for _ in range(2))
+    for refused, remedy in (
+        (lambda: a == b, "a norm of A - B"),
+        (lambda: a != 0, "a norm of A - B"),
+        (lambda: bool(a), "A.size != 0"),
+    ):
+        raises_on_all_ranks(ArgumentError, remedy, refused)
+    assert {a: 1, b: 2}[b] == 2
+
+
+def test_properties_of_an_array(ctx: Context) -> None:
+    a = ctx.zeros(MatrixDescriptor.row_wise(6, 4, ctx.nprocs), "complex64")
+    assert (a.ndim, a.size, a.nbytes, len(a)) == (2, 24, 192, 6)
+    a.local[...] = 1 + 2j
+    a.local += 1
+    assert np.array_equal(a.local, np.full_like(a.local, 2 + 2j))
+    with pytest.raises(ArgumentError, match=r"A\.local\[\.\.\.\] = x writes it"):
+        a.local = a.local.copy()
+    assert np.array_equal(a.conj().local, a.local.conj())
+    assert np.array_equal(a.conj().conj().local, a.local)
+
+
+def test_tab_shows_public_names(ctx: Context) -> None:
+    names = set(dir(ctx.zeros(MatrixDescriptor.row_wise(6, 4, ctx.nprocs))))
+    assert {"T", "local", "redistribute", "desc", "dtype"} <= names
+    assert not {"detach", "key", "signature", "stored", "runtime"} & names
+    assert not {"Any", "import_module", "annotations", "TYPE_CHECKING"} & set(dir(pblas))
 
 
 def test_the_repr_of_a_matrix_is_the_same_on_every_rank(ctx: Context) -> None:

@@ -628,3 +628,18 @@ def test_an_execution_that_ends_half_way_breaks_the_context(layout: str, step: s
         even = Dimension(2 * context.nprocs)  # every rank multiplies
         run = Run(context, Case(even, even, even, LAYOUTS[layout]))
         check_broken_half_way(run.multiply, f"pblas.execute.one_dimensional.{step}.gemm_runs")
+
+
+@pytest.mark.mpi
+def test_c_is_added_unless_beta_says_otherwise(ctx: pblas.Context) -> None:
+    desc = MatrixDescriptor.row_wise(8, 8, ctx.nprocs)
+    x, y = (entries((8, 8), np.dtype("float64"), seed) for seed in (1, 2))
+    A, C = (ctx.from_global(z, desc, None) for z in (x, y))
+    for options, beta in (({}, 1.0), ({"beta": None}, 1.0), ({"beta": 0}, 0.0), ({"beta": 0.5}, 0.5)):
+        expected = {"alpha": 1.0, "beta": beta}
+        assert gauge(collected(pblas.pmatmul(A, A, C, **options)), x, x, y, **expected) <= THRESHOLD
+        with pblas.plan_matmul(A, A, C, **options) as planned:
+            assert gauge(collected(planned.execute(A, A, C)), x, x, y, **expected) <= THRESHOLD
+    assert gauge(collected(pblas.pmatmul(A, A)), x, x) <= THRESHOLD
+    assert pblas.plan_matmul(desc, desc, desc, dtype="float64").plan.name == "AllGatherGemm"
+    assert pblas.plan_matmul(64, 64, 64, nprocs=2).plan is not None

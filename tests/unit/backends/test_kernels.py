@@ -125,6 +125,30 @@ def test_expressions_compile(name: str, text: str, op: str, tmp_path: Path) -> N
         assert "#include" not in code
 
 
+OPERATIONS = {
+    "x * s + o0": ("float32", ("float64", None), "float64", "float64"),
+    "conj(x) * o0 - o1": ("complex64", ("float16", "complex128"), "complex128", "complex128"),
+    "abs(x) ** 2 + real(o0) / imag(o1)": ("float32", ("complex64", "float32"), "complex64", "float32"),
+    "maximum(x, o0) - where(o1 > 0, x, 0.5)": ("bfloat16", ("float32", "bfloat16"), "float32", "bfloat16"),
+    "x + sqrt(o0)": ("float64", (None,), "float64", "float16"),
+    "x - o0": ("float32", ("float32",), "float32", "complex128"),
+}
+"""Dtypes of x, of the other operands (None for a number), of the computation and of the result, by expression."""
+
+
+@needs_nvcc
+@pytest.mark.parametrize("text", OPERATIONS)
+def test_expressions_of_mixed_dtypes_compile(text: str, tmp_path: Path) -> None:
+    x, others, compute, out = OPERATIONS[text]
+    first, result, computed = (checked_dtype("test", name) for name in (x, out, compute))
+    dtypes = [None if name is None else checked_dtype("test", name) for name in others]
+    code = pointwise.source(parse(text, parts=True), dtypes, first, result, computed)
+    path = tmp_path / "operation.cu"
+    path.write_text(code)
+    compiled(path, "-arch=compute_90", "-ptx", "-o", str(tmp_path / "ptx"))
+    assert "#include" not in code
+
+
 def test_every_family_is_compiled_in_a_file() -> None:
     assert {FILE_OF.get(family, family) for family in STRUCTS} <= set(FILES)
 

@@ -53,10 +53,12 @@ def test_the_glossary_defines_every_row_of_explain() -> None:
     grid, wide = Grid(2, 2), 600
     general = MatrixDescriptor(wide, wide, 32, 32, grid), MatrixDescriptor(wide, wide, 64, 64, grid)
     rows = MatrixDescriptor.row_wise(wide, wide, 4)
+    elementwise = pblas.plan_elementwise("x * s + y", x=rows, y=rows.T, s=2.0, dtype="float64").explain()
     texts = [
         pblas.plan_matmul(*general, dtype="float64").explain(),
         pblas.plan_matmul(rows, rows, dtype="float64").explain(),
         pblas.plan_redistribution(rows, rows.T, trans="T", dtype="float64").explain(),
+        "\n".join(line for line in elementwise.splitlines() if line.split()[0] not in ("x", "y", "s")),
     ]
     rows_of_plans = [line for text in texts for line in text.splitlines()[1:] if line[2] != " "]  # else it goes on
     keys = {line.split()[0] for line in rows_of_plans}

@@ -1,0 +1,118 @@
+"""Executor of an elementwise operation: redistribute operands with another layout, then evaluate the expression."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
+from pblas.execute.redistribution.scaling import Scaling
+from pblas.execute.redistribution.transfer import own_memory
+from pblas.layouts.placement import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.epilogues import Node
+    from pblas.plans.elementwise import ElementwisePlan
+
+
+class ElementwiseOperands(NamedTuple):
+    """Local arrays of one execution.
+
+    Args:
+        tree: the expression (global).
+        values: numbers, and parts of operands that are not redistributed, by name (local).
+        sources: parts of operands that are redistributed, in the order of the plan, and whether to conjugate them
+            (local).
+        result: this rank's part of the result (local).
+    """
+
+    tree: Node
+    values: Mapping[str, Any]
+    sources: Sequence[tuple[Array, bool]]
+    result: Array
+
+
+class RunElementwise:
+    """**Collective.** Result := an expression of operands with any layouts.
+
+    Args:
+        backend: ranks, memory and messages (global).
+        plan: the plan (global).
+        dtypes: of the operands that are redistributed (global).
+        compute: dtype of the computation (global).
+    """
+
+    def __init__(
+        self, backend: HostRanks, plan: ElementwisePlan, dtypes: Sequence[np.dtype[Any]], compute: np.dtype[Any]
+    ) -> None:
+        self._backend, self._plan, self._dtypes, self._compute = backend, plan, dtypes, compute
+        self._movements = [
+            RunRedistribution(backend, Placement.of(x.desc), Placement.of(x.target), dtype, x.desc.order)
+            for x, dtype in zip(plan.moved, dtypes, strict=True)
+        ]
+        self._parts: dict[int, Array] = {}
+        self.lends = bool(self._movements)
+        """Whether peers read operands of this rank until the closing agreement (global)."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers and of redistributed operands that this rank holds now."""
+        parts = sum(part.nbytes for part in self._parts.values())
+        return sum(movement.workspace_nbytes for movement in self._movements) + parts
+
+    def reserve(self, values: Mapping[str, Any], out: Array | None) -> None:
+        """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
+        first = self._in_result(values, out)
+        for number, (operand, dtype) in enumerate(zip(self._plan.moved, self._dtypes, strict=True)):
+            if number not in self._parts and number != first:
+                shape = operand.target.local_shape(self._backend.rank)
+                memory = own_memory(self._backend, shape[0] * shape[1] * dtype.itemsize)
+                self._parts[number] = self._backend.arrays.array(memory, shape, dtype, operand.target.order)
+
+    def _in_result(self, values: Mapping[str, Any], out: Array | None) -> int | None:
+        """Number of a redistributed operand that the result's memory can hold until the evaluation overwrites it."""
+        shadow, plan = self._backend.shadow, self._plan
+        if plan.overlaps:
+            return None
+        arrays = [z for z in values.values() if hasattr(z, "strides") and z.ndim]
+        if out is not None and any(np.may_share_memory(shadow(z), shadow(out)) for z in arrays):
+            return None
+        fitting = (i for i, x in enumerate(plan.moved) if (x.dtype, x.target.shape) == (plan.dtype, plan.out.shape))
+        return next(fitting, None)
+
+    def publish(self, x: ElementwiseOperands) -> bool:
+        """Publish the locations of the operands; true if one must be staged first."""
+        pairs = zip(self._movements, x.sources, strict=True)
+        alone = [movement.publish(RedistributionOperands(source, x.result)) for movement, (source, _) in pairs]
+        return any(alone)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage the operands if any rank must."""
+        staged = [movement.prepare(scratch=scratch) for movement in self._movements]
+        return any(staged)
+
+    def run(self, x: ElementwiseOperands) -> None:
+        """Result := the expression."""
+        values, arrays = dict(x.values), self._backend.arrays
+        first = self._in_result(values, x.result)
+        moves = zip(self._plan.moved, self._movements, x.sources, strict=True)
+        for number, (operand, movement, (source, conj)) in enumerate(moves):
+            part = x.result if number == first else self._parts[number]
+            movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
+            values[operand.name] = part
+        if self._movements:
+            arrays.settle()
+        if self._plan.overlaps:  # a peer may still read memory that this rank is about to overwrite
+            self._backend.agree("elementwise: operands are redistributed")
+        arrays.evaluate(x.tree, values, self._compute, x.result)
+
+    def free_buffers(self) -> None:
+        """Free the memory of messages, copies and redistributed operands. All ranks do so."""
+        self._parts = {}
+        for movement in self._movements:
+            movement.free_buffers()

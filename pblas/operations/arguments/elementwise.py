@@ -1,0 +1,395 @@
+"""Arguments of an elementwise operation, checked on one rank: the first wrong argument raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import BFLOAT16, DTYPES, FLOAT16, accumulator_dtype
+from pblas.backends.interop import has_memory
+from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import part_of
+from pblas.operations.arguments.product import check_not_conjugated, is_same_memory, shares_memory
+from pblas.plans.elementwise import ElementwiseOperand, ElementwisePlan
+from pblas.runtime.runtime import checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.epilogues import Node
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
+
+_NUMBERS = int | float | complex | np.number
+_OPTIONS = ("out", "dtype", "nprocs")
+
+
+class ElementwiseRequest(NamedTuple):
+    """The arguments of a call of elementwise or plan_elementwise, not checked yet.
+
+    Args:
+        verb: name of the call, for messages (global).
+        expression: in the language of `pblas.Epilogue`, with `pblas.epilogues.PARTS` (global).
+        operands: by name (global).
+        out: the result's matrix, or None (global).
+        dtype: of descriptors; of the new result if there are matrices (global).
+    """
+
+    verb: str
+    expression: Any
+    operands: Mapping[str, Any]
+    out: Any = None
+    dtype: Any = None
+
+    @property
+    def matrices(self) -> list[DistMatrix]:
+        """All operands and out that are matrices of a context."""
+        return [x for x in (*self.operands.values(), self.out) if isinstance(x, DistMatrix)]
+
+
+class ElementwiseArguments(NamedTuple):
+    """Arguments of an elementwise operation that were checked on this rank. Made by `checked`.
+
+    Args:
+        verb: name of the call, for messages (global).
+        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj" (global).
+        operands: numbers, matrices or descriptors, and arrays of this backend with two dimensions, by name.
+        out: the result's matrix, or None (global).
+        plan: the plan (global).
+        moved: `plan.moved` (global).
+        compute: dtype of the computation (global).
+        dtype: of the result (global).
+    """
+
+    verb: str
+    tree: Node
+    operands: Mapping[str, Any]
+    out: DistMatrix | None
+    plan: ElementwisePlan
+    moved: tuple[ElementwiseOperand, ...]
+    compute: np.dtype[Any]
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def checked(
+        cls, call: ElementwiseRequest, runtime: Runtime | None, nprocs: int, topology: Topology
+    ) -> ElementwiseArguments:
+        """The arguments of a call, checked on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
+        """
+        verb, out = call.verb, call.out
+        tree = _checked_tree(verb, call.expression, call.operands)
+        operands = {name: _checked_operand(verb, name, z, runtime) for name, z in call.operands.items()}
+        if runtime is not None:
+            runtime.backend.arrays.check_operands(verb, len(operands))
+        m, n = _broadcast_shape(verb, operands)
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype)
+        dtypes = {name: _dtype_of(verb, name, z, asked) for name, z in operands.items()}
+        promoted = _promoted(verb, dtypes, operands)
+        real_names = {name for name, z in operands.items() if not _is_complex(z, dtypes.get(name))}
+        _check_functions(verb, call.expression, tree, promoted)
+        dtype = promoted
+        if promoted.kind == "c" and _is_real(tree, real_names):
+            dtype = np.empty(0, promoted).real.dtype
+        if runtime is not None and asked is not None:
+            _check_conversion(verb, dtype, asked)
+            dtype = asked
+        if out is not None:
+            dtype = _checked_out(verb, out, (m, n), dtype)
+        target = _target(operands, out, (m, n))
+        placed, others = [], []
+        for name, z in operands.items():
+            if isinstance(z, DistMatrix | MatrixDescriptor):
+                desc = z.desc if isinstance(z, DistMatrix) else z
+                placed.append(ElementwiseOperand(name, desc, dtypes[name].name, spread(target, desc.shape)))
+            else:
+                text = f"a number, {'complex' if isinstance(z, complex | np.complexfloating) else 'real'}"
+                if isinstance(z, np.generic):
+                    text = f"a number, {z.dtype.name}"
+                if _is_array(z):
+                    text = f"{z.shape[0]} x {z.shape[1]} array equal on all ranks, {z.dtype.name}"
+                others.append((name, text))
+        expression = NAMED.get(call.expression, call.expression)
+        plan = ElementwisePlan(
+            *(expression, tuple(placed), tuple(others), target, dtype.name, nprocs),
+            transport=topology.transport(nprocs),
+        )
+        moved = plan.moved
+        views = {x for x, z in operands.items() if isinstance(z, DistMatrix) and z.conjugated}
+        views -= {operand.name for operand in moved}
+        tree = _conjugating(tree, views) if views else tree
+        return cls(verb, tree, operands, out, plan, moved, accumulator_dtype(promoted), dtype)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments that must be equal on all ranks."""
+        call_args: dict[str, Any] = {"expression": self.plan.expression, "result": self.plan.dtype}
+        for operand in self.plan.operands:
+            conj = ", conjugated" if self.operands[operand.name].conjugated else ""
+            call_args[operand.name] = f"{shared_descriptor(operand.desc)}, {operand.dtype}{conj}"
+        for name, text in self.plan.others:
+            call_args[name] = text if _is_array(self.operands[name]) else self.operands[name]
+        call_args["out"] = None if self.out is None else shared_descriptor(self.out.desc)
+        return call_args
+
+    def scalars(self) -> dict[str, Any]:
+        """The numbers among the operands, by name."""
+        return {name: self.operands[name] for name, _ in self.plan.others if not _is_array(self.operands[name])}
+
+    def sources(self) -> list[tuple[Array, bool]]:
+        """This rank's parts of the operands that are redistributed, and whether to conjugate them (local)."""
+        matrices = [self.operands[operand.name] for operand in self.moved]
+        return [(x.stored(self.verb), x.conjugated) for x in matrices]
+
+    def overlaps(self, runtime: Runtime) -> bool:
+        """Whether the result overwrites memory of an operand that is redistributed, on this rank (local)."""
+        if self.out is None or not self.moved:
+            return False
+        shadow = runtime.backend.shadow
+        out = shadow(self.out.stored(self.verb))
+        return any(shares_memory(shadow(x), out) for x, _ in self.sources())
+
+    def values(self, runtime: Runtime) -> dict[str, Any]:
+        """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
+
+        A part that overlaps the result without being the same memory is copied: it would change too early.
+        """
+        backend, rank, plan = runtime.backend, runtime.rank, self.plan
+        out = None if self.out is None else backend.shadow(self.out.stored(self.verb))
+        values, moved = dict(self.operands), {operand.name for operand in self.moved}
+        for name, z in self.operands.items():
+            if name in moved:
+                del values[name]
+                continue
+            if isinstance(z, DistMatrix):
+                part = z.stored(self.verb)
+            elif _is_array(z):
+                part = part_of(z, spread(plan.out, z.shape), rank)
+                if not backend.is_here(part):
+                    part = _uploaded(runtime, part)
+            else:
+                continue
+            shadow = backend.shadow(part)
+            if out is not None and part.size and not is_same_memory(shadow, out) and shares_memory(shadow, out):
+                part = part.copy()
+            values[name] = part
+        return values
+
+
+def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The distribution in which an operand's elements are where a result with distribution `target` needs them.
+
+    A row or column that is broadcast is replicated along the dimension of the result in which it has one element.
+
+    Args:
+        target: of the result (global).
+        shape: of the operand, which broadcasts to that of the result (global).
+
+    >>> from pblas.layouts.grid import Grid
+    >>> spread(MatrixDescriptor(8, 6, 2, 2, Grid(2, 3)), (8, 1)).local_shape(5)
+    (4, 1)
+    """
+    if shape == target.shape:
+        return target if target.lld is None else replace(target, lld=None)
+    (m, n), grid = shape, target.grid
+    rows = (target.mb, target.rsrc, target.imb) if m == target.m else (1, -1, None)
+    columns = (target.nb, target.csrc, target.inb) if n == target.n else (1, -1, None)
+    return MatrixDescriptor(
+        *(m, n, rows[0], columns[0], grid, rows[1], columns[1], target.order), imb=rows[2], inb=columns[2]
+    )
+
+
+def _target(operands: Mapping[str, Any], out: DistMatrix | None, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The distribution of the result."""
+    if out is not None:
+        return replace(out.desc, lld=None)
+    descs = [z if isinstance(z, MatrixDescriptor) else z.desc for z in operands.values() if _is_placed(z)]
+    whole = [desc for desc in descs if desc.shape == shape]
+    divided = [desc for desc in whole if not desc.is_replicated]
+    if whole:
+        return replace((divided or whole)[0], lld=None)
+    m, n = shape
+    desc = next((desc for desc in descs if not desc.is_replicated and (desc.m == m or desc.n == n)), None)
+    if desc is None:
+        return MatrixDescriptor(m, n, max(1, m), max(1, n), descs[0].grid, -1, -1, descs[0].order)
+    rows = (desc.mb, desc.rsrc, desc.imb) if desc.m == m else (max(1, m), desc.rsrc, None)
+    columns = (desc.nb, desc.csrc, desc.inb) if desc.n == n else (max(1, n), desc.csrc, None)
+    return MatrixDescriptor(
+        *(m, n, rows[0], columns[0], desc.grid, rows[1], columns[1], desc.order), imb=rows[2], inb=columns[2]
+    )
+
+
+def _is_placed(z: Any) -> bool:
+    return isinstance(z, DistMatrix | MatrixDescriptor)
+
+
+def _is_array(z: Any) -> bool:
+    return not isinstance(z, _NUMBERS) and not _is_placed(z)
+
+
+def _checked_tree(verb: str, expression: Any, operands: Mapping[str, Any]) -> Node:
+    """The tree of an expression whose names are those of the operands."""
+    if not isinstance(expression, str):
+        kind = type(expression).__name__
+        raise errors.ArgumentError(f"{verb}: the expression must be a string, as 'x * s + y', got {kind}")
+    try:
+        tree = parse(NAMED.get(expression, expression), parts=True)
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{verb}: {caught}") from None
+    used = {node.name: None for node in nodes(tree) if isinstance(node, Name)}
+    for name in used:
+        if name in _OPTIONS or name in FUNCTIONS or name in PARTS:
+            raise errors.ArgumentError(f"{verb}: {name} cannot be the name of an operand; give it another name")
+        if name not in operands:
+            raise errors.ArgumentError(f"{verb}: there is no operand {name}; pass {verb}({expression!r}, {name}=...)")
+    for name in operands:
+        if name not in used:
+            raise errors.ArgumentError(f"{verb}: {expression!r} does not use the operand {name}; leave it out")
+    return tree
+
+
+def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> Any:
+    """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
+    expected = f"{verb}: {name} must be a DistMatrix, a number, or an array that is equal on all ranks"
+    if isinstance(z, bool | np.bool_):
+        raise errors.ArgumentError(f"{expected}, got {z!r}; pass {int(z)}")
+    if isinstance(z, _NUMBERS):
+        return z
+    if runtime is None:
+        if not isinstance(z, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}")
+        return z
+    if isinstance(z, DistMatrix):
+        if z.runtime is not runtime:
+            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        return z
+    if not has_memory(z):
+        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}")
+    try:
+        array = runtime.backend.as_array(z)
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{verb}: {name}: {caught}") from None
+    except (TypeError, ValueError) as caught:
+        raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
+    if array.ndim > 2:
+        raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
+    if array.dtype not in DTYPES:
+        raise errors.DTypeError(
+            f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
+            f"{name}.astype('float64')"
+        )
+    return array.reshape((1,) * (2 - array.ndim) + array.shape)
+
+
+def _broadcast_shape(verb: str, operands: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of the result."""
+    shapes = {name: z.shape for name, z in operands.items() if not isinstance(z, _NUMBERS)}
+    sizes = []
+    for axis in range(2):
+        lengths = {shape[axis] for shape in shapes.values()} - {1}
+        if len(lengths) > 1:
+            texts = ", ".join(f"{name} is {shape[0]} x {shape[1]}" for name, shape in shapes.items())
+            raise errors.DescriptorError(
+                f"{verb}: the shapes do not fit: {texts}; a dimension must be equal in all operands, or 1"
+            )
+        sizes.append(lengths.pop() if lengths else 1)
+    return sizes[0], sizes[1]
+
+
+def _dtype_of(verb: str, name: str, z: Any, asked: np.dtype[Any] | None) -> np.dtype[Any]:
+    """The dtype of an operand; of a Python number the dtype that NumPy would give it on its own."""
+    if isinstance(z, MatrixDescriptor):
+        if asked is None:
+            raise errors.DTypeError(f"{verb}: {name} is a descriptor, which has no dtype; pass dtype='float64'")
+        return asked
+    return z.dtype if hasattr(z, "dtype") else np.dtype(complex if isinstance(z, complex) else float)
+
+
+def _is_complex(z: Any, dtype: np.dtype[Any] | None) -> bool:
+    return isinstance(z, complex) or (dtype is not None and dtype.kind == "c")
+
+
+def _promoted(verb: str, dtypes: Mapping[str, np.dtype[Any]], operands: Mapping[str, Any]) -> np.dtype[Any]:
+    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only."""
+    weak = [z for z in operands.values() if isinstance(z, int | float | complex) and not isinstance(z, np.generic)]
+    strong = {name: dtypes[name] for name, z in operands.items() if not any(z is number for number in weak)}
+    kinds = set(strong.values())
+    if {FLOAT16, BFLOAT16} <= kinds:
+        names = {dtype: name for name, dtype in strong.items()}
+        raise errors.DTypeError(
+            f"{verb}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of the "
+            f"other; convert one of them with .astype('float32')"
+        )
+    try:
+        result = np.result_type(*kinds)
+    except TypeError as caught:
+        raise errors.DTypeError(f"{verb}: {caught}") from None
+    if any(isinstance(z, complex) for z in weak):
+        result = np.result_type(accumulator_dtype(result), np.complex64)
+    return checked_dtype(verb, result)
+
+
+def _is_real(node: Node, real_names: Iterable[str]) -> bool:
+    """Whether the value of a node is real."""
+    if isinstance(node, Number):
+        return True
+    if isinstance(node, Name):
+        return node.name in real_names
+    return node.function in ("abs", "real", "imag") or all(_is_real(z, real_names) for z in node.arguments)
+
+
+def _check_functions(verb: str, expression: str, tree: Node, promoted: np.dtype[Any]) -> None:
+    """Raise ArgumentError if a function of real numbers is used with complex operands."""
+    if promoted.kind != "c":
+        return
+    used = (node.function for node in nodes(tree) if isinstance(node, Apply))
+    function = next((name for name in used if name in REAL_FUNCTIONS and name != "abs"), None)
+    if function is not None:
+        raise errors.ArgumentError(
+            f"{verb}: {expression!r}: {function} is for real numbers, the operands are {promoted.name}; pass x.real"
+        )
+
+
+def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) -> None:
+    """Raise DTypeError if a result would lose its imaginary part."""
+    if dtype.kind == "c" and result.kind != "c":
+        raise errors.DTypeError(
+            f"{verb}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
+        )
+
+
+def _checked_out(verb: str, out: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of out, which the result of a dtype and shape goes to."""
+    if not isinstance(out, DistMatrix):
+        raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
+    check_not_conjugated(verb, "out", out)
+    if out.shape != shape:
+        raise errors.DescriptorError(
+            f"{verb}: out is {out.shape[0]} x {out.shape[1]}, the result is {shape[0]} x {shape[1]}; make them agree"
+        )
+    _check_conversion(verb, dtype, out.dtype)
+    if not getattr(out.stored(verb).flags, "writeable", True):
+        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
+    return out.dtype
+
+
+def _conjugating(node: Node, views: Iterable[str]) -> Node:
+    """A tree in which some operands are conjugated first."""
+    if isinstance(node, Name) and node.name in views:
+        return Apply("conj", (node,))
+    if isinstance(node, Apply):
+        return Apply(node.function, tuple(_conjugating(argument, views) for argument in node.arguments))
+    return node
+
+
+def _uploaded(runtime: Runtime, part: Array) -> Array:
+    """A copy of an array in the backend's memory (local)."""
+    array = runtime.backend.new(part.shape, part.dtype)
+    runtime.backend.copy(part, array)
+    return array

@@ -1,0 +1,97 @@
+"""The kernel of elementwise operations, compiled for this machine: its results are those of NumPy's evaluation."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas.backends.cpu import elementwise
+from pblas.backends.cuda.pointwise import Pointwise, source
+from pblas.epilogues import Name, nodes, parse
+from tests.common.gauge import Array, dtype_of, entries, eps_of
+from tests.model.fibers import Kernels
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not on PATH")
+
+POISON = -99
+SHAPES = {"x": (9, 7), "y": (9, 7), "row": (1, 7), "column": (9, 1)}
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """An array with the address as CuPy has it."""
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.ctypes.data)
+
+
+class HostPointwise(Pointwise):
+    """The evaluator with kernels that run on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cupy, self._folder = SimpleNamespace(ndarray=HostArray, broadcast_to=np.broadcast_to), folder
+
+    def _function(self, *key: Any) -> Any:
+        return Kernels(source(*key), ["pointwise_all"], self._folder, "PointwiseArguments")
+
+    def _launch(self, function: Any, stream: Any, words: list[int], ctas: int, *, early: bool = False) -> None:
+        del stream, early
+        function.start_words("pointwise_all", min(ctas, 2), words)
+
+
+def placed(x: Array, order: str) -> tuple[Any, Any]:
+    """(array, memory): the elements amid poison, in a storage order."""
+    rows, columns = x.shape if order == "F" else x.shape[::-1]
+    memory = np.full((columns, rows + 3), POISON, x.dtype)
+    inside = memory[:, :rows].T if order == "F" else memory[:, :rows]
+    inside[...] = x
+    return inside.view(HostArray), memory
+
+
+@pytest.mark.parametrize(
+    ("text", "dtypes", "compute", "out"),
+    [
+        ("x * s + y", {"x": "float32", "y": "float32"}, "float32", "float32"),
+        (
+            "y - x * row + column",
+            {"x": "float64", "y": "float32", "row": "float16", "column": "bfloat16"},
+            *["float64"] * 2,
+        ),
+        ("conj(x) * y - s", {"x": "complex64", "y": "float64"}, "complex128", "complex128"),
+        ("abs(x) * 2 + real(y) - imag(x)", {"x": "complex128", "y": "float32"}, "complex128", "float64"),
+        ("maximum(x, row) / y", {"x": "bfloat16", "y": "bfloat16", "row": "float32"}, "float32", "bfloat16"),
+        ("x - y", {"x": "float64", "y": "float64"}, "float64", "float16"),
+        ("row + column", {"row": "float32", "column": "complex64"}, "complex64", "complex64"),
+    ],
+)
+def test_the_kernel_computes_what_cpus_compute(
+    text: str, dtypes: dict[str, str], compute: str, out: str, tmp_path: Path
+) -> None:
+    """Operands of any dtypes and storage orders, amid poison; also into the memory of an operand."""
+    tree, dtype = parse(text, parts=True), dtype_of(out)
+    names = list(dict.fromkeys(node.name for node in nodes(tree) if isinstance(node, Name)))
+    for number, orders in enumerate(("CFC", "FFF")):
+        operands: dict[str, Any] = dict.fromkeys(names, 1.5)
+        for seed, (name, kind) in enumerate(dtypes.items()):
+            operands[name] = placed(entries(SHAPES[name], dtype_of(kind), seed), orders[seed % 2])[0]
+        result, memory = placed(np.zeros((9, 7), dtype), orders[2])
+        expected = np.empty((9, 7), dtype)
+        plain = {name: np.asarray(z) if isinstance(z, HostArray) else z for name, z in operands.items()}
+        elementwise.evaluate(tree, plain, dtype_of(compute), expected)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        pointwise = HostPointwise(folder)
+        pointwise.combine(0, tree, operands, dtype_of(compute), result)
+        assert np.allclose(
+            np.asarray(result).astype("complex128"), expected.astype("complex128"), rtol=4 * eps_of(dtype)
+        )
+        assert (memory == POISON).sum() >= 3 * len(memory)
+        first = next(iter(dtypes))
+        if dtypes[first] == out and SHAPES[first] == (9, 7):
+            pointwise.combine(0, tree, operands, dtype_of(compute), operands[first])
+            assert np.array_equal(np.asarray(operands[first]), np.asarray(result))
