@@ -96,8 +96,8 @@ class Mover:
             stream: handle of the CUDA stream.
             dtype: dtype of both matrices.
             shape: rows and columns of both matrices.
-            x: address, strides and rows and columns of X, as a `Spot`.
-            z: address, strides and rows and columns of Z, as a `Spot`.
+            x: where the elements of X are in memory.
+            z: where the elements of Z are in memory.
             side: which elements (i, j) to copy: (1, d) those with j - i >= d, (-1, d) those with j - i <= d, (0, 0)
                 all.
         """
@@ -127,8 +127,8 @@ class Mover:
             stream: handle of the CUDA stream.
             dtypes: dtypes of X and Z: equal, or float32 and a 16-bit dtype in either order.
             shape: rows and columns of both matrices.
-            x: address, strides and rows and columns of X, as a `Spot`.
-            z: address, strides and rows and columns of Z, as a `Spot`.
+            x: where the elements of X are in memory.
+            z: where the elements of Z are in memory.
             alpha: factor of X.
             beta: factor of Z.
             conj: conjugate X.
