@@ -190,7 +190,10 @@ class Reduction:
         self.progress()
 
     def progress(self) -> None:
-        """Add the partial products that have arrived, free the buffers of partial products that left, relay columns."""
+        """Add the partial products that have arrived, and free the buffers of partial products that have left.
+
+        Also send on, to the ranks of this node, the finished columns that another node has sent to this rank.
+        """
         while self._arriving and self._arriving[0][0].done():
             _, source, piece, c0, c1, buffer = self._arriving.popleft()
             self._add(source, piece, c0, c1, buffer)
