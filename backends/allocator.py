@@ -191,7 +191,7 @@ class Blocks(ABC, Generic[W, B]):
         heappush(self._free_slots, slot)
 
     def leaks(self) -> list[str]:
-        """Allocation sites of the blocks that this rank still uses."""
+        """The source lines that allocated the blocks to which Python objects of this rank still refer."""
         self.marked_bits(0)
         return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
 

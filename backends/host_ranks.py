@@ -363,7 +363,7 @@ class HostRanks(ABC):
         """Return when this rank has finished the executions that it has begun (local)."""
 
     def leaks(self) -> list[str]:
-        """Allocation sites of the symmetric memory that Python still uses on this rank."""
+        """The source lines that allocated the symmetric memory of this rank to which Python objects still refer."""
         return self.arena.leaks()
 
     def close(self, *, free: bool) -> None:

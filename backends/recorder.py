@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
-"""Lane, kind, name and details of an operation."""
+"""The lane, kind, name and details of an operation, as in `Event`."""
 
 Methods = dict[str, Callable[..., Described | None]]
 """Methods, each with a function that describes a call of it; None for a call that does nothing."""
@@ -31,16 +31,16 @@ MOST_EVENTS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An operation of a lane of a rank, with its start and stop.
+    """An operation, with its start and stop, on a lane of a rank: a sequence of operations that do not overlap.
 
     Args:
         rank: owner of the lane.
         lane: "main", "copy" or "side"; "from rank 2" for messages; "host" for the host of a GPU.
         kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
-        name: of the operation, for people.
-        start: seconds.
-        stop: seconds.
-        details: sizes, bytes and ranks.
+        name: what the operation does, as text for people.
+        start: time of its start, seconds.
+        stop: time of its stop, seconds.
+        details: its sizes, bytes and ranks.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class Event:
 
 @dataclass(slots=True)
 class Arrival:
-    """A message to this rank: posted and, once its arrival was observed, done (seconds)."""
+    """A message to this rank: the time when the receive began and, once observed, the time of arrival (seconds)."""
 
     source: int
     tag: int
@@ -75,10 +75,13 @@ class Open:
 
 
 class Recorder:
-    """Records in a `with` block. Of nested operations the innermost counts, so that no two overlap.
+    """Records the start and stop of each operation of this rank, and its messages, while its `with` block runs.
+
+    A lane is a row of the recorded trace: operations that run one after the other. While an operation runs another
+    operation, the time counts for the inner one only. So no two recorded times overlap.
 
     Args:
-        backend: of a context (local).
+        backend: backend of the context to record (local).
     """
 
     def __init__(self, backend: Any) -> None:
@@ -111,11 +114,11 @@ class Recorder:
 
     @property
     def is_full(self) -> bool:
-        """Whether some operations were not recorded (local)."""
+        """Whether the recorder has reached `MOST_EVENTS`, so that it records no further operations (local)."""
         return len(self._recorded_spans) >= MOST_EVENTS
 
     def events(self) -> list[Event]:
-        """The recorded events without messages, in no order (local)."""
+        """The recorded operations, unordered; messages are in `sends` and `arrivals` (local)."""
         seconds = self._seconds()
         return [
             Event(self._backend.rank, op.lane, op.kind, op.name, seconds(start), seconds(stop), op.details)
@@ -169,7 +172,7 @@ class Recorder:
         return float
 
     def _is_own(self, op: Open, around: list[Open]) -> bool:
-        """Whether an operation counts by itself, not as a part of the enclosing operations."""
+        """Whether an operation becomes an event of its own, and not a part of the operations that enclose it."""
         return True
 
     # Recording

@@ -179,7 +179,11 @@ def unfit(device: Device) -> BackendError | None:
 
 
 def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
-    """Pairs of the node's GPUs that read and write each other's memory.
+    """All pairs (a, b), a < b, of GPUs that can both read and write the memory of the other.
+
+    Args:
+        count: number of visible GPUs; they are numbered 0..count-1 (local).
+        can_access: can_access(a, b) says whether GPU a reads and writes the memory of GPU b; by default it asks CUDA.
 
     >>> peers(3, lambda a, b: {a, b} != {0, 2})
     [(0, 1), (1, 2)]

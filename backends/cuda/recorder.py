@@ -27,12 +27,18 @@ _TRIES = 8
 
 
 class DeviceRecorder(Recorder):
-    """Records in a `with` block: lanes of the GPU by events, the host's waits and messages on a lane "host".
+    """Records the times of this rank's operations on a GPU while its `with` block runs.
 
-    Of nested operations the outermost counts, but waits count by themselves.
+    A lane is a CUDA stream of an execution. An operation of a lane is timed by CUDA events on that stream; messages and
+    waits of the host are on a lane "host", by the host's clock.
+
+    If an operation calls others on its stream, only the outermost one is recorded: the operation that the plan issues.
+    The inner ones are its launches, and timing each of them would put more events on the stream. (`Recorder` splits the
+    time of the outer operation instead, which costs a reading of the clock.) Waits are recorded wherever they occur,
+    and the enclosing operation's time excludes them, because a trace has to show how long a lane waits for other ranks.
 
     Args:
-        backend: of a context on GPUs (local).
+        backend: backend of the context on GPUs to record (local).
     """
 
     def __enter__(self) -> Self:
@@ -127,7 +133,7 @@ class DeviceRecorder(Recorder):
     # Lanes
 
     def _lane(self) -> str:
-        """The current lane of the backend's arrays."""
+        """The lane on which the backend's arrays launch their work now."""
         arrays = self._backend.arrays
         return "side" if arrays.stream == arrays.side else "main"
 

@@ -37,14 +37,16 @@ _CTAS_PER_SM = 16  # twice as many as fit at once; with more tiles a CTA takes s
 
 
 class Spot(NamedTuple):
-    """Positions of the elements of a message or a matrix: element (i, j) is at rows[i] down + columns[j] across.
+    """Positions of the elements of a message or a matrix.
+
+    Element (i, j) is rows[i] * down + columns[j] * across elements after `address`.
 
     Args:
-        address: of the element at position 0.
-        down: elements from one row to the next.
-        across: elements from one column to the next.
-        rows: address of 64-bit row numbers in GPU memory; 0: the rows 0, 1, 2, ...
-        columns: the same for columns.
+        address: address of the element at position 0.
+        down: distance in elements from one row to the next.
+        across: distance in elements from one column to the next.
+        rows: address of 64-bit row numbers in GPU memory; 0 stands for the rows 0, 1, 2, ...
+        columns: address of 64-bit column numbers in GPU memory; 0 stands for the columns 0, 1, 2, ...
     """
 
     address: int
@@ -88,15 +90,16 @@ class Mover:
         z: Spot,
         side: tuple[int, int] = (0, 0),
     ) -> None:
-        """Z := X, bit by bit.
+        """Copy the elements of X to Z, bit by bit.
 
         Args:
-            stream: handle.
-            dtype: of X and Z.
-            shape: rows and columns.
-            x: positions of the source elements.
-            z: positions of the target elements.
-            side: (1, d) for elements with j - i >= d only, (-1, d) for j - i <= d, (0, 0) for all.
+            stream: handle of the CUDA stream.
+            dtype: dtype of both matrices.
+            shape: rows and columns of both matrices.
+            x: where the elements of X are in memory.
+            z: where the elements of Z are in memory.
+            side: which elements (i, j) to copy: (1, d) those with j - i >= d, (-1, d) those with j - i <= d, (0, 0)
+                all.
         """
         half = dtype.itemsize // 2
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
@@ -115,20 +118,21 @@ class Mover:
         conj: bool = False,
         side: tuple[int, int] = (0, 0),
     ) -> None:
-        """Z := alpha conj?(X) + beta Z; X is not read when alpha is 0, Z not when beta is 0.
+        """Z := alpha conj?(X) + beta Z, where conj?(X) is conj(X) if `conj` is set, else X.
 
-        16-bit elements are combined in 32 bits and rounded once, without fused multiply-add.
+        With alpha = 0 the kernel does not read X; with beta = 0 it does not read Z. It computes 16-bit elements in 32
+        bits and rounds them once, without fused multiply-add.
 
         Args:
-            stream: handle.
-            dtypes: of X and Z: equal, or float32 and a 16-bit dtype.
-            shape: rows and columns.
-            x: positions of the source elements.
-            z: positions of the target elements.
-            alpha: scalar.
-            beta: scalar.
-            conj: conjugate x.
-            side: as for `copy`.
+            stream: handle of the CUDA stream.
+            dtypes: dtypes of X and Z: equal, or float32 and a 16-bit dtype in either order.
+            shape: rows and columns of both matrices.
+            x: where the elements of X are in memory.
+            z: where the elements of Z are in memory.
+            alpha: factor of X.
+            beta: factor of Z.
+            conj: conjugate X.
+            side: which elements to update, as for `copy`.
         """
         name = f"combine_{dtypes[0].name}_{dtypes[1].name}"
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
@@ -142,13 +146,15 @@ class Mover:
         length: int,
         lines: int,
     ) -> None:
-        """Z := X between float32 and a 16-bit dtype, line by line, rounded once.
+        """Z := X, converted between float32 and a 16-bit dtype, and rounded once.
+
+        A line is a row, or a column, whose elements are neighbours in memory.
 
         Args:
-            stream: handle.
-            dtypes: of X and Z.
-            x: address of X, and elements from one line to the next.
-            z: the same for Z.
+            stream: handle of the CUDA stream.
+            dtypes: dtypes of X and Z: float32 and a 16-bit dtype in either order.
+            x: address of X, and the distance between lines of X in elements.
+            z: address of Z, and the distance between lines of Z in elements.
             length: elements of a line.
             lines: number of lines.
         """

@@ -251,7 +251,7 @@ class MpiBackend(HostRanks):
     # The end
 
     def leaks(self) -> list[str]:
-        """Allocation sites of the symmetric memory that Python still uses on this rank."""
+        """The source lines that allocated the symmetric memory of this rank to which Python objects still refer."""
         self._engine.close()
         return super().leaks()
 

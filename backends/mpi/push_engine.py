@@ -1,7 +1,9 @@
 """The engine of the push transport on CPUs: the schedule's operations one after the other, in a shared window.
 
-It runs the protocol of the GPU backend (slots, parities, flags) without a GPU. Flags are 32-bit words in the window.
-Only MPI atomics access them, so that the memory model is MPI's.
+It runs the push protocol of the GPU backend without a GPU. A rank writes data into *slots*: places in a peer's
+workspace that no other rank writes. It then sets a *flag* at the peer, a word that the peer awaits and resets. The
+workspace has two halves; calls alternate between them, and the half of a call is its *parity*. Flags are 32-bit words
+in the window. Only MPI atomics access them, so that the memory model is MPI's.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _FLAG_NBYTES = 4
 
 
 class Workspace:
-    """Slots and flags of both parities in the window, and the number of calls made on them.
+    """Slots and flags of both halves of a workspace, and the number of calls that have used it.
 
     Args:
-        block: symmetric memory: flags, then two parities (global).
-        nbytes: of one parity (global).
-        phases: flags that each rank has at each other, in each parity (global).
-        flags_nbytes: of all flags (global).
+        block: symmetric memory: the flags of both halves, then the slots of each half (global).
+        nbytes: bytes of the slots of one half (global).
+        phases: number of flags that each rank can set at each peer, in each half (global).
+        flags_nbytes: bytes of all flags (global).
     """
 
     def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int) -> None:
@@ -47,11 +49,11 @@ class Workspace:
 
 
 class WindowEngine:
-    """Runs operations in issue order on NumPy arrays; lanes need no streams.
+    """Runs the operations of all lanes in issue order on NumPy arrays, so it needs no streams.
 
     Args:
-        ranks: of one node (global).
-        arena: their shared windows (global).
+        ranks: the ranks of a context, all on one node (global).
+        arena: the shared windows of these ranks (global).
     """
 
     def __init__(self, ranks: HostRanks, arena: Arena) -> None:
@@ -62,9 +64,10 @@ class WindowEngine:
     # Memory
 
     def reserve(self, nbytes: int, phases: int) -> Workspace:
-        """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
+        """**Collective.** The context's workspace, with `nbytes` bytes of slots and `phases` phases in each half.
 
-        All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
+        All plans ask for the same number of phases. If the workspace is too small, a larger one is allocated for new
+        plans; earlier plans keep the smaller one.
         """
         current = self._workspace
         if current is None or current.nbytes < nbytes:
@@ -81,10 +84,10 @@ class WindowEngine:
         return self._workspace
 
     def homes(self, x: Array | None) -> None:
-        """None: results go through the workspace (global)."""
+        """None: a peer's D has no addresses here, so results go through the workspace (global)."""
 
     def offset(self, peer: int, home: int) -> int:
-        """Never called, since `homes` returns no addresses."""
+        """Never called: it would be for addresses from `homes`, which returns None."""
         raise AssertionError((peer, home))
 
     def slots(self, count: int, nbytes: int) -> int:
@@ -98,24 +101,24 @@ class WindowEngine:
         return self._scratch
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in this rank's own workspace of the current call (local)."""
+        """An array without gaps in this rank's workspace, in the half of the current call (local)."""
         return self.place(self._ranks.rank, offset, shape, dtype, order)
 
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in the workspace of a peer of the current call (local)."""
+        """An array without gaps in a peer's workspace, in the half of the current call (local)."""
         work = self._current
         start = work.flags_nbytes + self._parity * work.nbytes + offset
         return self._ranks.peer_block(work.block, peer, start, shape, dtype, order)
 
     def close(self) -> None:
-        """Drop the workspace; no plan uses it any more (local)."""
+        """Drop this engine's reference to the workspace, which no plan uses any more (local)."""
         self._workspace = None
 
     # One call
 
     @contextmanager
     def call(self, workspace: Workspace | None) -> Iterator[None]:
-        """Context of one execution, which uses the next parity of the workspace if it needs one (local)."""
+        """A with block for one execution, which uses the workspace's next half; None: it uses no workspace (local)."""
         if workspace is None:
             yield
             return
@@ -187,15 +190,15 @@ class WindowEngine:
     # Operations
 
     def put(self, lane: str, source: Array, peer: int, offset: int, order: Any) -> None:
-        """Copy an array into the workspace of a peer, tight, in the given order."""
+        """Copy an array into a peer's workspace, `offset` bytes from its start, without gaps and in the given order."""
         self.place(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
-        """Copy a tight array, stored by columns, from the workspace of a peer."""
+        """Copy an array without gaps, stored by columns, from a peer's workspace to `target`."""
         target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
-        """Several gets: peer, bytes from the start of its workspace, target."""
+        """Do several gets, each (peer, bytes from the start of its workspace, target)."""
         for get in gets:
             self.get(lane, *get)
 
@@ -214,14 +217,14 @@ class WindowEngine:
         awaits: Iterable[int],
         step: str,
     ) -> None:
-        """Several puts, then signals to the peers, then a wait for flags."""
+        """Do the puts, then set this rank's flags of `phase` at `peers`, then wait for the flags of `awaits`."""
         for peer, source, offset, order in puts:
             self.put(lane, source, peer, offset, order)
         self.signal(lane, peers, phase)
         self.wait(lane, phase, awaits, step)
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Wait for the flags of a phase, and reset them."""
+        """Wait until all `sources` have set their flags of `phase` at this rank, and reset these flags."""
         for source in sources:
             self._ranks.wait(lambda source=source: self._get(source, phase) == 1, f"{step} rank {source}")  # type: ignore[misc]
             self._set(self._ranks.rank, source, phase, 0)
@@ -240,7 +243,7 @@ class WindowEngine:
         tf32: bool,
         finish: Finish | None = None,
     ) -> None:
-        """Z := epilogue(alpha X Y + beta Z), in 32 bits at least, rounded once; for each matrix of a batch."""
+        """Z := epilogue(alpha X Y + beta Z) for each matrix of a batch, in at least 32 bits and rounded once."""
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
                 self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj, tf32=tf32)
@@ -254,12 +257,12 @@ class WindowEngine:
             z[...] = result
 
     def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
-        """Z := epilogue(Z), if there is one, in one more pass."""
+        """Z := epilogue(Z) in a pass of its own; nothing if `finish` is None."""
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **options: Any) -> bool:
-        """False: there is no such kernel on CPUs."""
+        """False: CPUs have no GEMM kernel that signals its tiles, so the caller multiplies otherwise."""
         return False
 
     def sum(self, lane: str, parts: list[Array], output: Output) -> None:
@@ -276,7 +279,7 @@ class WindowEngine:
             out[...] = total
 
     def all_gather(self, lane: str, shard: Array, order: Any, slots: int, first: list[int], offset: int) -> None:
-        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
+        """Gather the shards of all ranks in this rank's workspace, one after the other and without gaps."""
         rank, size = self._ranks.rank, self._ranks.size
         others = [(rank + i) % size for i in range(1, size)]
         puts = [(peer, shard, offset + first[rank] * shard.itemsize, order) for peer in (*others, rank)]
@@ -293,7 +296,7 @@ class WindowEngine:
             self.sum(lane, terms, output)
 
     def one_shot(self, lane: str, partial: Array, slots: int, contributing: list[int], output: Output) -> None:
-        """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it."""
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds all elements."""
         size = self._ranks.size
         ranks = [r for r in (*range(1, size), 0) if r in contributing]  # the same order everywhere
         self.sum(lane, self._exchanged(lane, "GemmAllReduce", [partial] * size, "F", slots, ranks), output)
@@ -322,7 +325,7 @@ class WindowEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Output := the sum of all ranks' partial products, on all ranks; each rank adds a share of it."""
+        """Output := the sum of all ranks' partial products, on all ranks; each rank adds one share of it."""
         rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))
@@ -345,7 +348,7 @@ class WindowEngine:
         out[...] = sums.reshape(out.shape, order="F")
 
     def pull(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Array:
-        """A tight array in a peer's workspace, to be read (local)."""
+        """An array without gaps in a peer's workspace, for reading (local)."""
         return self.place(peer, offset, shape, dtype, order)
 
     def copy(self, lane: str, source: Array, target: Array) -> None:

@@ -33,7 +33,9 @@ def private(nbytes: int, device: int) -> Any:
 
 
 class PrivateMemory:
-    """Private words and scratch of this rank. Executions in graphs of the caller's (`captured`) have separate ones.
+    """Private words and scratch memory of this rank.
+
+    Executions in graphs of the caller's (`captured`) have words and scratch of their own.
 
     Args:
         common: resources of the context's engines (local).
@@ -57,7 +59,7 @@ class PrivateMemory:
         return private(nbytes, self._device)
 
     def scratch(self, nbytes: int, *, captured: bool) -> Any:
-        """At least `nbytes` bytes; the executions of all plans use them one after the other (local)."""
+        """At least `nbytes` bytes of scratch, which the executions of all plans use one after the other (local)."""
         array = self._scratch.get(captured)
         if array is None or array.nbytes < nbytes:
             self._scratch[captured] = array = self.new(nbytes)
@@ -74,7 +76,7 @@ class PrivateMemory:
 
 
 class Workspaces:
-    """The workspaces of a queue: one for its executions, and one for each of the caller's graphs.
+    """The workspaces of a queue: one for its executions, and others for the caller's graphs.
 
     Args:
         common: resources of the context's engines (global).
@@ -96,7 +98,13 @@ class Workspaces:
         return self._current
 
     def of_captures(self, like: Workspace) -> Workspace:
-        """**Collective** at first. The workspace of the caller's graphs, as large as another one."""
+        """The latest workspace of the caller's graphs, with at least as many bytes as `like`.
+
+        **Collective** if there is no such workspace yet or the latest one is smaller: all ranks then allocate one.
+
+        Args:
+            like: the plan's workspace outside the caller's graphs (global).
+        """
         if not self.captures or self.captures[-1].nbytes < like.nbytes:
             self.captures.append(self._new(like.nbytes, like.phases))
         return self.captures[-1]

@@ -58,7 +58,7 @@ class _Ends:
         return event
 
     def is_idle(self) -> bool:
-        """Whether all of them have ended."""
+        """Whether all launched executions have ended."""
         launches = self._launches
         while self._finished < launches:
             oldest = max(self._finished, launches - _RING)  # among those that still have an event
@@ -96,18 +96,18 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def watch(self, workspace: Workspace) -> None:
-        """Also check the flags of a new workspace, as long as plans use it (local)."""
+        """Check the flags of a new workspace too, as long as plans use the workspace (local)."""
         known = [reference for reference in self._workspaces if reference() is not None]
-        self._workspaces = [*known, weakref.ref(workspace)]  # another one: the thread may be reading it
+        self._workspaces = [*known, weakref.ref(workspace)]  # a new list: the thread may be reading the old one
 
     def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
-        """Also follow the executions of a queue (local).
+        """Follow the executions of a queue too (local).
 
         Args:
-            queue: None for those that run alone (global).
-            marks: tile flags of this rank; streams may wait for them, and for flags, without a deadline (local).
+            queue: number of the queue; None for executions without a queue, which run alone (global).
+            marks: tile flags of this rank. Streams may wait for tile flags and flags without a deadline (local).
         """
-        self._ends = self._ends | {queue: _Ends()}  # another one: the thread may be reading it
+        self._ends = self._ends | {queue: _Ends()}  # a new dict: the thread may be reading the old one
         self._marks += marks
 
     def launched(self, stream: int, queue: int | None) -> int:
@@ -171,9 +171,13 @@ class Watchdog:
         self.fault = self.fault or Fault(self._rank, (self._rank,), self._timeout)
 
     def _tables(self) -> Iterator[tuple[int, int]]:
-        """Address of the flags of each parity of each workspace, phases x ranks words, and the phases.
+        """The tables of this rank's flags: two per watched workspace, one for each of its halves.
 
-        The generator keeps a workspace alive until the next one, so that its memory is not reused meanwhile.
+        While the caller uses a table, the generator keeps a reference to the workspace, so its memory is not reused.
+
+        Yields:
+            Address of a table of phases x ranks words (word (i, r) is the flag that rank r sets in phase i), and its
+            number of phases.
         """
         for reference in self._workspaces:
             work = reference()

@@ -20,13 +20,15 @@ _MOST_ARRAYS = 1024
 
 
 class Workspace:
-    """Flags and slots in symmetric memory, and the number of calls made on them.
+    """Flags and slots in symmetric memory, and the number of calls that have used them.
+
+    The memory has two halves, and calls alternate between them. The half of a call is its parity.
 
     Args:
-        block: symmetric memory: flags, flags of the all-reduce kernels, then the slots, for each parity (global).
-        peers: address of each rank's block, as mapped here (local).
-        nbytes: size of the slots of one parity (global).
-        phases: flags that each rank has at each other, in each parity (global).
+        block: symmetric memory; each half has flags, flags of the all-reduce kernels, then slots (global).
+        peers: address of each rank's block, as mapped into this process (local).
+        nbytes: bytes of the slots of one half (global).
+        phases: number of flags that each rank can set at each peer, in each half (global).
     """
 
     def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int) -> None:
@@ -61,7 +63,7 @@ class Workspace:
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
     def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the slots of a rank, as mapped here; every call returns the same array (local)."""
+        """An array without gaps in the slots of a rank; equal arguments return the same array, from a cache (local)."""
         key = self.parity, rank, offset, shape, dtype, order
         if key not in self._arrays:
             if len(self._arrays) >= _MOST_ARRAYS:
@@ -77,7 +79,7 @@ class Workspace:
 
 
 def layout(nprocs: int, nbytes: int, phases: int) -> tuple[int, int, int]:
-    """Bytes of the flags, of the all-reduce kernels' flags and of one parity of a workspace."""
+    """Bytes of the flags, of the all-reduce kernels' flags, and of one half of a workspace in all."""
     flags = padded(phases * nprocs * FLAG_NBYTES)
     shot = padded(all_reduce_flags_nbytes(nprocs))
     return flags, shot, flags + shot + nbytes

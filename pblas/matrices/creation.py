@@ -63,7 +63,9 @@ class Creation:
             self._check_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
             if by_function or dtype is not None:
-                dtype_index = DTYPES.index(checked_dtype(verb, np.float64 if dtype is None else dtype))
+                dtype_index = DTYPES.index(
+                    checked_dtype(verb, np.float64 if dtype is None else dtype, is_argument=True)
+                )
             if has_array:
                 source = self._checked_matrix(verb, array)
                 if dtype is None:
@@ -209,7 +211,8 @@ class Creation:
                     f"{verb}: {path} holds {header.dtype.name} elements, which pblas does not multiply; "
                     f"pass dtype={fitting!r} to convert them"
                 )
-            wanted = checked_dtype(f"{verb} {path}", header.dtype.newbyteorder("=") if dtype is None else dtype)
+            native = header.dtype.newbyteorder("=")
+            wanted = checked_dtype(f"{verb} {path}", native if dtype is None else dtype, is_argument=dtype is not None)
             if raw and wanted.itemsize != header.dtype.itemsize:
                 raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
             if not raw:
@@ -232,7 +235,7 @@ class Creation:
         with self.runtime.local_step(verb):
             self._check_desc(verb, desc)
             arguments: dict[str, Any] = {name: _checked_seed(value) for name, value in seed.items()}
-            checked = checked_dtype(verb, dtype)
+            checked = checked_dtype(verb, dtype, is_argument=True)
         arguments |= {"desc": shared_descriptor(desc), "dtype": checked.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)

@@ -195,7 +195,16 @@ def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
 
 
 def _homes(product: Product, layers: int) -> Iterator[Placement | None]:
-    """Placements to try for the sums: None for D's own; also evenly over all ranks, if few ranks, or all, hold D."""
+    """The placements to try for the sums of partial products: on which ranks the partial products of D are added.
+
+    The first is None: at D's own placement. If there are several layers, and the rank with the largest local part of D
+    has at least twice an even share of D, the second one is even over all ranks. That is so if D is on at most half of
+    the ranks, or replicated.
+
+    Args:
+        product: sizes, ranks and layouts (global).
+        layers: ranks along k whose partial products are added (global).
+    """
     d, p = placed(product.d), product.nprocs
     yield None
     if layers > 1 and p * d.rows.max_count * d.columns.max_count >= 2 * product.m * product.n:

@@ -387,7 +387,11 @@ class GemmAllReduce(GemmReduceScatter):
         return self.shards.nb
 
     def pushed_transposed(self, orders: str) -> bool:
-        """Whether D is stored by rows: pieces of D are contiguous in the orientation that stores D by columns."""
+        """Whether the push transport plans for D^T: if D is stored by rows, so that D^T is stored by columns.
+
+        A piece is a range of columns of the planned result. Only if that result is stored by columns is a piece
+        contiguous in memory.
+        """
         return orders[2] == "C"
 
     def sent_elements(self, rank: int) -> int:

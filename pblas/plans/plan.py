@@ -360,7 +360,11 @@ class ProductPlan(Plan):
         return 0, 0
 
     def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - an override uses it
-        """Whether the push transport runs this plan on the transposed product, for these storage orders."""
+        """Whether the push transport runs this plan for D^T instead of D.
+
+        Args:
+            orders: storage orders ("F" or "C") of op(A), op(B) and D, as in "FFC" (global).
+        """
         return self.transposed
 
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank

@@ -130,7 +130,7 @@ class Runtime:
         )
 
     def next_number(self) -> int:
-        """A number for a planned operation: how many agreements there have been, on all ranks as many (global)."""
+        """A number for a planned operation: how many agreements the context has made so far (global)."""
         return self.backend.agreement.ncalls
 
     def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
@@ -259,12 +259,18 @@ class Runtime:
         return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Symmetric memory; private memory if the backend has no shared memory, or gave it up.
+        """**Collective.** Symmetric memory, or private memory if the context shares none between its ranks.
 
-        Private memory is allocated in a local step: the next collective call is an agreement.
+        If there is too little shared memory and the context may fall back (transport="auto"), all ranks first make sure
+        that each can allocate as much private memory. Then the context gives up shared memory: it switches to messages.
+        A rank allocates private memory in a local step, so the caller's next collective call must be an agreement.
+
+        Args:
+            nbytes: size of this rank's memory, bytes (global).
 
         Raises:
-            WorkspaceError: too little memory of both kinds; shared memory is not given up for that.
+            WorkspaceError: too little private memory, or too little shared memory where the context may not fall back.
+                If both are short, the context keeps its shared memory.
         """
         if not self.backend.shared:
             with self.local_step("allocate"):
@@ -318,8 +324,13 @@ def check_root(verb: str, root: Any, nprocs: int) -> None:
         raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
 
 
-def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
+def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False) -> np.dtype[Any]:
     """A value as one of the dtypes that pblas multiplies.
+
+    Args:
+        verb: name of the call, for the message (global).
+        dtype: the dtype of an array, or the argument dtype= of the call.
+        is_argument: `dtype` is an argument, so the remedy is another value and not a conversion of an array (global).
 
     Raises:
         DTypeError: any other dtype, such as integers and bool; the text names the remedy.
@@ -334,10 +345,10 @@ def checked_dtype(verb: str, dtype: Any) -> np.dtype[Any]:
         checked = None
     if checked is None or checked not in DTYPES:
         names = ", ".join(d.name for d in DTYPES)
-        raise errors.DTypeError(
-            f"{verb}: dtype must be one of {names}, got {dtype}; convert with .astype('float64'), or a tensor with "
-            f".double()"
-        )
+        remedy = "convert with .astype('float64'), or a tensor with .double()"
+        if is_argument:
+            remedy = "pass dtype='float64'"
+        raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; {remedy}")
     return checked
 
 

@@ -1,4 +1,8 @@
-"""Phases: sequences of equal steps of one rank, and the links over which data reaches it."""
+"""Values from which a simulation computes the time of a plan on one rank.
+
+`Phase`: several steps of the rank with equal GEMMs and equal traffic. `Traffic`: the bytes and messages of a step, by
+link. `View`: which other ranks are on the rank's node, and so over which link their data comes.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +71,14 @@ class Phase:
     Args:
         steps: number of steps (local).
         gemm: m, n and k of the GEMM of a step; (0, 0, 0) for none (local).
-        before: operand that must arrive before the GEMM of a step; it is requested one step ahead (local).
-        after: partial products that arrive because peers have taken the same step (local).
+        before: traffic of the operand that must arrive before the GEMM of a step (local).
+        after: traffic of the partial products that peers send to this rank in the same step (local).
         copied: bytes that the core reads and writes in addition to the GEMM, to pack or to add (local).
-        waits: a step begins when the partial product two steps back has left ("queue": there are two buffers), or the
-            last one ("sent") (local).
-        queued: `after` occupies one of these buffers (local).
-        slow: factor by which `before` slows down because its senders serve several receivers (local).
-        ahead: the next operand is requested before the GEMM, not after it (local).
+        waits: which partial product must have left this rank before a step begins: that of two steps before ("queue",
+            there are two buffers), or that of the step before ("sent") (local).
+        queued: the partial products in `after` occupy one of the two buffers (local).
+        slow: factor by which the transfer of `before` takes longer because its senders serve several receivers (local).
+        ahead: True if the rank requests the operand of the next step before its GEMM, False if after it (local).
     """
 
     steps: int

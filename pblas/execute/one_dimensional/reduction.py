@@ -87,7 +87,7 @@ class Reduction:
         self._sum: Array
 
     def _expected_parts(self, sources: list[int]) -> list[tuple[int, int, int, int]]:
-        """(source, piece, c0, c1) of the partial products that this rank adds, in the order of their arrival."""
+        """(source, piece, c0, c1) of the partial products that this rank adds, in the order in which it adds them."""
         owned = self._pieces[self._backend.rank]
         if self._plan.replicates:
             return [(source, *piece) for piece in owned for source in sources]
@@ -159,7 +159,7 @@ class Reduction:
         return self._owners_columns(step.owner, step.piece, step.c0, step.c1)
 
     def send(self, step: ReduceStep, part: Array) -> None:
-        """Send this rank's partial product of a step to the owner of its columns."""
+        """Start to send this rank's partial product of a step to the owner of its columns: near owners get a signal."""
         if self._backend.is_near(step.owner):
             self._backend.sync()
             self._signals.append(self._backend.channel.signal(step.owner, TAG_PART))
@@ -179,7 +179,7 @@ class Reduction:
         return True
 
     def share(self, step: ReduceStep) -> None:
-        """GemmAllReduce: send finished columns to the ranks of this node, and to one rank of each other node."""
+        """GemmAllReduce: start to send a step's finished columns to this node's ranks, and one rank per other node."""
         done, channel = self._columns(step.owner, step.piece, step.c0, step.c1), self._backend.channel
         if self._near and self._in_scratch:
             self._backend.arrays.assign(done, self._done(step.owner)[:, step.c0 : step.c1])
@@ -190,7 +190,10 @@ class Reduction:
         self.progress()
 
     def progress(self) -> None:
-        """Add the partial products that have arrived, reuse the buffers of those that have left, send columns on."""
+        """Add the partial products that have arrived, and free the buffers of partial products that have left.
+
+        Also send on, to the ranks of this node, the finished columns that another node has sent to this rank.
+        """
         while self._arriving and self._arriving[0][0].done():
             _, source, piece, c0, c1, buffer = self._arriving.popleft()
             self._add(source, piece, c0, c1, buffer)
@@ -269,7 +272,11 @@ class Reduction:
             self._results.append((transfer, owner, piece, c0, c1))
 
     def _post(self) -> None:
-        """Receive the next partial products, in the order in which they are added."""
+        """Start to receive the next partial products, in the order in which this rank adds them; returns at once.
+
+        From a near rank it awaits a signal, and needs no buffer. It stops when a far rank's partial product needs a
+        buffer and none is free.
+        """
         channel = self._backend.channel
         while self._expected:
             source, piece, c0, c1 = self._expected[0]

@@ -34,11 +34,11 @@ _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 
 
 class Assembly:
-    """Copies from readable arrays to all of one array of this rank.
+    """Copies from arrays of several ranks, which this rank can read in place, to all elements of one of its arrays.
 
     Args:
-        moves: to this rank, for all of the array (local).
-        known: cache of strided runs, shared with other moves.
+        moves: moves to this rank, one per source rank and rectangle; together they write every element (local).
+        known: cache of strided runs, which other assemblies share (local).
     """
 
     def __init__(self, moves: Iterable[Move], known: KnownRuns) -> None:
@@ -46,12 +46,15 @@ class Assembly:
         self._panels: dict[bool, list[_ColumnPanel]] = {}
 
     def bring(self, array: Callable[[int], Array], out: Array, put: Put) -> bool:
-        """Put all elements to `out`; false, and nothing is done, if the arrays have different storage orders.
+        """Update all elements of `out` by the elements of the source arrays, one column panel at a time.
 
         Args:
-            array: gives the array of a rank (local).
+            array: array(rank) returns the source array of `rank`, which this rank can read (local).
             out: this rank's array (local).
-            put: applied to the elements.
+            put: put(x, panel) updates `panel`, a part of `out`, by the source elements `x` of the same shape (global).
+
+        Returns:
+            False, and `out` is unchanged, if `out` and a source array have different storage orders; else True.
         """
         arrays = {move.peer: array(move.peer) for move in self._moves}
         straight = _is_by_columns(out)
@@ -66,7 +69,10 @@ class Assembly:
         return True
 
     def _grouped(self, straight: bool) -> list[_ColumnPanel]:
-        """Column panels: moves with equal columns, or with equal rows for an array stored by rows."""
+        """Column panels of the target, or of its transpose if it is stored by rows (`straight` is false).
+
+        The moves to the same columns make one panel.
+        """
         groups: dict[Any, list[tuple[int, Sequence[StridedRun]]]] = {}
         for move in self._moves:
             rows, columns = (move.rows, move.columns) if straight else (move.columns, move.rows)
@@ -75,11 +81,11 @@ class Assembly:
 
 
 class _ColumnPanel:
-    """Columns of which the same ranks hold rows.
+    """Columns of the target whose elements come from the same ranks.
 
     Args:
-        shares: the ranks with their rows, which together are all rows of the target (local).
-        columns: of the panel (local).
+        shares: the ranks with their rows of the panel; together they are all rows of the target (local).
+        columns: columns of the panel (local).
     """
 
     __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
@@ -95,11 +101,14 @@ class _ColumnPanel:
         self._indices: dict[tuple[int, int], Array] = {}
 
     def _lines(self, limit: int) -> list[tuple[Places, Places, int]]:
-        """Columns at equal distances, with about `limit` elements at most."""
+        """The columns of the panel in groups: (first columns, distances, count), each with at most `limit` elements.
+
+        A group has one column at least. Its columns are at equal distances.
+        """
         return [line for run in self._columns for line in run.lines(max(1, limit // self._height))]
 
     def bring(self, sources: Sequence[Array], out: Array, put: Put) -> None:
-        """Put the elements to `out`; all arrays are stored by columns."""
+        """Update the columns of this panel in `out`, as `Assembly.bring`; all arrays are stored by columns."""
         dtype, copies = sources[0].dtype, put == COPY and sources[0].dtype == out.dtype
         lines = self._lines(_GATHERED if self._gathers else _COPIED if copies else _COMBINED)
         width = max(count for *_, count in lines)
@@ -121,14 +130,14 @@ class _ColumnPanel:
                 put(assembled, panel)
 
     def _put_blocks(self, sources: Sequence[Array], panel: Array, put: Put) -> None:
-        """Put block by block directly to the target."""
+        """Call put(x, target) for each block, without memory in between."""
         for x, rows in zip(sources, self._rows, strict=True):
             for run in rows:
                 (source, _, target), length = run.starts, run.length
                 put(x[source : source + length], panel[target : target + length])
 
     def _copy(self, sources: Sequence[Array], panel: Array) -> None:
-        """Copy run by run."""
+        """Copy the elements of all ranks to `panel`, one strided run at a time."""
         target = flat(panel).view(np.uint8)
         for x, rows in zip(sources, self._rows, strict=True):
             source = flat(x).view(np.uint8)

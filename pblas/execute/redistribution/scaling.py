@@ -14,17 +14,19 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 Put = Callable[["Array", "Array"], None]
-"""put(x, out): update out by the elements of x; both have one shape and any number of dimensions.
+"""A function put(x, out) that updates the elements of `out` by those of `x`, which has the same shape.
 
-On GPUs it is a `Scaling`, whose scalars are arguments of a kernel.
+A `Scaling` is one: out := alpha conj?(x) + beta out. On GPUs every such function is a `Scaling`, because a kernel takes
+its scalars as arguments.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """out := alpha conj?(x) + beta out, elementwise; x is not read when alpha is 0, out not when beta is 0.
+    """out := alpha conj?(x) + beta out, elementwise, where conj?(x) is conj(x) if `conj` is set, else x.
 
-    16-bit elements are combined in 32 bits and rounded once.
+    With alpha = 0 it does not read x; with beta = 0 it does not read out. If the elements of out have 16 bits, it
+    computes in a 32-bit accumulator and rounds each result once.
 
     Args:
         alpha: scalar (global).
@@ -40,7 +42,13 @@ class Scaling:
     conj: bool = False
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Update out by x, of the same shape; x may have 16-bit elements if out has 32-bit sums (local)."""
+        """out := alpha conj?(x) + beta out (local).
+
+        Args:
+            x: array, not read if alpha is 0 (local).
+            out: array of the same shape, not read if beta is 0. It has the dtype of x, or is a float32 accumulator of
+                16-bit elements, or has 16-bit elements while x is float32 (local).
+        """
         alpha, beta = self.alpha, self.beta
         if alpha == 1 and beta == 0:
             if self.conj:

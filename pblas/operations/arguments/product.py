@@ -147,7 +147,7 @@ class ProductArguments(NamedTuple):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is multiplied: D = beta C, which may have no elements."""
+        """Whether D is beta C, without a multiplication: alpha, m, n or k is 0. With m or n = 0, D has no elements."""
         return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
 
     def choose(
@@ -194,7 +194,11 @@ class ProductArguments(NamedTuple):
         return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
 
     def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
-        """Storage orders of the operands, transposed if the plan is for D^T."""
+        """Storage orders ("F" or "C") of op(B), D and op(A).
+
+        If the plan is for D^T = op(B)^T op(A)^T, they are the orders of op(A)^T, D^T and op(B)^T. A transpose in the
+        same memory has the other order.
+        """
         left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
         return Orders(right.order, result.order, left.order)
 
@@ -357,8 +361,8 @@ def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
     if isinstance(call.a, MatrixDescriptor):
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return checked_dtype(verb, dtype)
-    common: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype)
+        return checked_dtype(verb, dtype, is_argument=True)
+    common: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype, is_argument=dtype is not None)
     for name, x in (("A", call.a), ("B", call.b), ("C", call.c), ("out", call.out)):
         if isinstance(x, DistMatrix) and x.dtype != common:
             raise errors.DTypeError(
@@ -398,7 +402,7 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
             f"{call.verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
             f"pass descriptors of A and B"
         )
-    dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype)
+    dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype, is_argument=True)
     m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
     a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
     a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)

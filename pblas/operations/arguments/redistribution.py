@@ -149,7 +149,7 @@ class RedistributionArguments(NamedTuple):
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
     """The dtype of A, or `dtype` if A is a descriptor."""
-    requested = None if dtype is None else checked_dtype(verb, dtype)
+    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True)
     if isinstance(a, MatrixDescriptor):
         if requested is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
