@@ -185,7 +185,7 @@ def _check_extreme(verb: str, a: DistMatrix, axis: Axis) -> None:
     if a.dtype.kind == "c":
         raise errors.DTypeError(f"{verb}: {a.dtype.name} numbers have no order; take .real, or A.norm('max')")
     m, n = a.shape
-    if m * n == 0 if axis is None else a.shape[axis] == 0 < a.shape[1 - axis]:
+    if m * n == 0 if axis is None else a.shape[axis] == 0:
         raise errors.ArgumentError(
             f"{verb}: the matrix is {m} x {n}, so there is no element to take; check A.size first"
         )
