@@ -218,3 +218,9 @@ class DistMatrix(Operators):
     def __repr__(self) -> str:
         conj = ", conjugated" if self.conj else ""
         return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"
+
+    def _repr_html_(self) -> str:
+        """Shape, dtype and the picture of the layout, for notebooks (local)."""
+        conj = ", conjugated" if self.conj else ""
+        m, n = self.shape
+        return f"<p>DistMatrix {m} × {n}, {self.dtype.name}{conj}</p>\n{self.desc._repr_html_()}"

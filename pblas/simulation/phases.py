@@ -12,9 +12,10 @@ from typing import Any
 from pblas.plans.base import Plan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.redistribution import RedistributionPlan
+from pblas.plans.reduction import ReductionPlan
 from pblas.plans.summa import SummaA, SummaC
 from pblas.simulation import one_dimensional as lines
-from pblas.simulation import redistribution
+from pblas.simulation import redistribution, reduction
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
 
@@ -46,4 +47,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     SummaC: panels.summa_c,
     SummaA: panels.summa_a,
     RedistributionPlan: redistribution.redistribute,
+    ReductionPlan: reduction.reduction,
 }

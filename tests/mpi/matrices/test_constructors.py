@@ -256,3 +256,11 @@ def test_parts_of_different_widths_are_refused(contexts: Contexts) -> None:
 def test_a_context_has_a_short_repr(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     assert repr(ctx) == f"<pblas.Context: rank {ctx.rank} of {ctx.nprocs}, backend 'mpi'>"
+
+
+def test_a_matrix_has_a_picture_for_notebooks(contexts: Contexts) -> None:
+    a = contexts["shared"].full((5, 3), 1j)
+    for matrix, words in ((a, "DistMatrix 5 × 3, complex128<"), (a.H, "DistMatrix 3 × 5, complex128, conjugated<")):
+        html = matrix._repr_html_()
+        assert words in html
+        assert matrix.desc._repr_html_() in html
