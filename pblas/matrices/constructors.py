@@ -12,6 +12,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.parts import exchange
+from pblas.runtime.calls import collective
 from pblas.runtime.runtime import checked_dtype, checked_scalar
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 class Constructors(Creation):
     """The methods of a context that create matrices as NumPy does; all of them are **collective**."""
 
+    @collective
     def ones(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** A matrix of ones; see `empty`."""
         return self._filled("ones", desc, 1.0, dtype)
 
+    @collective
     def full(self, desc: Layout, value: complex, dtype: Any = None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal.
 
@@ -50,6 +53,7 @@ class Constructors(Creation):
         """
         return self._filled("full", desc, value, dtype)
 
+    @collective
     def eye(self, desc: Layout | int, dtype: Any = np.float64, *, k: int = 0) -> DistMatrix:
         """**Collective.** A matrix with ones on a diagonal, and zeros elsewhere.
 
@@ -78,7 +82,7 @@ class Constructors(Creation):
 
         shape: Any = (desc, desc) if isinstance(desc, int | np.integer) else desc
         matrix = self._new("eye", shape, dtype, checked)
-        with self.runtime.backend.writing(matrix.local) as part:
+        with self.runtime.local_step("eye"), self.runtime.backend.writing(matrix.local) as part:
             part[...] = 0
             if part.size:
                 rows, columns = (
@@ -87,8 +91,10 @@ class Constructors(Creation):
                 )
                 _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
                 part[i_loc, j_loc] = 1
+        self.runtime.agree("eye: fill", {})
         return matrix
 
+    @collective
     def zeros_like(self, a: DistMatrix, dtype: Any = None) -> DistMatrix:
         """**Collective.** A matrix of zeros in the layout of another one.
 
@@ -103,7 +109,6 @@ class Constructors(Creation):
             ArgumentError: not a matrix.
             DTypeError: a dtype that pblas does not multiply.
         """
-        self.runtime.check_open("zeros_like")
         with self.runtime.local_step("zeros_like"):
             if not isinstance(a, DistMatrix):
                 raise errors.ArgumentError(f"zeros_like: expected a DistMatrix, got {type(a).__name__}")
@@ -111,6 +116,7 @@ class Constructors(Creation):
         self.runtime.backend.clear(matrix.local)
         return matrix
 
+    @collective
     def from_function(
         self, function: Callable[[Array, Array], Array], desc: Layout, dtype: Any = np.float64
     ) -> DistMatrix:
@@ -134,12 +140,12 @@ class Constructors(Creation):
         ...     ctx.from_function(lambda i, j: 10 * i + j, (2, 2)).to_global().tolist()
         [[0.0, 1.0], [10.0, 11.0]]
         """
-        self.runtime.check_open("from_function")
         with self.runtime.local_step("from_function"):
             if not callable(function):
                 raise errors.ArgumentError(f"from_function: expected f(i, j), got {type(function).__name__}")
         return self.from_global(function, desc, dtype=dtype)
 
+    @collective
     def replicate(self, array: Array) -> DistMatrix:
         """**Collective.** A replicated matrix: every rank holds the whole.
 
@@ -154,13 +160,13 @@ class Constructors(Creation):
             DTypeError: a dtype that pblas does not multiply.
         """
         verb = "replicate"
-        self.runtime.check_open(verb)
         with self.runtime.local_step(verb):
             source = self._checked_matrix(verb, array)
             m, n = source.shape
             desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs)
         return self.from_global(source, desc, None)
 
+    @collective
     def from_parts(self, x_local: Array, axis: int = 0) -> DistMatrix:
         """**Collective.** The arrays of all ranks one below the other, or side by side, divided evenly among the ranks.
 
@@ -188,27 +194,29 @@ class Constructors(Creation):
         """
         verb, runtime = "from_parts", self.runtime
         requested: Any = axis
-        runtime.check_open(verb)
         with runtime.local_step(verb):
             part = self._checked_matrix(verb, x_local)
             dtype = checked_dtype(verb, part.dtype)
             if isinstance(requested, bool) or not isinstance(requested, int | np.integer) or axis not in (0, 1):
                 raise errors.ArgumentError(f"{verb}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
             length, width = int(part.shape[axis]), int(part.shape[1 - axis])
-        maxima = (width, -width, width) if length else (-1, -(1 << 62), width)
-        widest, narrowest, width = runtime.agree(verb, {"axis": int(axis), "dtype": dtype.name}, maxima=maxima)
-        if widest >= 0 and widest != -narrowest:
-            name = "columns" if axis == 0 else "rows"
-            raise errors.DescriptorError(
-                f"{verb}: parts have {-narrowest} to {widest} {name}; make them agree, or pass an empty part"
-            )
-        lengths = runtime.gathered(length)
-        total, across = sum(lengths), widest if widest >= 0 else width
-        if axis == 0:
-            desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs)
-        else:
-            desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs)
-        local = runtime.empty(runtime.place(desc, dtype))
+        runtime.agree(verb, {"axis": int(axis), "dtype": dtype.name})
+        sizes = runtime.backend.gather((length, width))
+        with runtime.local_step(verb):
+            lengths = [size[0] for size in sizes]
+            widths = {width for length, width in sizes if length} or {max(width for _, width in sizes)}
+            if len(widths) > 1:
+                name = "columns" if axis == 0 else "rows"
+                raise errors.DescriptorError(
+                    f"{verb}: parts have {min(widths)} to {max(widths)} {name}; make them agree, or pass an empty part"
+                )
+            total, across = sum(lengths), max(widths)
+            if axis == 0:
+                desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs)
+            else:
+                desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs)
+        runtime.agree(f"{verb}: sizes", {})
+        local = self._memory(verb, desc, dtype, desc.max_local_nelements)
         source = runtime.backend.reading(part)
         with runtime.backend.writing(local) as target, runtime.collective_section(verb):
             split = desc.rows if axis == 0 else desc.columns
@@ -231,6 +239,8 @@ class Constructors(Creation):
             return {"value": checked_scalar(verb, "value", value, checked_dtype(verb, dtype))}
 
         matrix = self._new(verb, desc, dtype, checked)
-        with self.runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
+        runtime = self.runtime
+        with runtime.local_step(verb), runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
             part[...] = value
+        runtime.agree(f"{verb}: fill", {})
         return matrix

@@ -120,20 +120,20 @@ class DistMatrix(Operators):
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conj)
 
-    @collective
     def _element(self, key: Any) -> float | complex:
         """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
         verb, runtime = "DistMatrix[i, j]", self.runtime
         value: Any = None
-        with runtime.local_step(verb):
-            chosen = indexing.selection(self.shape, key)
-            stored, owner = self.stored(verb), self.desc.owner(chosen.i0, chosen.j0)
-            if owner == runtime.rank:
-                i_loc, j_loc = self.desc.local_index(chosen.i0, chosen.j0)
-                element = runtime.backend.reading(stored[i_loc : i_loc + 1, j_loc : j_loc + 1])[0, 0]
-                value = complex(element) if self.dtype.kind == "c" else float(element)
-        runtime.agree(verb, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
-        number: float | complex = runtime.backend.broadcast_object(value, owner)
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                chosen = indexing.selection(self.shape, key)
+                stored, owner = self.stored(verb), self.desc.owner(chosen.i0, chosen.j0)
+                if owner == runtime.rank:
+                    i_loc, j_loc = self.desc.local_index(chosen.i0, chosen.j0)
+                    element = runtime.backend.reading(stored[i_loc : i_loc + 1, j_loc : j_loc + 1])[0, 0]
+                    value = complex(element) if self.dtype.kind == "c" else float(element)
+            runtime.agree(verb, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
+            number: float | complex = runtime.backend.broadcast_object(value, owner)
         return number.conjugate() if self.conj else number
 
     @collective

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from pblas.errors import ArgumentError
+from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -81,6 +82,7 @@ class Operators:
         multiply: Any = product_with_array
         return multiply(self, other, left=True)
 
+    @collective
     def __setitem__(self, key: Any, value: Any) -> None:
         """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice.
 
@@ -100,6 +102,7 @@ class Operators:
 
         assign(self, key, value)  # type: ignore[arg-type]  # a DistMatrix
 
+    @collective
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The sum of the elements, or of each column or row.
 
@@ -127,12 +130,14 @@ class Operators:
 
         return reduction(self, "sum", axis, keepdims)  # type: ignore[arg-type]  # a DistMatrix, here and below
 
+    @collective
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
         from pblas.operations.reductions import mean
 
         return mean(self, axis, keepdims)  # type: ignore[arg-type]
 
+    @collective
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The largest element, or that of each column or row; NaN if one of them is NaN.
 
@@ -146,12 +151,14 @@ class Operators:
 
         return reduction(self, "max", axis, keepdims)  # type: ignore[arg-type]
 
+    @collective
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The least element, or that of each column or row; see `max`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "min", axis, keepdims)  # type: ignore[arg-type]
 
+    @collective
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
 
@@ -176,24 +183,28 @@ class Operators:
 
         return reduction(self, "argmax", axis, keepdims)  # type: ignore[arg-type]
 
+    @collective
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
 
+    @collective
     def trace(self) -> Any:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
         from pblas.operations.reductions import trace
 
         return trace(self)  # type: ignore[arg-type]
 
+    @collective
     def diagonal(self) -> Any:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
         from pblas.operations.reductions import diagonal
 
         return diagonal(self)  # type: ignore[arg-type]
 
+    @collective
     def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
         """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
 

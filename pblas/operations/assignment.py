@@ -26,7 +26,6 @@ VERB = "DistMatrix[...] = value"
 def assign(a: DistMatrix, key: Any, value: Any) -> None:
     """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
     runtime, elements, overlaps, differs = a.runtime, None, 0, 1
-    runtime.check_open(VERB)
     with runtime.local_step(VERB):
         bounds = selection(a.shape, key)
         view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]

@@ -22,10 +22,11 @@ def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> Dist
         array: of one or two dimensions, equal on all ranks (global).
         left: whether the array is the left factor (global).
     """
-    if array.ndim == 1:
-        return product_with_vector(a.T if left else a, array)
-    b = replicated_matrix("matmul", a, array)
-    return pmatmul(b, a) if left else pmatmul(a, b)
+    with a.runtime.call("matmul"):
+        if array.ndim == 1:
+            return product_with_vector(a.T if left else a, array)
+        b = replicated_matrix("matmul", a, array)
+        return pmatmul(b, a) if left else pmatmul(a, b)
 
 
 def replicated_matrix(verb: str, like: DistMatrix, array: Any) -> DistMatrix:
@@ -37,7 +38,6 @@ def replicated_matrix(verb: str, like: DistMatrix, array: Any) -> DistMatrix:
         array: equal on all ranks (global).
     """
     runtime = like.runtime
-    runtime.check_open(verb)
     with runtime.local_step(verb):
         elements = runtime.backend.as_array(array)
         if elements.ndim != 2:
@@ -47,5 +47,7 @@ def replicated_matrix(verb: str, like: DistMatrix, array: Any) -> DistMatrix:
     desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
     runtime.agree(verb, {"array": (m, n), **like.signature()})
     local = runtime.empty(runtime.place(desc, like.dtype))
-    runtime.backend.copy(elements, local)
+    with runtime.local_step(verb):
+        runtime.backend.copy(elements, local)
+    runtime.agree(f"{verb}: copy", {})
     return DistMatrix(desc, local, runtime)

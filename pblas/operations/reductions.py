@@ -111,7 +111,13 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
     if not matrices:
         raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
     runtime = matrices[0].runtime
-    runtime.check_open(verb)
+    with runtime.call(verb):
+        return _vdot(runtime, operands)
+
+
+def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
+    """**Collective.** `vdot` of unchecked operands, each with its name."""
+    verb, (a, b) = "vdot", (x for _, x in operands)
     with runtime.local_step(verb):
         for name, x in operands:
             if not isinstance(x, DistMatrix):
@@ -140,7 +146,6 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
 def product_with_vector(a: DistMatrix, vector: Any) -> Array:
     """**Collective.** A v, for a vector that all ranks have; see `DistMatrix.__matmul__`."""
     verb = "matmul"
-    a.runtime.check_open(verb)
     with a.runtime.local_step(verb):
         v = a.runtime.backend.reading(a.runtime.backend.as_array(vector))
         if v.shape != (a.shape[1],):
@@ -169,7 +174,6 @@ def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
 
 def _begin(a: DistMatrix, verb: str, axis: Any, keepdims: Any) -> tuple[Axis, bool]:
     """**Collective** after an error. The checked axis and flag of a reduction."""
-    a.runtime.check_open(verb)
     with a.runtime.local_step(verb):
         a.stored(verb)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2

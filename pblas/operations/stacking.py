@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import redistribute
 from pblas.runtime.runtime import shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.runtime.runtime import Runtime
 
 
 def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
@@ -109,7 +112,12 @@ def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
     runtime = next((x.runtime for x in parts if isinstance(x, DistMatrix)), None)
     if runtime is None:
         raise errors.ArgumentError(f"{verb}: expected a list of matrices, got {type(matrices).__name__}")
-    runtime.check_open(verb)
+    with runtime.call(verb):
+        return _stack(runtime, verb, parts, axis)
+
+
+def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatrix:
+    """**Collective.** The matrices stacked along an axis; the first of them, or a later one, has this runtime."""
     with runtime.local_step(verb):
         for x in parts:
             if not isinstance(x, DistMatrix):
