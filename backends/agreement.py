@@ -57,7 +57,7 @@ _REFUSAL = struct.Struct("<qB")
 _KINDS: tuple[type[BaseException], ...] = (
     *(errors.LayoutError, errors.DescriptorError, errors.ArgumentError, errors.DTypeError, errors.PlanError),
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
-    *(errors.PblasArgumentError, errors.PblasError, KeyboardInterrupt),
+    *(errors.PblasArgumentError, errors.OutOfRangeError, errors.PblasError, KeyboardInterrupt),
 )
 AgreedError = errors.PblasError | KeyboardInterrupt
 """What a rank may bring to an agreement."""

@@ -168,6 +168,27 @@ class MatrixDescriptor:
         m, n = checked_int("replicated", "m", m, 0), checked_int("replicated", "n", n, 0)
         return cls(m, n, max(1, m), max(1, n), Grid.row(nprocs), -1, -1, order)
 
+    @classmethod
+    def default(cls, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+        """The layout of a matrix whose creator names none: row-wise in even blocks, as `row_wise`.
+
+        A matrix with fewer rows than ranks, and with more columns than rows, is column-wise instead.
+
+        Args:
+            m: rows (global).
+            n: columns (global).
+            nprocs: ranks (global).
+
+        >>> MatrixDescriptor.default(10, 40, 4) == MatrixDescriptor.row_wise(10, 40, 4)
+        True
+        >>> MatrixDescriptor.default(1, 40, 4).local_shape(0)
+        (1, 10)
+        """
+        m, n = checked_int("default", "m", m, 0), checked_int("default", "n", n, 0)
+        if m < nprocs and m < n:
+            return cls.column_wise(m, n, nprocs)
+        return cls.row_wise(m, n, nprocs)
+
     @property
     def shape(self) -> tuple[int, int]:
         """(m, n), the global shape."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pblas.errors import FileFormatError as FileFormatError
     from pblas.errors import LayoutError as LayoutError
     from pblas.errors import MismatchError as MismatchError
+    from pblas.errors import OutOfRangeError as OutOfRangeError
     from pblas.errors import PblasArgumentError as PblasArgumentError
     from pblas.errors import PblasError as PblasError
     from pblas.errors import PeerTimeout as PeerTimeout
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
     from pblas.operations.redistribution import PlannedRedistribution as PlannedRedistribution
     from pblas.operations.redistribution import plan_redistribution as plan_redistribution
     from pblas.operations.redistribution import redistribute as redistribute
+    from pblas.operations.reductions import vdot as vdot
+    from pblas.operations.stacking import hstack as hstack
+    from pblas.operations.stacking import tril as tril
+    from pblas.operations.stacking import triu as triu
+    from pblas.operations.stacking import vstack as vstack
     from pblas.plans.base import Plan as Plan
     from pblas.plans.elementwise import ElementwisePlan as ElementwisePlan
     from pblas.plans.one_dimensional import AllGatherGemm as AllGatherGemm
@@ -61,7 +67,15 @@ _MODULES = {
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
         *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
-        *("LayoutError", "MismatchError", "PblasArgumentError", "PblasError", "PeerTimeout", "PlanError"),
+        *(
+            "LayoutError",
+            "MismatchError",
+            "OutOfRangeError",
+            "PblasArgumentError",
+            "PblasError",
+            "PeerTimeout",
+            "PlanError",
+        ),
         "WorkspaceError",
     ),
     "pblas.gpu": ("init_nvshmem",),
@@ -76,6 +90,8 @@ _MODULES = {
     "pblas.plans.plan": ("ProductPlan",),
     "pblas.plans.base": ("Plan",),
     "pblas.operations.redistribution": ("PlannedRedistribution", "plan_redistribution", "redistribute"),
+    "pblas.operations.reductions": ("vdot",),
+    "pblas.operations.stacking": ("hstack", "tril", "triu", "vstack"),
     "pblas.plans.redistribution": ("RedistributionPlan",),
     "pblas.simulation.simulate": ("Simulation",),
     "pblas.plans.summa": ("SummaA", "SummaC"),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from pblas import errors
 from pblas.backends.select import open_backend
 from pblas.backends.settings import check_tuning
-from pblas.matrices.creation import Creation
+from pblas.matrices.constructors import Constructors
 from pblas.operations.collectives import Collectives
 from pblas.runtime.runtime import Runtime, checked_flag
 from pblas.trace import Tracing
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 1.0
 
 
-class Context(Creation, Collectives):
+class Context(Constructors, Collectives):
     """The ranks that work together. Use it as a `with` block, whose end frees all memory of the context.
 
     **Collective**, like every method that creates, moves or collects a matrix.
@@ -123,6 +123,10 @@ class Context(Creation, Collectives):
     def describe(self) -> dict[str, str]:
         """MPI, nodes, cores, threads and GPUs of this context, as text by name (local)."""
         return self.runtime.backend.describe()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.runtime.closed else ""
+        return f"<pblas.Context{state}: rank {self.rank} of {self.nprocs}, backend {self.runtime.backend.name!r}>"
 
     def __enter__(self) -> Self:
         return self

@@ -5,6 +5,7 @@
     ├── DescriptorError   (ValueError)    matrices whose shapes or distributions do not fit each other
     ├── ArgumentError     (ValueError)    an invalid scalar, flag or array
     │   └── PblasArgumentError            an invalid argument of pblas.scalapack, with ScaLAPACK's INFO
+    ├── OutOfRangeError   (IndexError)    an index of an element, a row or a column that the matrix does not have
     ├── DTypeError        (TypeError)     a dtype that pblas does not multiply, or two that differ
     ├── PlanError         (ValueError)    layouts for which there is no plan
     ├── MismatchError     (RuntimeError)  ranks that made different calls
@@ -50,6 +51,10 @@ class PblasArgumentError(ArgumentError):
     def __init__(self, text: str, info: int = 0) -> None:
         super().__init__(text)
         self.info = info
+
+
+class OutOfRangeError(PblasError, IndexError):
+    """An index of an element, a row or a column that the matrix does not have."""
 
 
 class DTypeError(PblasError, TypeError):

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import elementwise
+from pblas.backends.cpu import elementwise, reductions
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.dtypes import accumulator_dtype
 
@@ -97,6 +97,35 @@ class HostArrays:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
+
+    # Reductions, to arrays in host memory
+
+    def reduce(
+        self, kind: str, x: Array, axis: reductions.Axis, order: str, dtype: np.dtype[Any], scale: Any = None
+    ) -> Array:
+        """The sum, extreme or sum of squares of x along an axis; see `pblas.backends.cpu.reductions.reduce`."""
+        return reductions.reduce(kind, x, axis, order, dtype, scale)
+
+    def arg_reduce(
+        self, kind: Literal["max", "min"], x: Array, axis: reductions.Axis, order: str
+    ) -> tuple[Array, Array]:
+        """Extremes and their first places; see `pblas.backends.cpu.reductions.arg_reduce`."""
+        return reductions.arg_reduce(kind, x, axis, order)
+
+    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """The sum of op(x) y over all elements; see `pblas.backends.cpu.reductions.dot`."""
+        return reductions.dot(x, y, order, dtype, conj=conj)
+
+    def take(self, x: Array, rows: Array, columns: Array) -> Array:
+        """The elements x[rows[i], columns[i]], in one dimension (local)."""
+        elements: Array = x[rows, columns]
+        return elements
+
+    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
+        product = np.empty((x.shape[0], 1), dtype)
+        self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product, conj=(conj, False))
+        return product[:, 0]
 
     # Products
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
 import numpy as np
 from cupy.cuda import runtime
 
 from pblas import errors
-from pblas.backends.cuda import streams, transfer
+from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
@@ -181,6 +181,37 @@ class DeviceArrays:
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
+
+    # Reductions, to arrays in host memory, on CuPy's current stream
+
+    def reduce(
+        self, kind: str, x: Array, axis: reductions.Axis, order: str, dtype: np.dtype[Any], scale: Any = None
+    ) -> Array:
+        """The sum, extreme or sum of squares of x along an axis; see `pblas.backends.cuda.reductions.reduce`."""
+        return reductions.reduce(kind, x, axis, order, dtype, scale)
+
+    def arg_reduce(
+        self, kind: Literal["max", "min"], x: Array, axis: reductions.Axis, order: str
+    ) -> tuple[Array, Array]:
+        """Extremes and their first places; see `pblas.backends.cuda.reductions.arg_reduce`."""
+        return reductions.arg_reduce(kind, x, axis, order)
+
+    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """The sum of op(x) y over all elements; see `pblas.backends.cuda.reductions.dot`."""
+        return reductions.dot(x, y, order, dtype, conj=conj)
+
+    def take(self, x: Array, rows: Array, columns: Array) -> Array:
+        """The elements x[rows[i], columns[i]], in host memory and one dimension (local)."""
+        return reductions.take(x, rows, columns)
+
+    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
+        self.begin()
+        column, product = cupy.empty((x.shape[1], 1), x.dtype), cupy.empty((x.shape[0], 1), dtype)
+        self.upload(vector[:, None], column)
+        self.gemm(1, x, column, 0, product, conj=(conj, False))
+        self.settle()
+        return self.download(product)[:, 0]
 
     # Host memory, for naive collectives
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
+Layout = MatrixDescriptor | tuple[int, int]
+"""A descriptor, or a shape (m, n) for `MatrixDescriptor.default`."""
+
 
 class Creation:
     """The methods of a context that create matrices; all of them are **collective**."""
@@ -33,7 +36,7 @@ class Creation:
     def from_global(
         self,
         array: Array | Callable[[Array, Array], Array] | None,
-        desc: MatrixDescriptor,
+        desc: Layout | None = None,
         root: int | None = 0,
         *,
         dtype: Any = None,
@@ -44,7 +47,8 @@ class Creation:
             array: an m x n array in any storage order on `root` (other ranks may pass None); with root=None the same
                 array on every rank; NumPy's, or CuPy's if the context multiplies on GPUs. Or a function f(i, j) of
                 global indices (i: rows x 1, j: 1 x columns) that returns the entries as rows x columns (global).
-            desc: distribution of the matrix (global).
+            desc: distribution of the matrix, or its shape (m, n) for `MatrixDescriptor.default`; None for the shape of
+                the array (global).
             root: rank that has the array; None if every rank has it (global).
             dtype: dtype of the matrix; None: that of the array, or float64 for a function (global).
 
@@ -59,8 +63,10 @@ class Creation:
         verb, by_function, backend = "from_global", callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
         source, dtype_index = None, -1
+        if desc is None and not by_function:
+            desc = self._shape_of(verb, array, root)
         with self.runtime.local_step(verb):
-            self._check_desc(verb, desc)
+            desc = self._checked_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
             if by_function or dtype is not None:
                 dtype_index = DTYPES.index(
@@ -96,14 +102,27 @@ class Creation:
                         transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
+    def _shape_of(self, verb: str, array: Any, root: int | None) -> tuple[int, int]:
+        """**Collective.** The shape of the array of `root`, or of all ranks."""
+        shape = -1, -1
+        with self.runtime.local_step(verb):
+            check_root(verb, root, self.runtime.nprocs)
+            if root is None or root == self.runtime.rank:
+                m, n = self._checked_matrix(verb, array).shape
+                shape = m, n
+        arguments: dict[str, Any] = {"root": root, "shape": shape if root is None else "the array's"}
+        m, n = self.runtime.agree(f"{verb}: shape", arguments, maxima=shape)
+        return m, n
+
     @collective
-    def from_local(self, array: Array, desc: MatrixDescriptor, *, copy: bool = False) -> DistMatrix:
+    def from_local(self, array: Array, desc: Layout, *, copy: bool = False) -> DistMatrix:
         """**Collective.** A matrix made of the ranks' local arrays, which are used in place.
 
         Args:
             array: this rank's local array, of shape desc.local_shape(rank), stored in desc.order: a NumPy array, or a
                 CuPy array if the context multiplies on GPUs (local).
-            desc: distribution (global), with this rank's leading dimension or None (local).
+            desc: distribution (global), with this rank's leading dimension or None (local); or the shape (m, n) of the
+                matrix for `MatrixDescriptor.default` (global).
             copy: copy the array; it may then have any strides, and be in host memory (global).
 
         Returns:
@@ -116,7 +135,7 @@ class Creation:
         """
         verb = "from_local"
         with self.runtime.local_step(verb):
-            self._check_desc(verb, desc)
+            desc = self._checked_desc(verb, desc)
             part = self._checked_matrix(verb, array)
             checked_dtype(verb, part.dtype)
             self._check_local(part, desc, copy)
@@ -129,11 +148,12 @@ class Creation:
         return DistMatrix(desc, part, self.runtime)
 
     @collective
-    def empty(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+    def empty(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** An uninitialised matrix, in memory that the ranks of a node read in place.
 
         Args:
-            desc: distribution (global), with this rank's leading dimension or None (local).
+            desc: distribution (global), with this rank's leading dimension or None (local); or the shape (m, n) of the
+                matrix for `MatrixDescriptor.default` (global).
             dtype: dtype of the elements (global).
 
         Returns:
@@ -146,44 +166,68 @@ class Creation:
         return self._new("empty", desc, dtype)
 
     @collective
-    def zeros(self, desc: MatrixDescriptor, dtype: Any = np.float64) -> DistMatrix:
+    def zeros(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
         self.runtime.backend.clear(matrix.local)
         return matrix
 
     @collective
-    def random(self, desc: MatrixDescriptor, dtype: Any = np.float64, *, seed: int = 0) -> DistMatrix:
-        """**Collective.** A matrix of random numbers, uniform in [-1, 1).
+    def random(
+        self,
+        desc: Layout,
+        dtype: Any = np.float64,
+        *,
+        seed: int = 0,
+        distribution: Literal["uniform", "normal"] = "uniform",
+    ) -> DistMatrix:
+        """**Collective.** A matrix of random numbers.
 
-        Entry (i, j) depends on i, j, the seed and the dtype only, not on the distribution.
+        Entry (i, j) depends on i, j, the seed, the distribution and the dtype only, not on the layout or the number of
+        ranks.
 
         Args:
-            desc: distribution (global).
+            desc: layout, or shape (m, n) for `MatrixDescriptor.default` (global).
             dtype: dtype of the elements; real and imaginary parts of complex elements are independent (global).
             seed: any integer (global).
+            distribution: "uniform" in [-1, 1), or "normal" with mean 0 and variance 1; of complex elements both parts
+                (global).
 
         Returns:
             The matrix.
 
         Raises:
-            ArgumentError: a seed that is not an integer.
+            ArgumentError: a seed that is not an integer, or another distribution.
             DTypeError: a dtype that pblas does not multiply.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     bool(ctx.random((500, 500), distribution="normal").norm() < 510)
+        True
         """
-        matrix, seed = self._new("random", desc, dtype, seed=seed), int(seed)  # NumPy's integers would overflow
+
+        def checked() -> dict[str, Any]:
+            if distribution not in ("uniform", "normal"):
+                raise errors.ArgumentError(f"random: distribution must be 'uniform' or 'normal', got {distribution!r}")
+            return {"seed": _checked_seed(seed), "distribution": distribution}
+
+        matrix, seed = self._new("random", desc, dtype, checked), int(seed)  # NumPy's integers would overflow
         runtime = self.runtime
         with runtime.local_step("random"), runtime.backend.writing(matrix.local) as part:
-            _fill(part, desc, runtime.rank, lambda i, j: random_entries(i, j, seed, matrix.dtype))
+            _fill(
+                *(part, matrix.desc, runtime.rank),
+                lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution),
+            )
         runtime.agree("random: make the entries", {})
         return matrix
 
     @collective
-    def load(self, path: str | os.PathLike[str], desc: MatrixDescriptor, dtype: Any = None) -> DistMatrix:
+    def load(self, path: str | os.PathLike[str], desc: Layout | None = None, dtype: Any = None) -> DistMatrix:
         """**Collective.** A matrix from a .npy file; every rank reads only the elements that it owns.
 
         Args:
             path: path of a file that all ranks can read (global).
-            desc: distribution, of the shape of the matrix in the file (global).
+            desc: distribution, of the shape of the matrix in the file; None for `MatrixDescriptor.default` (global).
             dtype: dtype of the matrix; None for that of the file (global).
 
         Returns:
@@ -196,7 +240,7 @@ class Creation:
         """
         verb = "load"
         with self.runtime.local_step(verb):
-            self._check_desc(verb, desc)
+            desc = None if desc is None else self._checked_desc(verb, desc)
             path = files.checked_path(verb, path)
             header = files.read_header(path)
             raw = header.dtype.kind == "V" and header.dtype.names is None
@@ -217,6 +261,8 @@ class Creation:
                 raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
             if not raw:
                 _check_conversion(f"{verb} {path}", header.dtype, wanted)
+            if desc is None:
+                desc = self._checked_desc(verb, header.shape)
             if header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
@@ -230,14 +276,14 @@ class Creation:
         self.runtime.agree("load: read the parts", {})
         return DistMatrix(desc, local, self.runtime)
 
-    def _new(self, verb: str, desc: MatrixDescriptor, dtype: Any, **seed: Any) -> DistMatrix:
-        """**Collective.** An uninitialised matrix; a seed is checked, and ranks agree on it."""
+    def _new(self, verb: str, desc: Layout, dtype: Any, arguments: Callable[[], dict[str, Any]] = dict) -> DistMatrix:
+        """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""
         with self.runtime.local_step(verb):
-            self._check_desc(verb, desc)
-            arguments: dict[str, Any] = {name: _checked_seed(value) for name, value in seed.items()}
+            desc = self._checked_desc(verb, desc)
+            call_args = arguments()
             checked = checked_dtype(verb, dtype, is_argument=True)
-        arguments |= {"desc": shared_descriptor(desc), "dtype": checked.name}
-        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        call_args |= {"desc": shared_descriptor(desc), "dtype": checked.name}
+        largest = self.runtime.agree(verb, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)
 
     def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
@@ -318,11 +364,22 @@ class Creation:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _check_desc(self, verb: str, desc: Any) -> None:
-        """Raise ArgumentError or LayoutError unless a new matrix of this context can have this descriptor."""
+    def _checked_desc(self, verb: str, desc: Any) -> MatrixDescriptor:
+        """A descriptor that a new matrix of this context can have; the default one for a shape (m, n).
+
+        Raises:
+            ArgumentError: neither a descriptor nor a shape.
+            LayoutError: a descriptor that does not fit the context.
+        """
+        if isinstance(desc, tuple | list) and len(desc) == 2:
+            m, n = desc
+            desc = MatrixDescriptor.default(m, n, self.runtime.nprocs)
         if not isinstance(desc, MatrixDescriptor):
-            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+            raise errors.ArgumentError(
+                f"{verb}: desc must be a MatrixDescriptor or a shape (m, n), got {type(desc).__name__}"
+            )
         self.runtime.check_place(verb, desc, "the matrix")
+        return desc
 
 
 def _checked_seed(seed: Any) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 import numpy as np
 
 from pblas import errors
+from pblas.matrices import indexing
 from pblas.matrices import npy as files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.operators import Operators
@@ -136,25 +137,55 @@ class DistMatrix(Operators):
         conj = self.dtype.kind == "c" and not self.conjugated
         return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
 
-    def __getitem__(self, key: Any) -> DistMatrix:
-        """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local).
+    @overload
+    def __getitem__(self, key: tuple[int, int]) -> Any: ...
+    @overload
+    def __getitem__(self, key: Any) -> DistMatrix: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local). **Collective** for A[i, j].
+
+        An index in place of a slice selects one row or column, which stays a dimension: A[i] is the view A[i:i+1, :],
+        and A[:, j] is m x 1. Only A[i, j] is collective: it reads one element.
+
+        Args:
+            key: one or two integers or slices with step 1; negative ones count from the end (global).
+
+        Returns:
+            A view; for A[i, j] a Python float or complex number, equal on all ranks.
 
         Raises:
-            ArgumentError: the key is not two slices of integers with step 1.
+            ArgumentError: the key is not integers and slices of integers with step 1.
+            OutOfRangeError: an index out of range; an IndexError too.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_function(lambda i, j: 10.0 * i + j, (4, 3))
+        ...     a[1].shape, a[:, -1].shape, a[1:3, 1:].shape, a[2, 1]
+        ((1, 3), (4, 1), (2, 2), 21.0)
         """
-        if not (isinstance(key, tuple) and len(key) == 2 and all(isinstance(part, slice) for part in key)):
-            raise errors.ArgumentError(f"DistMatrix: expected two slices, A[i0:i1, j0:j1], got A[{key!r}]")
-        try:
-            bounds = [part.indices(size) for part, size in zip(key, self.shape, strict=True)]
-        except (TypeError, ValueError) as caught:  # not integers; a step of 0
-            raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{key!r}]") from None
-        if any(step != 1 for _, _, step in bounds):
-            raise errors.ArgumentError(f"DistMatrix: slices must have step 1, got A[{key!r}]")
-        (i0, i1, _), (j0, j1, _) = bounds
-        i1, j1, rank = max(i0, i1), max(j0, j1), self.runtime.rank
+        if indexing.is_element(key):
+            return self._element(key)
+        i0, i1, j0, j1 = indexing.selection(self.shape, key)
+        rank = self.runtime.rank
         (row0, column0), (row1, column1) = (self.desc.local_offset(i, j, rank) for i, j in ((i0, j0), (i1, j1)))
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conjugated)
+
+    def _element(self, key: Any) -> float | complex:
+        """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
+        verb, runtime = "DistMatrix[i, j]", self.runtime
+        value: Any = None
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                chosen = indexing.selection(self.shape, key)
+                stored, owner = self.stored(verb), self.desc.owner(chosen.i0, chosen.j0)
+                if owner == runtime.rank:
+                    i_loc, j_loc = self.desc.local_index(chosen.i0, chosen.j0)
+                    element = runtime.backend.reading(stored[i_loc : i_loc + 1, j_loc : j_loc + 1])[0, 0]
+                    value = complex(element) if self.dtype.kind == "c" else float(element)
+            runtime.agree(verb, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
+            number: float | complex = runtime.backend.broadcast_object(value, owner)
+        return number.conjugate() if self.conjugated else number
 
     @collective
     def to_global(self, root: int | None = 0) -> Array | None:
@@ -238,3 +269,9 @@ class DistMatrix(Operators):
     def __repr__(self) -> str:
         conj = ", conjugated" if self.conjugated else ""
         return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"
+
+    def _repr_html_(self) -> str:
+        """Shape, dtype and the picture of the layout, for notebooks (local)."""
+        conj = ", conjugated" if self.conjugated else ""
+        m, n = self.shape
+        return f"<p>DistMatrix {m} × {n}, {self.dtype.name}{conj}</p>\n{self.desc._repr_html_()}"

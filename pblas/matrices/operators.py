@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pblas.errors import ArgumentError
+from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -15,13 +16,35 @@ class Operators:
 
     __slots__ = ()
 
-    def __matmul__(self, other: Self) -> Self:
-        """**Collective.** `pmatmul(self, other)`."""
-        if not isinstance(other, Operators):
-            return NotImplemented
-        from pblas.operations.matmul import pmatmul
+    def __matmul__(self, other: Any) -> Any:
+        """**Collective.** The product with a matrix or an array.
 
-        multiply: Any = pmatmul  # this module cannot name the types of a package above it
+        Args:
+            other: k x n matrix: `pmatmul(self, other)`; or an array that is equal on all ranks: of k elements, or
+                k x n. Its elements are converted to the dtype of this matrix (global).
+
+        Returns:
+            The product: a matrix, or for an array of one dimension an array of m elements, equal on all ranks.
+
+        Raises:
+            DescriptorError: inner dimensions that differ.
+            DTypeError: two matrices of different dtypes, or a complex array with a real matrix.
+
+        >>> import numpy as np, pblas
+        >>> with pblas.Context() as ctx:
+        ...     (ctx.eye(3) @ np.arange(3)).tolist()
+        [0.0, 1.0, 2.0]
+        """
+        if isinstance(other, Operators):
+            from pblas.operations.matmul import pmatmul
+
+            multiply: Any = pmatmul  # this module cannot name the types of a package above it
+            return multiply(self, other)
+        if getattr(other, "ndim", 0) not in (1, 2):
+            return NotImplemented
+        from pblas.operations.products_with_arrays import product_with_array
+
+        multiply = product_with_array
         return multiply(self, other)
 
     __array_ufunc__ = None
@@ -118,13 +141,6 @@ class Operators:
         """
         return self._combined("x", dtype=dtype, x=self)
 
-    def __rmatmul__(self, other: object) -> NoReturn:
-        """Refuse v @ A for anything but a matrix, with the call that helps (local)."""
-        raise ArgumentError(
-            f"@: expected a DistMatrix on the left, got {type(other).__name__}; ctx.from_global(v, desc, root=None) "
-            f"makes one of an array with two dimensions that is equal on all ranks"
-        )
-
     def redistribute(self, desc: MatrixDescriptor) -> Self:
         """**Collective.** The same matrix under another descriptor; `pblas.redistribute` can do more.
 
@@ -135,3 +151,168 @@ class Operators:
 
         redistributed: Any = redistribute
         return redistributed(self, desc)
+
+    # Reductions and elements
+
+    def __rmatmul__(self, other: Any) -> Any:
+        """**Collective.** An array that is equal on all ranks times this matrix; see `__matmul__`."""
+        if getattr(other, "ndim", 0) not in (1, 2):
+            raise ArgumentError(
+                f"@: expected a DistMatrix or an array of one or two dimensions on the left, got {type(other).__name__}"
+            )
+        from pblas.operations.products_with_arrays import product_with_array
+
+        multiply: Any = product_with_array
+        return multiply(self, other, left=True)
+
+    @collective
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice.
+
+        Args:
+            key: as in `__getitem__` (global).
+            value: a matrix or an array of the shape of the submatrix, or of a shape that NumPy would broadcast to it; a
+                scalar. Arrays and scalars are equal on all ranks. If a matrix shares memory with this one, the result
+                is as if it had been copied first (global).
+
+        Raises:
+            ArgumentError: not integers and slices with step 1, or no matrix, array or number.
+            DescriptorError: a value of another shape.
+            DTypeError: complex values for a real matrix.
+            OutOfRangeError: an index out of range.
+        """
+        from pblas.operations.assignment import assign
+
+        assign(self, key, value)  # type: ignore[arg-type]  # a DistMatrix
+
+    @collective
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The sum of the elements, or of each column or row.
+
+        A replicated matrix counts once. 16-bit elements are added in 32 bits; the sum is rounded once. The order of
+        additions depends on the layout alone.
+
+        Args:
+            axis: None for all elements, 0 for the sum of each column, 1 for that of each row (global).
+            keepdims: give the result two dimensions: 1 x 1, 1 x n or m x 1 (global).
+
+        Returns:
+            A NumPy scalar, or an array of n or m elements, of the matrix's dtype and equal on all ranks. 0 for no
+            elements.
+
+        Raises:
+            ArgumentError: another axis.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_function(lambda i, j: 10.0 * i + j, (2, 3))
+        ...     float(a.sum()), a.sum(axis=0).tolist(), a.sum(axis=1, keepdims=True).shape
+        (36.0, [10.0, 12.0, 14.0], (2, 1))
+        """
+        from pblas.operations.reductions import reduction
+
+        return reduction(self, "sum", axis, keepdims)  # type: ignore[arg-type]  # a DistMatrix, here and below
+
+    @collective
+    def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
+        from pblas.operations.reductions import mean
+
+        return mean(self, axis, keepdims)  # type: ignore[arg-type]
+
+    @collective
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The largest element, or that of each column or row; NaN if one of them is NaN.
+
+        Arguments and result are those of `sum`.
+
+        Raises:
+            ArgumentError: another axis, or no elements.
+            DTypeError: complex elements, which have no order.
+        """
+        from pblas.operations.reductions import reduction
+
+        return reduction(self, "max", axis, keepdims)  # type: ignore[arg-type]
+
+    @collective
+    def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The least element, or that of each column or row; see `max`."""
+        from pblas.operations.reductions import reduction
+
+        return reduction(self, "min", axis, keepdims)  # type: ignore[arg-type]
+
+    @collective
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
+
+        Args:
+            axis: None for i n + j of element (i, j) of the m x n matrix; 0 for the row in each column; 1 for the column
+                in each row (global).
+            keepdims: as in `sum` (global).
+
+        Returns:
+            An integer, or an array of n or m integers, equal on all ranks.
+
+        Raises:
+            as `max`.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_function(lambda i, j: 10.0 * i - j, (2, 3))
+        ...     int(a.argmax()), a.argmin(axis=1).tolist()
+        (3, [2, 2])
+        """
+        from pblas.operations.reductions import reduction
+
+        return reduction(self, "argmax", axis, keepdims)  # type: ignore[arg-type]
+
+    @collective
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
+        from pblas.operations.reductions import reduction
+
+        return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
+
+    @collective
+    def trace(self) -> Any:
+        """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
+        from pblas.operations.reductions import trace
+
+        return trace(self)  # type: ignore[arg-type]
+
+    @collective
+    def diagonal(self) -> Any:
+        """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
+        from pblas.operations.reductions import diagonal
+
+        return diagonal(self)  # type: ignore[arg-type]
+
+    @collective
+    def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
+        """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
+
+        Args:
+            ord: "fro", the root of the sum of squares; 1, the largest sum of absolute values of a column; inf, that of
+                a row; "max", the largest absolute value. With an axis: the root of the sum of squares, the sum, and for
+                inf and "max" the maximum of absolute values (global).
+            axis: None for the matrix, 0 for a norm of each column, 1 for one of each row (global).
+            keepdims: as in `sum` (global).
+
+        Returns:
+            A NumPy scalar, or an array of n or m elements, equal on all ranks: float64 for float64 and complex128
+            matrices, otherwise float32. 0 for no elements.
+
+        Raises:
+            ArgumentError: another axis or ord.
+
+        Source: LAPACK xLANGE, xLASSQ.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.full((3, 3), 1e200)
+        ...     float(a.norm()), float(a.norm(1)), a.norm("max", axis=0).shape
+        (3e+200, 3e+200, (3,))
+        """
+        from pblas.operations.reductions import norm
+
+        return norm(self, ord, axis, keepdims)  # type: ignore[arg-type]

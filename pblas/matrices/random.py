@@ -25,14 +25,16 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> np.uint64(31))
 
 
-def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array:
-    """Entries uniform in [-1, 1) at global indices i, j.
+def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any], distribution: str = "uniform") -> Array:
+    """Random entries at global indices i, j.
 
     Args:
         i: row indices, an integer array of any shape that broadcasts with j (global).
         j: column indices, an integer array (global).
         seed: any integer (global).
         dtype: dtype of the result; real and imaginary parts of complex entries are independent (global).
+        distribution: "uniform" in [-1, 1), or "normal" with mean 0 and variance 1, each part of complex entries too
+            (global).
 
     Returns:
         An array of the broadcast shape of i and j.
@@ -45,6 +47,8 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
         start = _mix(np.array([(seed * _GOLDEN + _GOLDEN) & _MASK], np.uint64))
         row = _mix(i.astype(np.uint64) * np.uint64(_GOLDEN) + start)
         bits = _mix(row + (j.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+        if distribution == "normal":
+            return _normal(bits, dtype)
         real = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         # A shorter dtype would round a value close to 1 to 1, which is outside the interval.
         largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)  # type: ignore[no-untyped-call]
@@ -53,3 +57,17 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any]) -> Array
             return real.astype(dtype)
         imaginary = (_mix(bits + np.uint64(_GOLDEN)) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
         return (real + 1j * np.minimum(imaginary, largest)).astype(dtype)
+
+
+def _normal(bits: Array, dtype: np.dtype[Any]) -> Array:
+    """Normal entries from independent random bits: two independent ones from each 64 bits and their successor.
+
+    Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
+    """
+    uniform = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # in (0, 1]
+    angle = (_mix(bits + np.uint64(_GOLDEN)) >> np.uint64(11)).astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
+    radius = np.sqrt(-2.0 * np.log(uniform))
+    real = radius * np.cos(angle)
+    if dtype.kind != "c":
+        return real.astype(dtype)
+    return (real + 1j * (radius * np.sin(angle))).astype(dtype)

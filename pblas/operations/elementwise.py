@@ -180,8 +180,8 @@ def plan_elementwise(
       why        operands with another layout than the result are redistributed to it
       moves      y: read in place in the node's shared memory
                  y: 96 bytes per rank at most
-      received   96 bytes per rank at most, 1.00 x the lower bound 96
-      workspace  ... bytes per rank at most (shared transport)
+      received   96 bytes per rank at most, 1.00 x the lower bound of any plan, 96
+      workspace  256 bytes per rank at most (shared transport)
     """
     verb = "plan_elementwise"
     descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]

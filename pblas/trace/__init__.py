@@ -43,6 +43,10 @@ class Trace:
         self.is_whole = True
         """Whether all operations were recorded: a rank keeps the first 200,000 (local)."""
 
+    def __repr__(self) -> str:
+        cut = "" if self.is_whole else ", not whole"
+        return f"<Trace {self.title!r}: {len(self.events):,} events of {ranks_text(self.nprocs)}{cut}>"
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the events to a file, on rank 0; a failed call leaves no partial file (local).
 

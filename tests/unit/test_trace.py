@@ -140,3 +140,7 @@ def test_a_file_that_is_there_keeps_its_name(tmp_path: Path) -> None:
     assert [Path(name).name for name in names] == ["trace.json", "trace.1.json", "trace.2.json"]
     with pytest.raises(pblas.FileFormatError, match="cannot be written"):
         files.unused(tmp_path / "none" / "trace.json")
+
+
+def test_a_trace_has_a_short_repr() -> None:
+    assert repr(Trace("products", 2)) == "<Trace 'products': 0 events of 2 ranks>"

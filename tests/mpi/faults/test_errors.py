@@ -177,7 +177,7 @@ MAKING: dict[str, Case] = {
     "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array > 0, rows(), None)),
     "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_global(x.array.astype("float32"), rows(), None)),
     "another shape": (DescriptorError, "array is 11 x 12", lambda x: x.ctx.from_global(x.array[1:], rows(), None)),
-    "no descriptor": (ArgumentError, "must be a MatrixDescriptor", lambda x: x.ctx.from_global(x.array, (N, N), None)),  # type: ignore[arg-type]
+    "no descriptor": (ArgumentError, "must be a MatrixDescriptor", lambda x: x.ctx.from_global(x.array, "rows", None)),  # type: ignore[arg-type]
     "a root that is no rank": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), COMM.size)),
     "a negative root": (ArgumentError, "root must be", lambda x: x.ctx.from_global(x.array, rows(), -1)),
     "another root": (MismatchError, "root differs", lambda x: x.ctx.from_global(x.array, rows(), 0)),

@@ -48,6 +48,7 @@ class Cast:
         self.ctx = ctx = Context(COMM, timeout=TIMEOUT, transport=transport)
         self.folder, self.transport = folder, transport
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
+        self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
         self.own = ctx.from_local(self.part, ROWS)  # in no window
@@ -91,6 +92,26 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "empty": lambda x: x.ctx.empty(ROWS),
     "zeros": lambda x: x.ctx.zeros(GRID, "float32"),
     "random": lambda x: x.ctx.random(COLUMNS, seed=3),
+    "random, normal": lambda x: x.ctx.random((N, N), distribution="normal"),
+    "full": lambda x: x.ctx.full((N, N), 2.0),
+    "eye": lambda x: x.ctx.eye(N),
+    "zeros_like": lambda x: x.ctx.zeros_like(x.grid),
+    "from_function": lambda x: x.ctx.from_function(lambda i, j: i + 0.0 * j, (N, N)),
+    "from_global, a default layout": lambda x: x.ctx.from_global(x.whole),
+    "from_parts": lambda x: x.ctx.from_parts(x.tokens[: x.ctx.rank]),
+    "replicate": lambda x: x.ctx.replicate(x.whole),
+    "sum": lambda x: x.grid.sum(),
+    "norm": lambda x: x.rows.norm(1, axis=0),
+    "argmax": lambda x: x.turned.argmax(),
+    "diagonal": lambda x: x.grid.diagonal(),
+    "vdot": lambda x: pblas.vdot(x.rows, x.columns),
+    "A @ v": lambda x: x.rows @ np.ones(N),
+    "V @ A": lambda x: np.ones((3, N)) @ x.rows,
+    "A[i, j]": lambda x: x.grid[1, 2],
+    "A[...] = B": lambda x: x.own.__setitem__((slice(0, 3), slice(0, 3)), x.view),
+    "A[...] = array": lambda x: x.own.__setitem__(2, np.ones(N)),
+    "vstack": lambda x: pblas.vstack([x.rows, x.columns]),
+    "tril": lambda x: pblas.tril(x.grid),
     "load": lambda x: x.ctx.load(x.folder / "matrix.npy", ROWS),
     "save": lambda x: x.rows.save(x.folder / "saved.npy"),
     "to_global": lambda x: x.grid.to_global(),

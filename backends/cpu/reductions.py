@@ -1,0 +1,207 @@
+"""Reductions of a NumPy array: sums, extremes, sums of squares. Memory is read once, in blocks that stay in cache.
+
+The order of additions depends on the shape and the storage order alone, and neither on the leading dimension nor on
+BLAS threads. Elements are converted block by block, so temporaries stay small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas.backends.dtypes import FLOAT32
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+
+Axis = Literal[0, 1] | None
+_BLOCK = 1 << 16
+"""Elements of a block: half a megabyte of float64, for the second-level cache."""
+_PIECE = 1 << 13
+"""Longest piece of a line: OpenBLAS divides longer dot products among its threads, which changes their bits."""
+_SHORT = 256
+"""Lines of fewer elements are packed, since a call for each line would take longer than its additions."""
+
+
+class Kind(NamedTuple):
+    """A reduction: `reduce` of the elements after `prepare`; `combine` adds two partial results."""
+
+    prepare: Callable[[Array], Array]
+    reduce: Callable[..., Any]
+    combine: np.ufunc
+
+
+def _same(x: Array) -> Array:
+    """X itself."""
+    return x
+
+
+def _squares(x: Array) -> Array:
+    """|X|^2 elementwise."""
+    return x.real**2 + x.imag**2 if x.dtype.kind == "c" else np.square(x)
+
+
+KINDS = {
+    "sum": Kind(_same, np.add.reduce, np.add),
+    "max": Kind(_same, np.maximum.reduce, np.maximum),
+    "min": Kind(_same, np.minimum.reduce, np.minimum),
+    "abs_sum": Kind(np.abs, np.add.reduce, np.add),
+    "abs_max": Kind(np.abs, np.maximum.reduce, np.maximum),
+    "squares": Kind(_squares, np.add.reduce, np.add),
+}
+
+
+def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+    """Reduce the elements of x, converted to `dtype` and divided by `scale`, along an axis or all together.
+
+    Args:
+        kind: a key of `KINDS`.
+        x: m x n, at least one element (local).
+        axis: 0 for n results, 1 for m results, None for one (global).
+        order: storage order of x, "F" or "C" (global).
+        dtype: precision of the reduction (global).
+        scale: a power of two for each result, or one; None: no division (local).
+
+    Returns:
+        An array of one dimension: one result, or one for each column or row.
+
+    >>> reduce("sum", np.arange(6.0).reshape(2, 3), 0, "C", np.dtype("float64"))
+    array([3., 5., 7.])
+    """
+    if order == "F":
+        x, axis = x.T, None if axis is None else 1 - axis  # type: ignore[assignment]  # 0 or 1
+    lines, length = x.shape
+    if axis is None and kind == "squares":
+        parts = [_sum_of_squares(_converted(piece, dtype, scale)) for piece in _pieces(x)]
+        return np.atleast_1d(np.add.reduce(np.array(parts)))
+    prepare, reduce_, combine = KINDS[kind]
+    if axis is None:
+        partials = [reduce_(reduce_(prepare(_converted(piece, dtype, scale)), axis=1)) for piece in _pieces(x)]
+        return np.atleast_1d(reduce_(np.array(partials)))
+    results: Any = [None] * (lines if axis == 1 else length)
+    out: Array | None = None
+    for i, j in _blocks(lines, length):
+        place = j if axis == 0 else i
+        divisor = scale if scale is None or np.ndim(scale) == 0 else np.expand_dims(scale[place], axis)
+        partial = reduce_(prepare(_converted(x[i, j], dtype, divisor)), axis=axis)
+        if out is None:
+            out = np.empty(len(results), partial.dtype)
+        is_first = (i if axis == 0 else j).start == 0
+        out[place] = partial if is_first else combine(out[place], partial)
+    assert out is not None, "x has an element"
+    return out
+
+
+def arg_reduce(kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
+    """The extremes of x along an axis or of all elements, and the places where each occurs first. NaN is the extreme.
+
+    Args:
+        kind: "max" or "min".
+        x: m x n, real, at least one element (local).
+        axis: 0 for n results, 1 for m results, None for one (global).
+        order: storage order of x, "F" or "C" (global).
+
+    Returns:
+        The values in 32 bits at least, and their indices along the axis; with axis=None one value, and its (row,
+        column): the first one in the order of rows.
+
+    >>> arg_reduce("max", np.array([[1.0, 5.0], [5.0, 2.0]]), None, "F")
+    (array([5.]), array([0, 1]))
+    """
+    first = np.argmax if kind == "max" else np.argmin
+    if axis is None:
+        lines: Axis = 1 if order == "C" else 0
+        values, places = arg_reduce(kind, x, lines, order)
+        extreme = values[first(values)]
+        candidates = np.flatnonzero(np.isnan(values) if np.isnan(extreme) else values == extreme)
+        along, across = places[candidates], candidates
+        rows, columns = (across, along) if order == "C" else (along, across)
+        best = np.lexsort((columns, rows))[0]
+        return np.atleast_1d(extreme), np.array([rows[best], columns[best]])
+    count = x.shape[1 - axis]
+    dtype = FLOAT32 if x.itemsize == 2 else x.dtype
+    values, places = np.empty(count, dtype), np.empty(count, np.intp)
+    if order == "F":
+        x, axis = x.T, 1 - axis  # type: ignore[assignment]  # 0 or 1
+    for i, j in _blocks(*x.shape):
+        block, place, start = x[i, j].astype(dtype, copy=False), (j if axis == 0 else i), (i if axis == 0 else j).start
+        index = first(block, axis=axis)
+        value = np.take_along_axis(block, np.expand_dims(index, axis), axis).squeeze(axis)
+        better = slice(None) if start == 0 else precedes(kind, value, values[place])
+        values[place][better], places[place][better] = value[better], (index + start)[better]
+    return values, places
+
+
+def precedes(kind: str, x: Array, y: Array) -> Array:
+    """Whether elements of x are greater (kind "max") or less ("min") than those of y; NaN exceeds all numbers."""
+    beyond = x > y if kind == "max" else x < y
+    result: Array = beyond | (np.isnan(x) & ~np.isnan(y))
+    return result
+
+
+def dot(x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    """The sum of op(x) y over all elements, in one-element form; op is the conjugate if `conj`.
+
+    Args:
+        x: m x n (local).
+        y: m x n, of any storage order (local).
+        order: storage order of x (global).
+        dtype: precision of the products and sums (global).
+        conj: conjugate the elements of x (global).
+
+    >>> dot(np.eye(2), np.eye(2), "F", np.dtype("float64"), conj=False)
+    array([2.])
+    """
+    if order == "F":
+        x, y = x.T, y.T
+    parts = []
+    for i, j in _blocks(*x.shape):
+        left, right = (_converted(part[i, j], dtype, None) for part in (x, y))
+        parts.append(np.add.reduce(np.add.reduce((np.conj(left) if conj else left) * right, axis=1)))
+    return np.atleast_1d(np.add.reduce(np.array(parts)))
+
+
+def _converted(x: Array, dtype: np.dtype[Any], scale: Any) -> Array:
+    """X / scale in the precision of `dtype`; complex if x is."""
+    if x.dtype.kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    y = x.astype(dtype, copy=False)
+    return y if scale is None else y / scale
+
+
+def _blocks(lines: int, length: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of at most `_BLOCK` elements: some lines, or a piece of one line."""
+    width = min(length, _BLOCK)
+    step = max(1, _BLOCK // max(width, 1))
+    for start in range(0, lines, step):
+        for left in range(0, length, width):
+            yield slice(start, min(start + step, lines)), slice(left, min(left + width, length))
+
+
+def _pieces(x: Array) -> Iterator[Array]:
+    """All elements of x in blocks of two dimensions whose rows are contiguous and at most `_PIECE` long."""
+    lines, length = x.shape
+    if length >= _SHORT:
+        width = min(length, _PIECE)
+        step = _BLOCK // width
+        for start in range(0, lines, step):
+            for left in range(0, length, width):
+                yield x[start : start + step, left : left + width]
+        return
+    step = _BLOCK // length
+    for start in range(0, lines, step):
+        packed = np.ascontiguousarray(x[start : start + step]).reshape(-1)
+        whole = packed.size // _PIECE * _PIECE
+        if whole:
+            yield packed[:whole].reshape(-1, _PIECE)
+        if whole < packed.size:
+            yield packed[None, whole:]
+
+
+def _sum_of_squares(x: Array) -> Any:
+    """The sum of |x|^2, of an array with contiguous rows."""
+    if x.dtype.kind == "c":
+        x = x.view(x.real.dtype)
+    return np.add.reduce(np.vecdot(x, x))

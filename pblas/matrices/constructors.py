@@ -1,0 +1,246 @@
+"""Constructors after NumPy's: ones, full, eye, zeros_like, from_function; and matrices from parts or copies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import DTYPES
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.creation import Creation, Layout
+from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.parts import exchange
+from pblas.runtime.calls import collective
+from pblas.runtime.runtime import checked_dtype, checked_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+
+
+class Constructors(Creation):
+    """The methods of a context that create matrices as NumPy does; all of them are **collective**."""
+
+    @collective
+    def ones(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+        """**Collective.** A matrix of ones; see `empty`."""
+        return self._filled("ones", desc, 1.0, dtype)
+
+    @collective
+    def full(self, desc: Layout, value: complex, dtype: Any = None) -> DistMatrix:
+        """**Collective.** A matrix whose elements are all equal.
+
+        Args:
+            desc: distribution, or shape (m, n) for `MatrixDescriptor.default` (global).
+            value: the elements, a number (global).
+            dtype: dtype of the elements; None for that of a NumPy number, complex128 for a complex number, else float64
+                (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: not a number, or a complex one for a real dtype.
+            DTypeError: a dtype that pblas does not multiply.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     ctx.full((2, 2), 3).to_global().tolist()
+        [[3.0, 3.0], [3.0, 3.0]]
+        """
+        return self._filled("full", desc, value, dtype)
+
+    @collective
+    def eye(self, desc: Layout | int, dtype: Any = np.float64, *, k: int = 0) -> DistMatrix:
+        """**Collective.** A matrix with ones on a diagonal, and zeros elsewhere.
+
+        Args:
+            desc: n for an n x n matrix; or a distribution, or a shape (m, n) for `MatrixDescriptor.default` (global).
+            dtype: dtype of the elements (global).
+            k: the diagonal: 0 for the main one, above it positive (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: k is not an integer.
+            DTypeError: a dtype that pblas does not multiply.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     ctx.eye((2, 3), k=1).to_global().tolist()
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+        """
+
+        def checked() -> dict[str, Any]:
+            if isinstance(k, bool) or not isinstance(k, int | np.integer):
+                raise errors.ArgumentError(f"eye: k must be an integer, got {k!r}")
+            return {"k": int(k)}
+
+        shape: Any = (desc, desc) if isinstance(desc, int | np.integer) else desc
+        matrix = self._new("eye", shape, dtype, checked)
+        with self.runtime.local_step("eye"), self.runtime.backend.writing(matrix.local) as part:
+            part[...] = 0
+            if part.size:
+                rows, columns = (
+                    np.concatenate([np.arange(*ends) for ends in ranges])
+                    for ranges in matrix.desc.global_ranges(self.runtime.rank)
+                )
+                _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
+                part[i_loc, j_loc] = 1
+        self.runtime.agree("eye: fill", {})
+        return matrix
+
+    @collective
+    def zeros_like(self, a: DistMatrix, dtype: Any = None) -> DistMatrix:
+        """**Collective.** A matrix of zeros in the layout of another one.
+
+        Args:
+            a: the other matrix, which may be a view (global).
+            dtype: dtype of the elements; None for that of the other matrix (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: not a matrix.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        with self.runtime.local_step("zeros_like"):
+            if not isinstance(a, DistMatrix):
+                raise errors.ArgumentError(f"zeros_like: expected a DistMatrix, got {type(a).__name__}")
+        matrix = self._new("zeros_like", a.desc, a.dtype if dtype is None else dtype)
+        self.runtime.backend.clear(matrix.local)
+        return matrix
+
+    @collective
+    def from_function(
+        self, function: Callable[[Array, Array], Array], desc: Layout, dtype: Any = np.float64
+    ) -> DistMatrix:
+        """**Collective.** The values of a function of the indices, as numpy.fromfunction.
+
+        Args:
+            function: f(i, j) of global indices (i: rows x 1, j: 1 x columns) that returns the entries as rows x
+                columns, or an array that broadcasts to it (global).
+            desc: distribution, or shape (m, n) for `MatrixDescriptor.default` (global).
+            dtype: dtype of the elements (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: not a function, or it fails on a rank.
+            DTypeError: a dtype that pblas does not multiply, or values that it cannot hold.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     ctx.from_function(lambda i, j: 10 * i + j, (2, 2)).to_global().tolist()
+        [[0.0, 1.0], [10.0, 11.0]]
+        """
+        with self.runtime.local_step("from_function"):
+            if not callable(function):
+                raise errors.ArgumentError(f"from_function: expected f(i, j), got {type(function).__name__}")
+        return self.from_global(function, desc, dtype=dtype)
+
+    @collective
+    def replicate(self, array: Array) -> DistMatrix:
+        """**Collective.** A replicated matrix: every rank holds the whole.
+
+        Args:
+            array: m x n array, equal on all ranks (global).
+
+        Returns:
+            The matrix, whose descriptor is `MatrixDescriptor.replicated(m, n, nprocs)`.
+
+        Raises:
+            ArgumentError: not a matrix.
+            DTypeError: a dtype that pblas does not multiply.
+        """
+        verb = "replicate"
+        with self.runtime.local_step(verb):
+            source = self._checked_matrix(verb, array)
+            m, n = source.shape
+            desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs)
+        return self.from_global(source, desc, None)
+
+    @collective
+    def from_parts(self, x_local: Array, axis: int = 0) -> DistMatrix:
+        """**Collective.** The arrays of all ranks one below the other, or side by side, divided evenly among the ranks.
+
+        The arrays may differ in length. A block-cyclic layout has blocks of one size, so rows move to an even layout:
+        `MatrixDescriptor.row_wise(m, n, nprocs)`, or `column_wise` with axis=1. If the parts have these lengths,
+        nothing moves.
+
+        Args:
+            x_local: this rank's rows as an array m_loc x n; with axis=1 its columns, m x n_loc; perhaps none
+                (local).
+            axis: 0 or 1 (global).
+
+        Returns:
+            The matrix.
+
+        Raises:
+            ArgumentError: not a matrix, or another axis.
+            DescriptorError: parts that do not fit each other.
+            DTypeError: a dtype that pblas does not multiply.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     ctx.from_parts(np.ones((2, 3))).shape == (2 * ctx.nprocs, 3)
+        True
+        """
+        verb, runtime = "from_parts", self.runtime
+        requested: Any = axis
+        with runtime.local_step(verb):
+            part = self._checked_matrix(verb, x_local)
+            dtype = checked_dtype(verb, part.dtype)
+            if isinstance(requested, bool) or not isinstance(requested, int | np.integer) or axis not in (0, 1):
+                raise errors.ArgumentError(f"{verb}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
+            length, width = int(part.shape[axis]), int(part.shape[1 - axis])
+        runtime.agree(verb, {"axis": int(axis), "dtype": dtype.name})
+        sizes = runtime.backend.gather((length, width))
+        with runtime.local_step(verb):
+            lengths = [size[0] for size in sizes]
+            widths = {width for length, width in sizes if length} or {max(width for _, width in sizes)}
+            if len(widths) > 1:
+                name = "columns" if axis == 0 else "rows"
+                raise errors.DescriptorError(
+                    f"{verb}: parts have {min(widths)} to {max(widths)} {name}; make them agree, or pass an empty part"
+                )
+            total, across = sum(lengths), max(widths)
+            if axis == 0:
+                desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs)
+            else:
+                desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs)
+        runtime.agree(f"{verb}: sizes", {})
+        local = self._memory(verb, desc, dtype, desc.max_local_nelements)
+        source = runtime.backend.reading(part)
+        with runtime.backend.writing(local) as target, runtime.collective_section(verb):
+            split = desc.rows if axis == 0 else desc.columns
+            exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
+        return DistMatrix(desc, local, runtime)
+
+    def _filled(self, verb: str, desc: Layout, value: Any, dtype: Any) -> DistMatrix:
+        """**Collective.** A matrix whose elements are all equal."""
+        if dtype is None:
+            own = getattr(value, "dtype", None)
+            dtype = (
+                own
+                if own is not None and own in DTYPES
+                else np.complex128
+                if isinstance(value, complex)
+                else np.float64
+            )
+
+        def checked() -> dict[str, Any]:
+            return {"value": checked_scalar(verb, "value", value, checked_dtype(verb, dtype))}
+
+        matrix = self._new(verb, desc, dtype, checked)
+        runtime = self.runtime
+        with runtime.local_step(verb), runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
+            part[...] = value
+        runtime.agree(f"{verb}: fill", {})
+        return matrix

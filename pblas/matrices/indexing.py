@@ -1,0 +1,87 @@
+"""Keys of A[...]: slices and indices, as half-open ranges."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+
+
+class Selection(NamedTuple):
+    """Rows i0..i1-1 and columns j0..j1-1 of a matrix (global)."""
+
+    i0: int
+    i1: int
+    j0: int
+    j1: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the selection."""
+        return self.i1 - self.i0, self.j1 - self.j0
+
+
+def selection(shape: tuple[int, int], key: Any) -> Selection:
+    """The rows and columns that a key selects.
+
+    Args:
+        shape: of the matrix (global).
+        key: an integer or a slice with step 1, or two of them; or Ellipsis (global).
+
+    Raises:
+        ArgumentError: another key.
+        OutOfRangeError: an index out of range.
+
+    >>> selection((4, 6), (slice(1, None), -1))
+    Selection(i0=1, i1=4, j0=5, j1=6)
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    parts = (slice(None),) if parts == (Ellipsis,) else parts
+    if not 1 <= len(parts) <= 2:
+        raise errors.ArgumentError(f"DistMatrix: expected one or two indices or slices, got A[{key!r}]")
+    if not all(isinstance(part, slice) or _is_index(part) for part in parts):
+        raise errors.ArgumentError(
+            f"DistMatrix: expected integers and slices, A[i, j] or A[i0:i1, j0:j1], got A[{key!r}]"
+        )
+    (i0, i1), (j0, j1) = (
+        _bounds(key, part, size, name)
+        for part, size, name in zip((*parts, slice(None))[:2], shape, ("row", "column"), strict=True)
+    )
+    return Selection(i0, i1, j0, j1)
+
+
+def is_element(key: Any) -> bool:
+    """Whether a key is two integers, which select one element."""
+    return isinstance(key, tuple) and len(key) == 2 and all(map(_is_index, key))
+
+
+def _is_index(part: Any) -> bool:
+    """Whether a part of a key is an integer, a boolean excepted."""
+    if isinstance(part, bool | np.bool_ | slice):
+        return False
+    try:
+        operator.index(part)
+    except TypeError:
+        return False
+    return True
+
+
+def _bounds(key: Any, part: Any, size: int, name: str) -> tuple[int, int]:
+    """The half-open range of one part of a key."""
+    if not isinstance(part, slice):
+        index = operator.index(part)
+        if not -size <= index < size:
+            raise errors.OutOfRangeError(
+                f"DistMatrix: {name} {index} does not exist, the matrix has {size} {name}s; got A[{key!r}]"
+            )
+        return index % size, index % size + 1
+    try:
+        start, stop, step = part.indices(size)
+    except (TypeError, ValueError) as caught:  # not integers; a step of 0
+        raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{key!r}]") from None
+    if step != 1:
+        raise errors.ArgumentError(f"DistMatrix: slices must have step 1, got A[{key!r}]")
+    return start, max(start, stop)

@@ -1,0 +1,149 @@
+"""tril, triu, vstack and hstack: new matrices made of parts of others, by redistribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.redistribution import redistribute
+from pblas.runtime.runtime import shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.runtime.runtime import Runtime
+
+
+def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
+    """**Collective.** The lower triangle of a matrix, and zeros above it.
+
+    Args:
+        a: m x n matrix (global).
+        k: the last diagonal that is kept: 0 for the main one, above it positive, as in numpy.tril (global).
+
+    Returns:
+        A new m x n matrix in the layout of A.
+
+    Raises:
+        ArgumentError: not a matrix, or k is not an integer.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.tril(ctx.ones((2, 3))).to_global().tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    """
+    return redistribute(a, _layout(a), uplo="L", diagonal=k)
+
+
+def triu(a: DistMatrix, k: int = 0) -> DistMatrix:
+    """**Collective.** The upper triangle of a matrix, and zeros below it.
+
+    Args:
+        a: m x n matrix (global).
+        k: the first diagonal that is kept: 0 for the main one, above it positive, as in numpy.triu (global).
+
+    Returns:
+        A new m x n matrix in the layout of A.
+
+    Raises:
+        ArgumentError: not a matrix, or k is not an integer.
+    """
+    return redistribute(a, _layout(a), uplo="U", diagonal=k)
+
+
+def vstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
+    """**Collective.** Matrices one below the other.
+
+    Args:
+        matrices: m_i x n matrices of one context and dtype, at least one (global).
+
+    Returns:
+        A new matrix on the process grid of the first one. It has the blocks of the first one; if there each process row
+        has at most one block, the rows are divided evenly.
+
+    Raises:
+        ArgumentError: not a sequence of matrices of one context.
+        DescriptorError: different numbers of columns.
+        DTypeError: different dtypes.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.vstack([ctx.ones((2, 3)), ctx.zeros((1, 3))]).shape
+    (3, 3)
+    """
+    return _stacked("vstack", matrices, 0)
+
+
+def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
+    """**Collective.** Matrices side by side; as `vstack`, with rows and columns exchanged."""
+    return _stacked("hstack", matrices, 1)
+
+
+def _layout(a: Any) -> MatrixDescriptor | None:
+    """The descriptor of a matrix, without its leading dimension; None if it is no matrix, which `redistribute` says."""
+    return without_lld(a.desc) if isinstance(a, DistMatrix) else None
+
+
+def without_lld(desc: MatrixDescriptor, shape: tuple[int, int] | None = None, **blocks: int) -> MatrixDescriptor:
+    """A descriptor with the same grid and blocks: without a leading dimension, and perhaps of another shape.
+
+    Args:
+        desc: the descriptor (global).
+        shape: rows and columns; None: as they are (global).
+        blocks: `mb` or `nb`, if it changes; the first block then has this size too (global).
+
+    >>> without_lld(MatrixDescriptor.row_wise(4, 2, 2), (9, 2), mb=5).mb
+    5
+    """
+    m, n = desc.shape if shape is None else shape
+    return MatrixDescriptor(
+        *(m, n, blocks.get("mb", desc.mb), blocks.get("nb", desc.nb), desc.grid, desc.rsrc, desc.csrc, desc.order),
+        imb=None if "mb" in blocks else desc.imb,
+        inb=None if "nb" in blocks else desc.inb,
+    )
+
+
+def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
+    """**Collective.** The matrices stacked along an axis."""
+    parts = list(matrices) if isinstance(matrices, list | tuple) else []
+    runtime = next((x.runtime for x in parts if isinstance(x, DistMatrix)), None)
+    if runtime is None:
+        raise errors.ArgumentError(f"{verb}: expected a list of matrices, got {type(matrices).__name__}")
+    with runtime.call(verb):
+        return _stack(runtime, verb, parts, axis)
+
+
+def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatrix:
+    """**Collective.** The matrices stacked along an axis; the first of them, or a later one, has this runtime."""
+    with runtime.local_step(verb):
+        for x in parts:
+            if not isinstance(x, DistMatrix):
+                raise errors.ArgumentError(f"{verb}: expected matrices only, got {type(x).__name__}")
+            if x.runtime is not runtime:
+                raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all with one context")
+            if x.shape[1 - axis] != parts[0].shape[1 - axis]:
+                sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (parts[0], x))
+                raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")
+            if x.dtype != parts[0].dtype:
+                raise errors.DTypeError(f"{verb}: dtypes {parts[0].dtype} and {x.dtype}; give all matrices one dtype")
+            x.stored(verb)
+        bounds = np.cumsum([0, *(x.shape[axis] for x in parts)]).tolist()
+        desc = _stacked_layout(parts[0].desc, bounds[-1], axis)
+    arguments = {f"matrix {i}": shared_descriptor(x.desc) for i, x in enumerate(parts)}
+    runtime.agree(verb, {"count": len(parts), "dtype": parts[0].dtype.name, **arguments})
+    out = DistMatrix(desc, runtime.empty(runtime.place(desc, parts[0].dtype)), runtime)
+    for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
+        redistribute(x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+    return out
+
+
+def _stacked_layout(first: MatrixDescriptor, length: int, axis: int) -> MatrixDescriptor:
+    """The layout of a stack whose first matrix has the layout `first`."""
+    split, name = ((first.rows, "mb"), (first.columns, "nb"))[axis]
+    shape = (length, first.n) if axis == 0 else (first.m, length)
+    if split.nblocks <= split.nprocs:
+        return without_lld(first, shape, **{name: max(1, -(-length // split.nprocs))})
+    return without_lld(first, shape)

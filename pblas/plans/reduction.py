@@ -1,0 +1,189 @@
+"""The plan of a reduction of a matrix: sums, extremes, norms, products with a vector; integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plans.base import ITEMSIZE, Plan, Transport
+
+Operation = Literal[
+    "sum",
+    "max",
+    "min",
+    "argmax",
+    "argmin",
+    "abs_sum",
+    "abs_max",
+    "squares",
+    "dot",
+    "product",
+    "diagonal",
+    "trace",
+]
+"""
+"abs_sum", "abs_max": of the absolute values; "squares": sums of squares, scaled; "dot": of two matrices of one layout;
+"product": with a vector, along axis 1; "diagonal": the elements themselves; "trace": their sum.
+"""
+
+_PAIRS = ("argmax", "argmin", "squares")
+_ASK_ALL = 1024
+"""Largest number of ranks that are all examined to find the busiest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionPlan(Plan):
+    """Every rank reduces its own elements; one all-gather collects the partial results, which each rank then combines.
+
+    Partial results are combined in the order of ranks, so the order of additions depends on the plan alone. Of the
+    ranks that hold the same elements only the first contributes: a replicated matrix counts once.
+
+    Args:
+        a: distribution of the matrix (global).
+        operation: see `Operation` (global).
+        axis: 0 reduces columns to n results, 1 rows to m results, None all elements to one (global).
+        dtype: name of the dtype of the matrix (global).
+        nprocs: ranks of the context (global).
+        transport: how the ranks exchange data (global).
+
+    >>> plan = ReductionPlan(MatrixDescriptor.row_wise(6, 4, 3), "sum", 0, "float64", 3)
+    >>> [plan.count(rank) for rank in range(3)], plan.received_elements(0), plan.nresults
+    ([4, 4, 4], 8, 4)
+    >>> replicated = ReductionPlan(MatrixDescriptor.replicated(6, 4, 3), "sum", None, "float64", 3)
+    >>> [replicated.count(rank) for rank in range(3)]
+    [1, 0, 0]
+    """
+
+    name: ClassVar[str] = "ReductionPlan"
+    why: ClassVar[str] = "each rank reduces its own elements and sends the results, which are fewer"
+
+    a: MatrixDescriptor
+    operation: Operation
+    axis: Literal[0, 1] | None
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+
+    @property
+    def nresults(self) -> int:
+        """Number of results: 1, or the length of the vector (global)."""
+        if self.operation == "diagonal":
+            return min(self.a.shape)
+        return 1 if self.axis is None else self.a.shape[1 - self.axis]
+
+    @property
+    def components(self) -> int:
+        """Numbers in each partial result: (value, index) of argmax and argmin, (scale, sum) of squares; else 1."""
+        return 2 if self.operation in _PAIRS else 1
+
+    @property
+    def partial_dtype(self) -> str:
+        """Name of the dtype of partial results: 32 bits at least, float64 for pairs."""
+        if self.operation in _PAIRS:
+            return "float64"
+        if self.operation in ("abs_sum", "abs_max"):
+            return "float64" if self.dtype in ("float64", "complex128") else "float32"
+        return self.dtype if ITEMSIZE[self.dtype] > 2 else "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a partial result."""
+        return ITEMSIZE[self.partial_dtype]
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
+        myrow, mycol = self.a.grid.coordinates(rank)
+        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
+        return first and prod(self.a.local_shape(rank)) > 0
+
+    def count(self, rank: int) -> int:
+        """Number of results to which `rank` contributes."""
+        if not self.contributes(rank):
+            return 0
+        if self.operation == "diagonal":
+            return sum(stop - start for start, stop in self.diagonal_ranges(rank))
+        return 1 if self.axis is None else self.a.local_shape(rank)[1 - self.axis]
+
+    def diagonal_ranges(self, rank: int) -> list[tuple[int, int]]:
+        """Ranges of the diagonal (global, half-open, ascending) that `rank` holds.
+
+        >>> from pblas.layouts.grid import Grid
+        >>> desc = MatrixDescriptor.block_cyclic(5, 8, 2, 3, Grid(2, 2))
+        >>> ReductionPlan(desc, "diagonal", None, "float64", 4).diagonal_ranges(0)
+        [(0, 2)]
+        """
+        rows, columns = self.a.global_ranges(rank)
+        i, j, ranges = 0, 0, list[tuple[int, int]]()
+        while i < len(rows) and j < len(columns):
+            start, stop = max(rows[i][0], columns[j][0]), min(rows[i][1], columns[j][1])
+            if start < stop:
+                ranges.append((start, stop))
+            if rows[i][1] <= columns[j][1]:
+                i += 1
+            else:
+                j += 1
+        return ranges
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements of this rank's partial results, times the other ranks."""
+        return self.components * self.count(rank) * (self.nprocs - 1)
+
+    def received_elements(self, rank: int) -> int:
+        """Elements of all other ranks' partial results."""
+        return self.components * sum(self.count(peer) for peer in range(self.nprocs) if peer != rank)
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of the matrix on a rank."""
+        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+
+    @property
+    def lower_bound(self) -> float:
+        """Results that some rank cannot compute from its own elements."""
+        return self.nresults - min(map(self._computable, self.extreme_ranks()))
+
+    def _computable(self, rank: int) -> int:
+        """Number of results that a rank can compute from its own elements."""
+        m_loc, n_loc = self.a.local_shape(rank)
+        if self.operation == "diagonal":
+            return sum(stop - start for start, stop in self.diagonal_ranges(rank))
+        if self.axis is None:
+            return int((m_loc, n_loc) == self.a.shape)
+        held, length = ((n_loc, m_loc), (m_loc, n_loc))[self.axis]
+        return held if length == self.a.shape[self.axis] else 0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """The partial results of all ranks."""
+        return self.itemsize * self.components * sum(self.count(rank) for rank in range(self.nprocs))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks; of many, the first, the last of the grid, and the first outside it."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        senders = sum(self.contributes(rank) for rank in range(self.nprocs))
+        if self.nprocs == 1 or not senders:
+            return "nothing"
+        what = "1 partial result" if self.nresults == 1 else f"partial results, of {self.nresults:,} in all,"
+        return f"{what} of each of {senders} ranks to all ranks"
+
+    @property
+    def sizes(self) -> str:
+        """m x n of the matrix, and the axis, as text."""
+        return f"{self.a.m} x {self.a.n}{'' if self.axis is None else f', axis {self.axis}'}"
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        return f"{self.operation} of {self.sizes}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of the matrix."""
+        grid = f"{self.a.grid.nprow} x {self.a.grid.npcol} grid"
+        layout = "replicated on each rank" if self.a.is_replicated else f"in blocks of {self.a.mb} x {self.a.nb}"
+        yield "A", f"{self.a.m} x {self.a.n} {layout} {'of' if self.a.is_replicated else 'on'} a {grid}"
