@@ -68,7 +68,8 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
         if isinstance(z, np.ndarray):
             arrays[name] = z.reshape((1,) * (2 - z.ndim) + z.shape)
         else:
-            values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
+            with np.errstate(all="ignore"):  # too large for the dtype: infinity
+                values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
     if _by_columns(out):
         out, arrays = out.T, {name: z.T for name, z in arrays.items()}
     complex_names = [name for name, z in (arrays | values).items() if z.dtype.kind == "c"]

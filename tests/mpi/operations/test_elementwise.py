@@ -280,6 +280,7 @@ def test_special_numbers_are_results(ctx: pblas.Context) -> None:
     A = matrix(ctx, a, MatrixDescriptor.row_wise(2, 3, ctx.nprocs))
     with np.errstate(all="ignore"):
         assert np.array_equal(collected(1 / A), 1 / a, equal_nan=True)
+        assert np.array_equal(collected(A.astype("float32") * 1e300), (a * np.inf).astype("float32"), equal_nan=True)
         assert np.array_equal(collected(pblas.elementwise("log(x)", x=A)), np.log(a), equal_nan=True)
 
 
@@ -330,6 +331,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Two], Any]]] = {
     "integers": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4)),
     "text": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + "1"),
     "None": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + None),
+    "too large": (ArgumentError, "too large", lambda x: x.A * 10**400),
     "bool": (ArgumentError, "pass 1", lambda x: x.A * True),
     "list": (ArgumentError, "must be a DistMatrix, a number", lambda x: [1.0] * 4 + x.A),
     "three dimensions": (ArgumentError, "at most two", lambda x: x.A + np.zeros((1, 6, 4))),
