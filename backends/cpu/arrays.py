@@ -93,6 +93,12 @@ class HostArrays:
         """
         elementwise.evaluate(tree, operands, compute, out)
 
+    def combining(
+        self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+    ) -> Callable[[Array, Array], None] | None:
+        """A function that evaluates an expression while one operand arrives; see `elementwise.combining`."""
+        return elementwise.combining(tree, operands, name, compute, out)
+
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`

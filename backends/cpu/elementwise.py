@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Node
 
-Shape = tuple[int, int]
+Shape = tuple[int, ...]
 Value = Callable[[Mapping[str, Any], Shape, Any], Any]
 """value(operands, shape, out): the value of a node for pieces that broadcast to a shape; in `out` if that is given."""
 
@@ -68,7 +68,8 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
         if isinstance(z, np.ndarray):
             arrays[name] = z.reshape((1,) * (2 - z.ndim) + z.shape)
         else:
-            values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
+            with np.errstate(all="ignore"):  # too large for the dtype: infinity
+                values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
     if _by_columns(out):
         out, arrays = out.T, {name: z.T for name, z in arrays.items()}
     complex_names = [name for name, z in (arrays | values).items() if z.dtype.kind == "c"]
@@ -91,6 +92,51 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
             value = compiled.value(values, piece.shape, piece if direct else None)
             if value is not piece:
                 piece[...] = value
+
+
+def combining(
+    tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+) -> Callable[[Array, Array], None] | None:
+    """A function put(x, part) that updates a part of out by the same part of an operand, while that arrives in pieces.
+
+    Args:
+        tree: as in `evaluate`.
+        operands: all other operands, as in `evaluate`.
+        name: of the operand that arrives, which has the dtype of out.
+        compute: as in `evaluate`.
+        out: m x n; a part of it may have any number of dimensions.
+
+    Returns:
+        The function; None unless all other arrays are out itself, and nothing is converted.
+
+    >>> from pblas.epilogues import parse
+    >>> out = np.ones((1, 4)); put = combining(parse("x * s + y"), {"x": out, "s": 3.0}, "y", out.dtype, out)
+    >>> put(np.array([10.0, 20.0]), out[0, 2:]); out.tolist()
+    [[1.0, 1.0, 13.0, 23.0]]
+    """
+    arrays = {key: z for key, z in operands.items() if isinstance(z, np.ndarray)}
+    place = out.__array_interface__["data"][0], out.shape, out.strides, out.dtype
+    same = all((z.__array_interface__["data"][0], z.shape, z.strides, z.dtype) == place for z in arrays.values())
+    if out.dtype != compute or not same:
+        return None
+    real = np.empty(0, compute).real.dtype
+    with np.errstate(all="ignore"):
+        numbers = {
+            key: compute.type(z) if np.iscomplexobj(z) else real.type(z)
+            for key, z in operands.items()
+            if key not in arrays
+        }
+    complex_names = [key for key, z in numbers.items() if z.dtype.kind == "c"]
+    complex_names += [*arrays, name] if compute.kind == "c" else []
+    compiled = _compiled(tree, real, frozenset(complex_names))
+    if not compiled.is_new or compiled.is_complex != (compute.kind == "c"):
+        return None
+
+    def put(x: Array, part: Array) -> None:
+        with np.errstate(all="ignore"):
+            compiled.value({**numbers, **dict.fromkeys(arrays, part), name: x}, part.shape, part)
+
+    return put
 
 
 def _by_columns(z: Array) -> bool:
@@ -145,7 +191,7 @@ def _compiled(tree: Node, real: np.dtype[Any], complex_names: frozenset[str]) ->
     def apply(values: Mapping[str, Any], shape: Shape, out: Any) -> Any:
         args = [node(values, shape, None) for node in nodes]
         if as_lines:  # see `SHORT`
-            args = [line(x, shape[1]) if not isinstance(x, np.ndarray) and shape[1] > SHORT else x for x in args]
+            args = [line(x, shape[-1]) if not isinstance(x, np.ndarray) and shape[-1] > SHORT else x for x in args]
         if out is None and reused is not None and isinstance(args[reused], np.ndarray) and args[reused].shape == shape:
             out = args[reused]
         if function is np.power and not isinstance(args[1], np.ndarray) and args[1] == 2:

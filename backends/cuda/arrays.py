@@ -176,6 +176,9 @@ class DeviceArrays:
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
+    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array) -> None:
+        """None: on a GPU an operand arrives first, and one kernel evaluates the expression then."""
+
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
         """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)

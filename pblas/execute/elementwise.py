@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.epilogues import Node
+    from pblas.execute.redistribution.scaling import Put
     from pblas.plans.elementwise import ElementwisePlan
 
 
@@ -65,14 +66,27 @@ class RunElementwise:
         parts = sum(part.nbytes for part in self._parts.values())
         return sum(movement.workspace_nbytes for movement in self._movements) + parts
 
-    def reserve(self, values: Mapping[str, Any], out: Array | None) -> None:
+    def reserve(self, tree: Node, values: Mapping[str, Any], out: Array | None) -> None:
         """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
+        if out is not None and self._combining(tree, values, out) is not None:
+            return
         first = self._in_result(values, out)
         for number, (operand, dtype) in enumerate(zip(self._plan.moved, self._dtypes, strict=True)):
             if number not in self._parts and number != first:
                 shape = operand.target.local_shape(self._backend.rank)
                 memory = own_memory(self._backend, shape[0] * shape[1] * dtype.itemsize)
                 self._parts[number] = self._backend.arrays.array(memory, shape, dtype, operand.target.order)
+
+    def _combining(self, tree: Node, values: Mapping[str, Any], out: Array) -> Put | None:
+        """Evaluates the expression in the result's memory while the only moving operand arrives: A += B (local)."""
+        plan = self._plan
+        if plan.overlaps or len(plan.moved) != 1:
+            return None
+        (operand,) = plan.moved
+        if (operand.dtype, operand.target.shape) != (plan.dtype, plan.out.shape) or not values:
+            return None
+        put: Put | None = self._backend.arrays.combining(tree, values, operand.name, self._compute, out)
+        return put
 
     def _in_result(self, values: Mapping[str, Any], out: Array | None) -> int | None:
         """Number of a redistributed operand that the result's memory can hold until the evaluation overwrites it."""
@@ -99,6 +113,12 @@ class RunElementwise:
     def run(self, x: ElementwiseOperands) -> None:
         """Result := the expression."""
         values, arrays = dict(x.values), self._backend.arrays
+        combine = self._combining(x.tree, values, x.result)
+        if combine is not None:
+            ((source, conj),) = x.sources
+            put = (lambda z, out: combine(np.conjugate(z), out)) if conj else combine
+            self._movements[0].run(RedistributionOperands(source, x.result, put))
+            return
         first = self._in_result(values, x.result)
         moves = zip(self._plan.moved, self._movements, x.sources, strict=True)
         for number, (operand, movement, (source, conj)) in enumerate(moves):

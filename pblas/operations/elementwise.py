@@ -103,7 +103,7 @@ class PlannedElementwise(PlannedOperation[_Execution]):
             spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
             self._check_like_planned(runtime, spec)
         values = spec.values(runtime)
-        self._executor.reserve(values, None if spec.out is None else spec.out.stored("execute"))
+        self._executor.reserve(spec.tree, values, None if spec.out is None else spec.out.stored("execute"))
         runtime.backend.arrays.begin()
         return execution._replace(spec=spec, values=values)
 

@@ -260,6 +260,10 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
     if isinstance(z, bool | np.bool_):
         raise errors.ArgumentError(f"{expected}, got {z!r}; pass {int(z)}")
     if isinstance(z, _NUMBERS):
+        try:
+            complex(z)
+        except OverflowError:
+            raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
         return z
     if runtime is None:
         if not isinstance(z, MatrixDescriptor):

@@ -41,6 +41,18 @@ REAL_EXPRESSIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+IN_PLACE: dict[str, Callable[..., Any]] = {
+    "x + y": lambda x, y, _s: x + y,
+    "y - x": lambda x, y, _s: y - x,
+    "x * s + y": lambda x, y, s: x * s + y,
+    "s * (y / x) - x": lambda x, y, s: s * (y / x) - x,
+    "x + conj(y)": lambda x, y, _s: x + np.conj(y),
+    "y": lambda _x, y, _s: y,
+    "y * s": lambda _x, y, s: y * s,
+    "sqrt(x * x) - y": lambda x, y, _s: np.sqrt(x * x) - y,
+}
+
+
 def wide(x: Any) -> Any:
     return np.asarray(x).astype(np.clongdouble if np.asarray(x).dtype.kind == "c" else np.longdouble)
 
@@ -127,6 +139,33 @@ def test_any_layouts_give_what_numpy_gives(contexts: Contexts, setting: str) -> 
         assert [guarded.remember() for guarded in case.matrices] == before
         if case.out is not None:
             case.out.check_untouched_outside()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_result_may_be_an_operand_whatever_the_layouts(contexts: Contexts, setting: str) -> None:
+    """Also where the expression is evaluated while the other operand arrives, in pieces."""
+    context = contexts[setting]
+    for seed in range(30):
+        rng = random.Random(seed)
+        m, n, dtype = rng.choice([1, 7, 9, 40]), rng.choice([1, 8, 31]), dtype_of(rng.choice(NAMES))
+        scalar = 0.5 if dtype.kind != "c" else 0.5 - 1j
+        text = rng.choice(list(IN_PLACE))
+        arrays, views = [], []
+        for number in range(2):
+            guarded = Guarded(context, some_descriptor(rng, m + 2, n + 1, context.nprocs), dtype, (1, 1 + m, 1, 1 + n))
+            arrays.append(entries((m, n), dtype, 2 * seed + number))
+            guarded.fill(arrays[-1])
+            views.append(guarded)
+        given: dict[str, Any] = {"x": views[0].view, "y": views[1].view, "s": scalar}
+        operands = {name: z for name, z in given.items() if name in text.replace("sqrt", "").replace("conj", "")}
+        x, y, s = (wide(z) for z in (*arrays, scalar))
+        exact = IN_PLACE[text](x, y, s)
+        before = views[1].remember()
+        out = views[0].view
+        assert pblas.elementwise(text, out=out, **operands) is out
+        check_close(out, exact, dtype, 16)
+        assert views[1].remember() == before
+        views[0].check_untouched_outside()
 
 
 def test_equal_layouts_move_nothing(ctx: pblas.Context) -> None:
@@ -280,6 +319,7 @@ def test_special_numbers_are_results(ctx: pblas.Context) -> None:
     A = matrix(ctx, a, MatrixDescriptor.row_wise(2, 3, ctx.nprocs))
     with np.errstate(all="ignore"):
         assert np.array_equal(collected(1 / A), 1 / a, equal_nan=True)
+        assert np.array_equal(collected(A.astype("float32") * 1e300), (a * np.inf).astype("float32"), equal_nan=True)
         assert np.array_equal(collected(pblas.elementwise("log(x)", x=A)), np.log(a), equal_nan=True)
 
 
@@ -330,6 +370,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Two], Any]]] = {
     "integers": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4)),
     "text": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + "1"),
     "None": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + None),
+    "too large": (ArgumentError, "too large", lambda x: x.A * 10**400),
     "bool": (ArgumentError, "pass 1", lambda x: x.A * True),
     "list": (ArgumentError, "must be a DistMatrix, a number", lambda x: [1.0] * 4 + x.A),
     "three dimensions": (ArgumentError, "at most two", lambda x: x.A + np.zeros((1, 6, 4))),
@@ -417,8 +458,9 @@ def test_a_plan_is_used_again_and_its_buffers_are_freed(ctx: pblas.Context) -> N
     expected = collected(A) + collected(B)
     for _ in range(3):
         assert np.array_equal(collected(pblas.elementwise("x + y", x=A, y=B)), expected)
-    with pblas.plan_elementwise("x + y", x=A, y=B, out=A) as planned:
-        planned.execute(x=A, y=B, out=A)
+    C = ctx.random(MatrixDescriptor.column_wise(9, 7, p, nb=1), seed=3)
+    with pblas.plan_elementwise("x + y + z", x=A, y=B, z=C, out=A) as planned:
+        planned.execute(x=A, y=B, z=C, out=A)
         assert (planned.workspace_nbytes > 0) == (p > 1 and A.local.size > 0)
         assert planned.workspace_nbytes <= planned.plan.workspace_nbytes
     assert planned.workspace_nbytes == 0
