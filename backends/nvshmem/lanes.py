@@ -42,7 +42,7 @@ class Lanes:
         self._run({lane: replay.lane(lane) for lane in LANES}, body)
 
     def launch(self, main: int, mode: LaunchMode, replay: Replay, places: Sequence[int]) -> None:
-        """Launch a replay, with `main` as the main lane, on operands at these addresses."""
+        """Launch recorded kernels again, on operands at these addresses, with the stream `main` as the main lane."""
         replay.launch(places, self._streams(main, mode))
 
     def _streams(self, main: int, mode: LaunchMode) -> dict[str, int]:

@@ -19,7 +19,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
 
-_IN_PLACE = "none: ranks read and write in place, in the node's shared memory"
+_IN_PLACE = "ranks read and write the arrays of others in place, in the node's shared memory"
 
 AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one-shot", "two-shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
@@ -434,7 +434,8 @@ class ProductPlan(Plan):
             if self.transport == "shared":
                 mode = f"copied from the node's other GPUs {mode}" if self.gpus else _IN_PLACE
             link = f", {self.bandwidth / 1e6:,.0f} MB/s between nodes (measured)" if self.bandwidth else ""
-            yield "transfer", f"{mode}, {self._how()}{link}"
+            how = "" if mode == _IN_PLACE else f", {self._how()}"
+            yield "transfer", f"{mode}{how}{link}"
             if self.max_network_nbytes:
                 yield "network", f"{self.max_network_nbytes:,} bytes at most to the ranks of a node from other nodes"
         yield from self._reasons()

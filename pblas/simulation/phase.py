@@ -178,7 +178,7 @@ class View:
 
 
 def borders(split: Split) -> set[int]:
-    """Coordinates at which the count may change: around the first block, the last block and the end of the grid."""
+    """Process coordinates at which the number of local elements may change from that of the coordinate before."""
     last = split.src + max(split.nblocks - 1, 0)
     return {0, split.nprocs} | {x % split.nprocs for x in (split.src, split.src + 1, last, last + 1)}
 
