@@ -14,10 +14,10 @@ import pblas
 from pblas import Context, DistMatrix
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError, OutOfRangeError, PblasError
 from tests.common.gauge import NAMES, Array, dtype_of, entries
-from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import collected, placed, some_descriptor, some_matrix
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message")
 SHAPES = ((1, 1), (1, 9), (7, 1), (8, 9), (9, 7))
 

@@ -16,10 +16,10 @@ from pblas import Context, DistMatrix, Grid, MatrixDescriptor
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError
 from pblas.plans.reduction import ReductionPlan
 from tests.common.gauge import NAMES, Array, dtype_of, eps_of
-from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import placed, some_descriptor, some_matrix, wide
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message", "mixed")
 AXES = (None, 0, 1)
 SEEDS = range(12)

@@ -15,11 +15,11 @@ import pytest
 import pblas
 from pblas import ArgumentError, DescriptorError, DistMatrix, DTypeError, Grid, MatrixDescriptor, MismatchError
 from tests.common.gauge import BFLOAT16, NAMES, Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, check_product, collected, few, raises_on_all_ranks, some_wrong
 from tests.mpi.operations.test_redistribution import Guarded, some_descriptor
 
 SETTINGS = ("shared", "message", "mixed", "push")
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 
 EXPRESSIONS: dict[str, Callable[..., Any]] = {
     "x + y": lambda x, y: x + y,
