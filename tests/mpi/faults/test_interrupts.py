@@ -22,7 +22,8 @@ from tests.common.ranks import COMM, check_product, culprits, few, raises_on_all
 
 pytestmark = [pytest.mark.mpi, few]
 
-P, N = COMM.size, 6
+P = COMM.size
+N = 2 * P  # each rank has two rows
 ROWS = MatrixDescriptor.row_wise(N, N, P)
 TIMEOUT = 30.0
 PROMPT = 10.0  # seconds
