@@ -97,7 +97,8 @@ _MODULES = {
     "pblas.plans.summa": ("SummaA", "SummaC"),
     "pblas.trace": ("Trace",),
 }
-_PACKAGES = ("blas", "errors", "layouts", "linalg", "scalapack", "tp")  # packages and modules whose own names are public
+_PACKAGES = ("blas", "errors", "layouts", "linalg", "scalapack", "tp")
+"""Packages and modules whose own names are public."""
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list of strings, made from the table above
 

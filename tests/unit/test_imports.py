@@ -58,7 +58,7 @@ def test_every_public_name_exists() -> None:
         assert name in dir(pblas)
 
 
-@pytest.mark.parametrize("name", ["errors", "layouts", "scalapack", "tp"])
+@pytest.mark.parametrize("name", ["blas", "errors", "layouts", "linalg", "scalapack", "tp"])
 def test_public_modules_are_attributes(name: str) -> None:
     """As in the documentation, they need no import of their own; MPI does not start earlier than with one."""
     assert "mpi4py.MPI" not in loaded_by(f"import pblas\nassert pblas.{name}.__name__ == 'pblas.{name}'")
