@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.backends.recorder import MOST_EVENTS, Event
-from pblas.matrices import npy as files
+from pblas.matrices import complete_files as files
 from pblas.plans.base import ranks_text
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged

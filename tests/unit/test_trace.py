@@ -10,7 +10,7 @@ from pblas.backends import recorder as recording
 from pblas.backends.push_engine import Engine
 from pblas.backends.recorder import Arrival
 from pblas.cli import main
-from pblas.matrices import npy as files
+from pblas.matrices import complete_files as files
 from pblas.trace import chart
 from pblas.trace.merge import messages
 

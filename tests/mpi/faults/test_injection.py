@@ -57,6 +57,7 @@ class Cast:
         self.moved = pblas.plan_redistribution(self.rows, COLUMNS)
         self.combined = pblas.plan_elementwise("x * s + y", x=self.rows, y=self.columns, s=1.0)
         self.columns.save(folder / "matrix.npy")
+        self.columns.save(folder / "matrix.h5")
         self.ictxt = scalapack.gridinit(COMM, "R", 1, P, timeout=TIMEOUT, transport=transport)
         self.desc = [1, self.ictxt, N, N, 3, 3, 0, 0, N]
         self.blocks = np.ones((N, N), order="F"), np.ones((N, N), order="F"), np.zeros((N, N), order="F")
@@ -115,6 +116,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "tril": lambda x: pblas.tril(x.grid),
     "load": lambda x: x.ctx.load(x.folder / "matrix.npy", ROWS),
     "save": lambda x: x.rows.save(x.folder / "saved.npy"),
+    "load, HDF5": lambda x: x.ctx.load(x.folder / "matrix.h5"),
+    "save, HDF5": lambda x: x.grid.save(x.folder / "saved.h5"),
     "to_global": lambda x: x.grid.to_global(),
     "to_global, for all": lambda x: x.rows.to_global(None),
     "pmatmul, gathered": lambda x: x.rows @ x.rows,
