@@ -234,7 +234,8 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
 
 def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
-    return _run(ElementwiseRequest("elementwise", expression, operands, out, dtype))
+    verb = "elementwise" if dtype is None else "astype"
+    return _run(ElementwiseRequest(verb, expression, operands, out, dtype))
 
 
 def _run(call: ElementwiseRequest) -> DistMatrix:

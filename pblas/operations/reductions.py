@@ -71,7 +71,7 @@ def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A00
     dtype = np.float64 if a.dtype in (np.float64, np.complex128) else np.float32
     call_args = {"ord": kind, "axis": checked, "keepdims": keepdims}
     along: Axis = None if checked is not None else 0 if kind == "1" else 1 if kind == "inf" else None
-    if along is not None:  # the largest sum of a column, or of a row
+    if along is not None and a.size:  # the largest sum of a column, or of a row
         sums = _reduced(a, "norm", "abs_sum", along, call_args)
         results = sums.max(keepdims=True) if sums.size else np.zeros(1)
     else:
@@ -233,6 +233,7 @@ def _reduced(
         plan = ReductionPlan(
             a.desc, operation, axis, a.dtype.name, runtime.nprocs, runtime.topology.transport(runtime.nprocs)
         )
+        np.empty(plan.nresults, np.complex128)  # the results have space, or all ranks raise an error
         partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.stored(verb),))
     gathered = _gathered(runtime, verb, call_args | a.signature(), partial, plan)
     with np.errstate(all="ignore"):

@@ -11,6 +11,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
 from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.fortran import edited
 from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 
@@ -129,3 +130,26 @@ def test_local_arrays_are_cut_without_a_copy() -> None:
     empty = cut(x, (0, 7), 1)
     assert empty is not None
     assert empty.shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (0.0, "0.000000000000000000D+00"),
+        (-0.0, "-0.000000000000000000D+00"),
+        (-1.5, "-0.150000000000000000D+01"),
+        (1e-5, "0.100000000000000008D-04"),
+        (1e100, "0.100000000000000002+101"),
+        (-1e-100, "-0.100000000000000002D-99"),
+        (9.99999999999999999e22, "0.999999999999999916D+23"),
+        (1e-99, "0.100000000000000002D-98"),
+        (1e99, "0.999999999999999967D+99"),
+        (1.7976931348623157e308, "0.179769313486231571+309"),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+    ],
+)
+def test_numbers_are_edited_as_by_fortran(x: float, text: str) -> None:
+    """The texts are the output of GNU Fortran's D30.18."""
+    assert edited(x, "D", 30, 18) == text.rjust(30)

@@ -90,7 +90,7 @@ class ElementwiseArguments(NamedTuple):
         if runtime is not None:
             runtime.backend.arrays.check_operands(verb, len(operands))
         m, n = _broadcast_shape(verb, operands)
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype)
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True)
         dtypes = {name: _dtype_of(verb, name, z, asked) for name, z in operands.items()}
         promoted = _promoted(verb, dtypes, operands)
         real_names = {name for name, z in operands.items() if not _is_complex(z, dtypes.get(name))}
@@ -274,7 +274,8 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         return z
     if not has_memory(z):
-        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}")
+        remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
+        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
     try:
         array = runtime.backend.as_array(z)
     except errors.ArgumentError as caught:
