@@ -30,7 +30,7 @@ layout that moves the fewest bytes, and C the layout of D. `plan` with the same 
 def add_parser(commands: Any, rank: int) -> None:
     """Add the command."""
     parser = add_command(
-        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C, with .npy files.", details=_DETAILS
+        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C, with .npy or .h5 files.", details=_DETAILS
     )
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="B.npy")
