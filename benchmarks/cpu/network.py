@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,7 +122,9 @@ def job(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rates, on two hosts of one rank each."""
-    from tests.harness.hosts import Hosts
+    from tests.harness.hosts import Hosts, leave
+
+    signal.signal(signal.SIGTERM, leave)  # the hosts are removed then too
 
     report = []
     python, mpiexec = sys.executable, str(Path(sys.executable).parent / "mpiexec")
