@@ -24,8 +24,16 @@ def check_launcher() -> None:
     """Reject a job whose launcher started several processes that MPI sees as jobs of one rank each.
 
     Raises:
-        BackendError: the launcher belongs to another MPI.
+        BackendError: the launcher belongs to another MPI, or starts no ranks of MPI, as torchrun.
     """
+    processes = os.environ.get("WORLD_SIZE", "1")
+    of_torch = "RANK" in os.environ and "LOCAL_RANK" in os.environ  # WORLD_SIZE alone may be anybody's
+    if of_torch and processes.isdigit() and int(processes) > 1 and MPI.COMM_WORLD.Get_size() == 1:
+        raise BackendError(
+            f"the launcher started {processes} processes (WORLD_SIZE={processes}), but MPI sees {processes} jobs of "
+            f"one rank each: torchrun and launchers like it start no ranks of MPI. Start with "
+            f"mpiexec -n {processes} python -m mpi4py script.py"
+        )
     for name in _SIZES:
         size = os.environ.get(name, "1")
         if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.Get_size() == 1:

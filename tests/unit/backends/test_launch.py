@@ -167,6 +167,21 @@ def test_the_launcher_of_another_mpi_is_rejected_with_the_remedy(tmp_path: Path,
         assert part in ended.output
 
 
+def test_torchrun_is_rejected_with_the_remedy(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nimport pblas\n"
+        "os.environ['WORLD_SIZE'] = '4'\n"
+        "pblas.Context().close()  # anybody's variable\n"
+        "os.environ |= {'RANK': '1', 'LOCAL_RANK': '1'}\n"
+        "try:\n    pblas.Context()\nexcept pblas.BackendError as error:\n    print(error)\n"
+    )
+    ended = run([sys.executable, str(script)], tmp_path)
+    assert ended.status == 0, ended.output
+    for part in ("WORLD_SIZE=4", "4 jobs of one rank each", "torchrun", "mpiexec -n 4 python"):
+        assert part in ended.output
+
+
 SMALL = """
 import os, pathlib, sys
 from mpi4py import MPI
