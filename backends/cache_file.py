@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pblas.errors import PblasWarning
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -99,7 +101,7 @@ class Cache(Generic[Key, Value]):
                     raise
         except OSError as error:
             text = f"{self.path}: {self._what} are not kept, the file cannot be written ({error!r})"
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, PblasWarning, stacklevel=3)
 
     def share(self, ranks: Ranks, action: Callable[[], None] | None = None) -> None:
         """**Collective.** Add the entries of rank 0, and so of its file, on all ranks.
@@ -134,5 +136,5 @@ class Cache(Generic[Key, Value]):
             return {}
         except Exception as error:  # noqa: BLE001 - JSON may hold anything: the wrong types, numbers or depth
             text = f"{self.path}: {self._what} are ignored, the file is unreadable ({error!r})"
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, PblasWarning, stacklevel=3)
             return {}

@@ -83,7 +83,7 @@ def open_backend(
                 if name == "nvshmem":
                     raise
                 text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
-                warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+                warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
         if worst >= MESSAGES and name != "nvshmem":
             from pblas.backends.cuda.backend import CudaBackend
 
@@ -96,7 +96,7 @@ def open_backend(
         if insists:
             raise
         text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
-        warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+        warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
     return MpiBackend(peers, **settings)
 
 

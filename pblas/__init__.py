@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pblas.errors import OutOfRangeError as OutOfRangeError
     from pblas.errors import PblasArgumentError as PblasArgumentError
     from pblas.errors import PblasError as PblasError
+    from pblas.errors import PblasWarning as PblasWarning
     from pblas.errors import PeerTimeout as PeerTimeout
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
@@ -73,6 +74,7 @@ _MODULES = {
             "OutOfRangeError",
             "PblasArgumentError",
             "PblasError",
+            "PblasWarning",
             "PeerTimeout",
             "PlanError",
         ),

@@ -108,7 +108,7 @@ class Context(Constructors, Collectives):
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)
             raise
-        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
+        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), errors.PblasWarning)
 
     @property
     def rank(self) -> int:
@@ -210,7 +210,7 @@ class Context(Constructors, Collectives):
             warnings.warn(
                 f"rank {self.rank}: an array in the context's shared memory is still in use after the context was "
                 f"closed, so the memory stays; it was allocated at {site}. Copy arrays that outlive the context",
-                RuntimeWarning,
+                errors.PblasWarning,
                 stacklevel=3,
             )
 

@@ -63,7 +63,9 @@ def tuned(
     operands = _operands(runtime, spec, desc_d, matrices, bound=plan.replicates)
     if operands is None:
         warnings.warn(
-            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured", stacklevel=2
+            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured",
+            errors.PblasWarning,
+            stacklevel=2,
         )
         return plan
     times = _measure(runtime, plan, algorithms, make, operands)
