@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.local_step import agreed
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Agreement:
             error = KeyboardInterrupt(f"{call.partition(chr(10))[0]}: interrupted")
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
+        start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
         own_error = _NO_ERROR
         if error is not None:
@@ -183,6 +185,9 @@ class Agreement:
                 raw = known.pack()
         self._heed_notice(operation)
         self._last = time.monotonic()
+        if start:
+            seconds = time.perf_counter() - start
+            log.write(log.DEBUG, self.rank, "agreement %d, %s: %.0f us", self.ncalls, operation, 1e6 * seconds)
         if raw is own and error is None:  # all ranks sent the same
             return Agreed(tuple(maxima), bits)
         known = _Known.unpack(raw)

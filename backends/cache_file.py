@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pblas.backends import log
 from pblas.errors import PblasWarning
 
 Key = TypeVar("Key")
@@ -118,6 +119,9 @@ class Cache(Generic[Key, Value]):
         if ranks.rank == 0 and action is not None:
             try:
                 action()
+                if self.entries:
+                    number, verb = len(self.entries), action.__name__
+                    log.write(log.INFO, ranks.rank, "%s %s: %d %s", verb, self.path, number, self._what)
             except Exception as caught:  # noqa: BLE001 - the other ranks wait, whatever the error
                 error = caught
         entries, error = ranks.broadcast_object((self.entries, error) if ranks.rank == 0 else None, 0)

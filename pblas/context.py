@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.select import open_backend
 from pblas.backends.settings import check_tuning
 from pblas.matrices.constructors import Constructors
@@ -108,6 +109,9 @@ class Context(Constructors, Collectives):
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)
             raise
+        if log.is_on(log.INFO):
+            facts = ", ".join(f"{name} {' '.join(value.split())}" for name, value in self.describe().items())
+            log.write(log.INFO, self.rank, "Context: backend %s, %s", self.runtime.backend.name, facts)
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), errors.PblasWarning)
 
     @property

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices.matrix import DistMatrix
 from pblas.planner.algorithms import shortlist
 
@@ -68,6 +69,7 @@ def tuned(
             stacklevel=2,
         )
         return plan
+    log.write(log.INFO, runtime.rank, "plan_matmul: measures %d algorithms", len(algorithms))
     times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "push engines have measured times"
     runtime.measured.add(spec.key(plan), times)

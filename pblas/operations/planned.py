@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices.matrix import DistMatrix
 from pblas.trace import Tracing
 
@@ -221,6 +222,7 @@ class PlannedOperation(Generic[ExecutionT]):
                 raise
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
+        log.planned(runtime.rank, self.noun, self.plan)
 
     def _run_once(self, runtime: Runtime, execution: ExecutionT) -> Any:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice.

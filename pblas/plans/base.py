@@ -139,6 +139,11 @@ class Plan(ABC):
         """The plan in one line, for the titles of pictures."""
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
 
+    @property
+    def choice(self) -> str:
+        """The plan and the reason for it in one line, for the log."""
+        return f"{self.label} ({self.transport} transport): {self.why}"
+
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Predict time, bytes and memory of this plan on a described machine, without running it.
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.recorder import MOST_EVENTS, Event
 from pblas.matrices import npy as files
 from pblas.plans.base import ranks_text
@@ -160,11 +161,11 @@ class Tracing:
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace (rank 0)."""
-        if not self._fresh:
-            self._trace.write(path)
-            return
-        unused_path = files.unused(path)
+        unused_path = files.unused(path) if self._fresh else path
         self._trace.write(unused_path)
+        log.write(log.INFO, self._runtime.rank, "trace: %s is written", unused_path)
+        if not self._fresh:
+            return
         traced = ranks_text(self._runtime.nprocs)
         print(f"pblas: a trace of {traced} was written to {unused_path}", file=sys.stderr, flush=True)
 
