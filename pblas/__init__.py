@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pblas.backends.recorder import Event as Event
+    from pblas.config import show_config as show_config
     from pblas.context import Context as Context
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
@@ -64,6 +65,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "pblas.backends.recorder": ("Event",),
+    "pblas.config": ("show_config",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
