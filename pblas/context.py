@@ -132,6 +132,9 @@ class Context(Constructors, Collectives):
         state = " closed" if self.runtime.closed else ""
         return f"<pblas.Context{state}: rank {self.rank} of {self.nprocs}, backend {self.runtime.backend.name!r}>"
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "runtime"]  # for other modules of the package
+
     def __enter__(self) -> Self:
         return self
 

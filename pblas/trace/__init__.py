@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,13 @@ class Trace:
     def __repr__(self) -> str:
         cut = "" if self.is_whole else ", not whole"
         return f"<Trace {self.title!r}: {len(self.events):,} events of {ranks_text(self.nprocs)}{cut}>"
+
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks; without Matplotlib, or where there are no events, the table of `str` (local)."""
+        if not self.events or not chart.can_draw():
+            return f"<pre>{escape(str(self) if self.events else repr(self))}</pre>"
+        svg = chart.picture(self.title, self.nprocs, self.events, "svg").decode()
+        return svg[svg.index("<svg") :]
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the events to a file, on rank 0; a failed call leaves no partial file (local).
