@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pblas.backends.recorder import Event as Event
+    from pblas.config import show_config as show_config
     from pblas.context import Context as Context
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pblas.errors import OutOfRangeError as OutOfRangeError
     from pblas.errors import PblasArgumentError as PblasArgumentError
     from pblas.errors import PblasError as PblasError
+    from pblas.errors import PblasWarning as PblasWarning
     from pblas.errors import PeerTimeout as PeerTimeout
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
@@ -63,6 +65,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "pblas.backends.recorder": ("Event",),
+    "pblas.config": ("show_config",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
@@ -73,6 +76,7 @@ _MODULES = {
             "OutOfRangeError",
             "PblasArgumentError",
             "PblasError",
+            "PblasWarning",
             "PeerTimeout",
             "PlanError",
         ),

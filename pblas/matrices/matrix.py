@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices import indexing
 from pblas.matrices import npy as files
 from pblas.matrices import scatter_gather as transfer
@@ -248,6 +249,8 @@ class DistMatrix(Operators):
                 if runtime.rank == 0:
                     files.finish(temporary, path)
             runtime.agree("save: finish", {})
+            if runtime.rank == 0:
+                log.write(log.INFO, 0, "save: %s is written, %r", path, self)
         finally:
             files.discard(temporary)
 

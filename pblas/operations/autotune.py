@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices.matrix import DistMatrix
 from pblas.planner.algorithms import shortlist
 
@@ -63,9 +64,12 @@ def tuned(
     operands = _operands(runtime, spec, desc_d, matrices, bound=plan.replicates)
     if operands is None:
         warnings.warn(
-            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured", stacklevel=2
+            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured",
+            errors.PblasWarning,
+            stacklevel=2,
         )
         return plan
+    log.write(log.INFO, runtime.rank, "plan_matmul: measures %d algorithms", len(algorithms))
     times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "push engines have measured times"
     runtime.measured.add(spec.key(plan), times)
