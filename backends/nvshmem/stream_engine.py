@@ -453,7 +453,9 @@ class StreamEngine:
         places = tuple(Place(z, peer_flag(flag)) for z, flag in portion.places)
         arrays = (portion.x, portion.y, portion.z, *own_flag(portion.awaits))
         options = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*arrays, *options, late=portion.terms_late, among=portion.interleaved, at=portion.origin)
+        return Part(
+            *arrays, *options, terms_late=portion.terms_late, interleaved=portion.interleaved, origin=portion.origin
+        )
 
     # Sums
 
