@@ -73,7 +73,7 @@ class Emulation:
         from pblas.execute.push.gemm_reduce import RunPushReduce
 
         emulation, work, start = self, workspace.Workspace, NvshmemBackend.__init__
-        flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.pulled
+        flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.two_shot_pull
         gathered, summed = RunPushGather._target_at, RunPushReduce._target_at  # noqa: SLF001
 
         def opened(self: Any, *args: Any, **settings: Any) -> None:
@@ -101,7 +101,7 @@ class Emulation:
         def summed_at(self: Any, peer: int, block: Any, x: Any) -> Any:
             return summed(self, peer, replace(block, slot=emulation.source(peer)), x)  # a rank sends nothing to itself
 
-        work.flag, Halves.slots, Kernels.barrier, Kernels.pulled = flag_at, slots_at, barrier_of, pulled_by
+        work.flag, Halves.slots, Kernels.barrier, Kernels.two_shot_pull = flag_at, slots_at, barrier_of, pulled_by
         RunPushGather._target_at, RunPushReduce._target_at = gathered_at, summed_at  # noqa: SLF001
         NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
 
