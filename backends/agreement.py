@@ -61,7 +61,7 @@ _KINDS: tuple[type[BaseException], ...] = (
     *(errors.PblasArgumentError, errors.OutOfRangeError, errors.PblasError, KeyboardInterrupt),
 )
 AgreedError = errors.PblasError | KeyboardInterrupt
-"""What a rank may bring to an agreement."""
+"""Exceptions that agreements carry: the error of one rank, which all ranks raise."""
 
 
 @dataclass(slots=True)
@@ -425,7 +425,7 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
 
 
 def _agreed(kind: type[BaseException], text: str, turn: int, info: int = 0) -> BaseException:
-    """The exception that an agreement raises on every rank."""
+    """An exception to raise on every rank, marked as agreed; `info` is ScaLAPACK's INFO or `WorkspaceError.shared`."""
     error: Any = kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
     if issubclass(kind, errors.WorkspaceError):
         error.shared = bool(info)

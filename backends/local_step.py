@@ -68,7 +68,7 @@ def is_agreed(error: BaseException) -> bool:
 
 
 def agreed(error: Any, turn: int = 0) -> BaseException:
-    """An exception that every rank raises by itself because of what the ranks have agreed on, for `is_agreed`.
+    """Mark an exception that every rank raises with the same text, because all know its cause: see `is_agreed`.
 
     Args:
         error: the exception (global).

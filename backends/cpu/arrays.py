@@ -86,7 +86,7 @@ class HostArrays:
         """Out := an expression of numbers and arrays of any dtypes, rounded once; see `elementwise.evaluate`.
 
         Args:
-            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag.
             operands: numbers, and arrays of two dimensions that broadcast to out, by name.
             compute: dtype of the computation.
             out: m x n; an operand may be the same memory.

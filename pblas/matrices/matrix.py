@@ -69,7 +69,7 @@ class DistMatrix(Operators):
     def local(self, array: Array) -> None:
         if array is not self.stored("DistMatrix.local"):  # Python assigns the array itself after A.local += x
             raise errors.ArgumentError(
-                "DistMatrix.local is this rank's part in place: A.local[...] = x writes it, and A.local += x adds to it"
+                "DistMatrix.local cannot be replaced; A.local[...] = x writes into it, and A.local += x adds to it"
             )
 
     def conj(self) -> DistMatrix:

@@ -131,7 +131,7 @@ def _operands(
     if runtime.agree("plan_matmul: make matrices to measure with", {}, None, (error,))[0]:
         return None
     engine = runtime.backend.engine()
-    if bound and not is_in_place and out is not None and engine.homes(out.stored("plan_matmul")) is not None:
+    if bound and not is_in_place and out is not None and engine.peer_addresses(out.stored("plan_matmul")) is not None:
         d = DistMatrix(desc_d, runtime.empty(runtime.place(desc_d, spec.dtype)), runtime)
     return x, y, z, d
 
