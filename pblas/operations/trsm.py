@@ -17,6 +17,8 @@ from pblas.plans.plan import Topology
 from pblas.plans.trsm import TrsmPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.runtime.runtime import Runtime
 
 
@@ -193,12 +195,24 @@ def trsm(
     call = TrsmRequest(verb="trsm", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
         raise errors.ArgumentError(f"trsm: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    runtime = call.matrices[0].runtime
+    return solved(call, call.matrices[0].runtime)
+
+
+def solved(call: TrsmRequest, runtime: Runtime, check: Callable[[], None] | None = None) -> DistMatrix:
+    """**Collective.** X of a call with matrices, by a cached plan.
+
+    Args:
+        call: the arguments, which are checked here (global).
+        runtime: runtime of a matrix of the call (global).
+        check: a collective check between the agreement on the arguments and the solve (global).
+    """
     with runtime.call(call.verb):
         spec, plan, nelements = _agreed(call, runtime)
+        if check is not None:
+            check()
         key = plan, spec.alpha, spec.views, nelements
         planned = runtime.plans.get(key, lambda: _planned(call, runtime, spec, plan, nelements))
-        return planned.execute(a, b, out=out)
+        return planned.execute(call.a, call.b, out=call.out)
 
 
 def _planned(call: TrsmRequest, runtime: Runtime, spec: TrsmArguments, plan: TrsmPlan, nelements: int) -> PlannedTrsm:

@@ -16,7 +16,7 @@ from pblas.operations.arguments.product import (
     is_same_memory,
     matrix_remedy,
 )
-from pblas.plans.trsm import TriangularOperands, TrsmPlan
+from pblas.plans.trsm import PANEL, TriangularOperands, TrsmPlan
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ class TrsmArguments(NamedTuple):
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan:
         """The plan of the solve."""
         reads = self.alpha != 0 and 0 not in self.operands.b.shape
-        return TrsmPlan(self.operands, self.dtype.name, nprocs, reads=reads, transport=topology.transport(nprocs))
+        transport = topology.transport(nprocs)
+        return TrsmPlan(self.operands, self.dtype.name, nprocs, reads=reads, width=PANEL, transport=transport)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
