@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pblas.operations.elementwise import PlannedElementwise as PlannedElementwise
     from pblas.operations.elementwise import elementwise as elementwise
     from pblas.operations.elementwise import plan_elementwise as plan_elementwise
+    from pblas.operations.linalg_errors import ConvergenceError as ConvergenceError
+    from pblas.operations.linalg_errors import NotPositiveDefiniteError as NotPositiveDefiniteError
+    from pblas.operations.linalg_errors import SingularMatrixError as SingularMatrixError
     from pblas.operations.matmul import plan_matmul as plan_matmul
     from pblas.operations.matmul import pmatmul as pmatmul
     from pblas.operations.multiplication.base import PlannedMatmul as PlannedMatmul
@@ -87,6 +90,7 @@ _MODULES = {
     "pblas.simulation.hardware": ("Hardware", "Link"),
     "pblas.operations.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
     "pblas.plans.elementwise": ("ElementwisePlan",),
+    "pblas.operations.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
     "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
     "pblas.operations.multiplication.base": ("PlannedMatmul",),
