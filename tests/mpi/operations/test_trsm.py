@@ -14,8 +14,9 @@ from pblas import Grid, MatrixDescriptor
 from pblas.operations.arguments import trsm as arguments
 from tests.common.gauge import Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_matmul import part
-from tests.mpi.operations.test_redistribution import Guarded, some_descriptor
+from tests.mpi.operations.test_redistribution import Guarded
 
 SETTINGS = ("shared", "message", "mixed", "push")
 DTYPES = ("float32", "float64", "complex64", "complex128")
