@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.select import open_backend
 from pblas.backends.settings import check_tuning
 from pblas.matrices.constructors import Constructors
@@ -108,7 +109,10 @@ class Context(Constructors, Collectives):
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)
             raise
-        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
+        if log.is_on(log.INFO):
+            facts = ", ".join(f"{name} {' '.join(value.split())}" for name, value in self.describe().items())
+            log.write(log.INFO, self.rank, "Context: backend %s, %s", self.runtime.backend.name, facts)
+        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), errors.PblasWarning)
 
     @property
     def rank(self) -> int:
@@ -127,6 +131,9 @@ class Context(Constructors, Collectives):
     def __repr__(self) -> str:
         state = " closed" if self.runtime.closed else ""
         return f"<pblas.Context{state}: rank {self.rank} of {self.nprocs}, backend {self.runtime.backend.name!r}>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "runtime"]  # for other modules of the package
 
     def __enter__(self) -> Self:
         return self
@@ -210,7 +217,7 @@ class Context(Constructors, Collectives):
             warnings.warn(
                 f"rank {self.rank}: an array in the context's shared memory is still in use after the context was "
                 f"closed, so the memory stays; it was allocated at {site}. Copy arrays that outlive the context",
-                RuntimeWarning,
+                errors.PblasWarning,
                 stacklevel=3,
             )
 

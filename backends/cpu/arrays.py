@@ -18,6 +18,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import elementwise, reductions
 from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class HostArrays:
         """Out := an expression of numbers and arrays of any dtypes, rounded once; see `elementwise.evaluate`.
 
         Args:
-            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag.
             operands: numbers, and arrays of two dimensions that broadcast to out, by name.
             compute: dtype of the computation.
             out: m x n; an operand may be the same memory.
@@ -149,6 +150,18 @@ class HostArrays:
             conj: multiply with the conjugates of X and Y.
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
+
+    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
+
+        Args:
+            t: m x m, one of its two strides is one element; its other triangle is not read (local).
+            z: m x n, one of its two strides is one element, of 32 bits or more, as t (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
     # Order
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -121,7 +122,9 @@ def job(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All rates, on two hosts of one rank each."""
-    from tests.harness.hosts import Hosts
+    from tests.harness.hosts import Hosts, leave
+
+    signal.signal(signal.SIGTERM, leave)  # the hosts are removed then too
 
     report = []
     python, mpiexec = sys.executable, str(Path(sys.executable).parent / "mpiexec")
@@ -192,9 +195,9 @@ def main() -> None:
         return
     report = measure(options)
     if options.json:
-        from benchmarks.cpu.machine import facts
+        from benchmarks.cpu.machine import header
 
-        text = json.dumps(facts() | {"commit": options.commit, "rates": report}, indent=1)
+        text = json.dumps(header() | {"commit": options.commit, "rates": report}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.chart:
         options.chart.write_text(chart(report), encoding="utf-8")

@@ -17,7 +17,8 @@ from threadpoolctl import threadpool_limits
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.accuracy import LIMIT, gauge, magnitude, wide
 from pblas.cli.layout_spec import Kind, Named
-from pblas.cli.output import add_command, bytes_text, dtype, make_progress, size
+from pblas.cli.output import add_command, dtype, make_progress, size
+from pblas.config import bytes_text
 from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
 

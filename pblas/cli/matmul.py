@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.layout_spec import OnGrid, on_grids
-from pblas.cli.output import add_command, bytes_text, dtype, make_progress, pairs, scalar, trans
+from pblas.cli.output import add_command, dtype, make_progress, pairs, scalar, trans
+from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
 
 if TYPE_CHECKING:

@@ -186,16 +186,3 @@ def trans(text: str) -> str:
     if text.upper() not in {"N", "T", "C"}:
         raise argparse.ArgumentTypeError(f"expected N, T or C, got {text!r}")
     return text.upper()
-
-
-def bytes_text(nbytes: float) -> str:
-    """A number of bytes as text with a unit.
-
-    >>> bytes_text(24576), bytes_text(3 << 30)
-    ('24.0 KiB', '3.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"

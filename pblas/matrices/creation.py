@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.dtypes import DTYPES
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
@@ -287,7 +288,9 @@ class Creation:
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
             files.read_part(path, header, desc, self.runtime.rank, part)
         self.runtime.agree("load: read the parts", {})
-        return DistMatrix(desc, local, self.runtime)
+        matrix = DistMatrix(desc, local, self.runtime)
+        log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
+        return matrix
 
     def _new(self, verb: str, desc: Layout, dtype: Any, arguments: Callable[[], dict[str, Any]] = dict) -> DistMatrix:
         """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path, discard, finish
@@ -68,7 +69,7 @@ class DistMatrix(Operators):
     def local(self, array: Array) -> None:
         if array is not self.stored("DistMatrix.local"):  # Python assigns the array itself after A.local += x
             raise errors.ArgumentError(
-                "DistMatrix.local is this rank's part in place: A.local[...] = x writes it, and A.local += x adds to it"
+                "DistMatrix.local cannot be replaced; A.local[...] = x writes into it, and A.local += x adds to it"
             )
 
     def conj(self) -> DistMatrix:
@@ -255,6 +256,8 @@ class DistMatrix(Operators):
                 if runtime.rank == 0:
                     finish(temporary, path)
             runtime.agree("save: finish", {})
+            if runtime.rank == 0:
+                log.write(log.INFO, 0, "save: %s is written, %r", path, self)
         finally:
             discard(temporary)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.interop import current_stream
 from pblas.epilogues import Epilogue
 from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
@@ -282,6 +283,7 @@ def _reduce_on_hosts(
         spec = ReduceArguments(operation, runtime, x, out, options)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
+    _log_choice(operation, spec, by_messages=by_messages)
     rounds = spec.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
     steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
@@ -330,6 +332,13 @@ def _reduce_on_hosts(
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     return target.result
+
+
+def _log_choice(operation: str, spec: ReduceArguments, *, by_messages: bool) -> None:
+    """Log the algorithm of a reduction and the path of its data (local)."""
+    if log.is_on(log.INFO):
+        how = "by messages" if by_messages else "through shared memory"
+        log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.backends import log
 from pblas.execute.elementwise import ElementwiseOperands, RunElementwise
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -247,6 +248,7 @@ def _run(call: ElementwiseRequest) -> DistMatrix:
         if spec.moved:
             planned = runtime.plans.get((plan, spec.compute), lambda: _planned(spec, runtime))
             return planned.execute_once(spec)
+        log.planned(runtime.rank, PlannedElementwise.noun, plan)
         result = spec.out
         if result is None:
             result = DistMatrix(plan.out, runtime.empty(runtime.place(plan.out, spec.dtype)), runtime)

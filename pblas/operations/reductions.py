@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.execute.reduction import combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
@@ -234,6 +235,7 @@ def _reduced(
             a.desc, operation, axis, a.dtype.name, runtime.nprocs, runtime.topology.transport(runtime.nprocs)
         )
         np.empty(plan.nresults, np.complex128)  # the results have space, or all ranks raise an error
+        log.planned(runtime.rank, "reduction", plan)
         partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.stored(verb),))
     gathered = _gathered(runtime, verb, call_args | a.signature(), partial, plan)
     with np.errstate(all="ignore"):

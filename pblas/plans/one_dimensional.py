@@ -305,7 +305,10 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def unit(self) -> int:
-        """Pieces start on multiples of this number of columns: half a tile if one kernel forms large pieces."""
+        """Pieces start on multiples of this number of columns.
+
+        HALF_TILE if one kernel forms all pieces and the columns suffice for a half tile in each; otherwise LINES.
+        """
         algorithm = self.algorithm
         if algorithm is None or not algorithm.is_one_kernel:
             return LINES

@@ -323,6 +323,12 @@ class ProductPlan(Plan):
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}{how}"
 
     @property
+    def choice(self) -> str:
+        """The plan, its algorithm, and the reasons for both in one line, for the log."""
+        reasons = [f"{key} {text}" for key, text in self._reasons()]
+        return "; ".join([f"{self.label} ({self.transport} transport): {self.why}", *reasons])
+
+    @property
     def lower_bound(self) -> float:
         """Lower bound on the elements that the busiest rank receives, under any plan."""
         return self.product.lower_bound

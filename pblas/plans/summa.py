@@ -185,8 +185,8 @@ class Summa(ProductPlan):
     Args:
         cuboids: the arrangement, in the plan's orientation (global).
         width: largest width of a panel, elements (global).
-        home: placement in which partial products are added before D is sent to its owners, in the plan's orientation;
-            None: that of D (global).
+        sum_placement: placement in which partial products are added before D is sent to its owners, in the plan's
+            orientation; None: that of D (global).
         misfits: sentences for `explain` about layouts that do not conform (global).
     """
 
@@ -200,18 +200,22 @@ class Summa(ProductPlan):
 
     cuboids: Cuboids
     width: int = PANEL
-    home: Placement | None = None
+    sum_placement: Placement | None = None
     misfits: tuple[str, ...] = ()
 
     @property
     def in_place(self) -> bool:
         """Whether each rank multiplies directly into its shard of D, without partial products."""
-        return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
+        return (
+            self.sum_placement is None
+            and self.cuboids.k.nprocs == 1
+            and same_place(self.cuboids.d, placed(self.oriented.d))
+        )
 
     @property
     def sums(self) -> Placement:
         """The placement in which partial products are added."""
-        return self.home or placed(self.oriented.d)
+        return self.sum_placement or placed(self.oriented.d)
 
     @property
     def busiest_multiplies(self) -> int:
@@ -253,7 +257,7 @@ class Summa(ProductPlan):
         count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
         if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
             count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
-        return count + (received_count(self.home, d, rank) if self.home else 0)
+        return count + (received_count(self.sum_placement, d, rank) if self.sum_placement else 0)
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
@@ -285,7 +289,7 @@ class Summa(ProductPlan):
         if self.transport != "shared":
             count += panels * self.cuboids.m.max_count * columns * sums.copies * wide
             count += panels * self.cuboids.nlayers * sums.rows.max_count * own * wide
-        if self.home is not None:
+        if self.sum_placement is not None:
             count += total * itemsize
             if self.transport != "shared":
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
@@ -479,7 +483,7 @@ class SummaA(Summa):
 
     @property
     def panelled(self) -> int:
-        """All of N."""
+        """N, the dimension that SummaA cuts: each rank multiplies panels of all of it."""
         return self.cuboids.n.n
 
     @property

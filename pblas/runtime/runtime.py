@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.dtypes import DTYPES
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
@@ -303,6 +304,7 @@ class Runtime:
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
             self.backend.shared = False
+            log.write(log.INFO, self.rank, "too little shared memory: data goes by messages from now on")
         return given_up
 
 

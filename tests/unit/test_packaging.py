@@ -13,6 +13,7 @@ import pytest
 from tests.harness.run import ROOT
 
 LINKED = ("layouts", "backends")
+BESIDE = ("benchmarks", "docs", "examples", "tests")
 
 
 def build(kind: str, tree: Path, target: Path) -> Path:
@@ -27,26 +28,42 @@ def build(kind: str, tree: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel made from the sdist, as for a user whose platform has none."""
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an unpacked sdist."""
     tmp = tmp_path_factory.mktemp("packaging")
     tree = tmp / "tree"
-    skip = shutil.ignore_patterns("__pycache__")
-    for name in ("pblas", *LINKED):
+    skip = shutil.ignore_patterns("__pycache__", "_build")
+    for name in ("pblas", *LINKED, *BESIDE):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
     for path in ROOT.iterdir():
-        if path.suffix in {".toml", ".md", ".in"} or path.name == "LICENSE":
+        if path.suffix in {".toml", ".md", ".in"} or path.name in {"LICENSE", "Makefile"}:
             shutil.copy(path, tree)
     with tarfile.open(build("sdist", tree, tmp / "sdist")) as archive:
         archive.extractall(tmp / "unpacked", filter="data")
-    (unpacked,) = (tmp / "unpacked").iterdir()
-    return build("wheel", unpacked, tmp / "wheel")
+    (folder,) = (tmp / "unpacked").iterdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel made from the sdist, as for a user whose platform has none."""
+    return build("wheel", unpacked, tmp_path_factory.mktemp("wheels") / "wheel")
 
 
 @pytest.fixture(scope="module")
 def files(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
+
+
+def test_the_sdist_has_what_the_readme_names(unpacked: Path) -> None:
+    names = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"}
+    assert names <= {path.name for path in unpacked.iterdir()}
+    for folder in BESIDE:
+        expected = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".f90"}}
+        expected = {path for path in expected if "_build" not in path.parts}
+        assert expected
+        assert expected <= {path.relative_to(unpacked) for path in (unpacked / folder).rglob("*")}
 
 
 def test_only_pblas_is_installed(files: set[str]) -> None:

@@ -61,9 +61,9 @@ class Partials:
         # The blocks are kept because arrays on them do not keep them.
         self._blocks = blocks = [backend.allocate_scratch(nbytes, window=backend.shared) for _ in self._panels[:2]]
         self._parts = [backend.peer_block(block, rank, 0, self._shape, wire, order) for block in blocks]
-        self._homes = [SourceMatrix(backend, formed, wire, order) for _ in blocks]
-        for home, part in zip(self._homes, self._parts, strict=True):
-            home.publish(part)
+        self._source_matrices = [SourceMatrix(backend, formed, wire, order) for _ in blocks]
+        for source_matrix, part in zip(self._source_matrices, self._parts, strict=True):
+            source_matrix.publish(part)
         self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
         self._buffers = buffers = Buffers(backend)
         self._movements: list[list[Movement]] = []
@@ -73,9 +73,9 @@ class Partials:
             cut = (0, formed.rows.n, 0, n1 - n0)
             target = plan.sums.part(0, formed.rows.n, n0, n1)
             layers = [formed.layer(l) for l in plan.cuboids.layers]
-            home = self._homes[s % 2]
+            source_matrix = self._source_matrices[s % 2]
             self._movements.append(
-                [Movement(home, target, cut, place=layer, buffers=buffers, tag=TAG_PART) for layer in layers]
+                [Movement(source_matrix, target, cut, place=layer, buffers=buffers, tag=TAG_PART) for layer in layers]
             )
             sources = [layer.part(*cut) for layer in layers]
             self._readers.append(self._near(move.peer for source in sources for move in sends(source, target, rank)))
@@ -89,24 +89,26 @@ class Partials:
         """Memory for sums that are not formed in D, and their transfer to D."""
         backend, plan, rank = self._backend, self._plan, self._backend.rank
         self._sums: Array | None = None
-        self._sums_home: SourceMatrix | None = None
+        self._sums_matrix: SourceMatrix | None = None
         shape = plan.sums.local_shape(rank)
-        if plan.home is None:
+        if plan.sum_placement is None:
             if self._total != self._dtype:
                 self._sums = self._private(shape)
         else:
-            nbytes = max(1, plan.home.rows.max_count * plan.home.columns.max_count) * self._dtype.itemsize
+            nbytes = (
+                max(1, plan.sum_placement.rows.max_count * plan.sum_placement.columns.max_count) * self._dtype.itemsize
+            )
             block = backend.allocate_scratch(nbytes, window=backend.shared)
             self._blocks.append(block)
             self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
             same = self._total == self._dtype
             self._sums = self._rounded if same else self._private(shape)
-            self._sums_home = SourceMatrix(backend, plan.home, self._dtype, self._order)
-            self._sums_home.publish(self._rounded)
+            self._sums_matrix = SourceMatrix(backend, plan.sum_placement, self._dtype, self._order)
+            self._sums_matrix.publish(self._rounded)
             d = placed(plan.oriented.d)
-            self._last = Movement(self._sums_home, d, buffers=buffers, tag=TAG_SUM)
-            self._sum_readers = self._near(move.peer for move in sends(plan.home, d, rank))
-            self._sum_sources = self._near(move.peer for move in receives(plan.home, d, rank))
+            self._last = Movement(self._sums_matrix, d, buffers=buffers, tag=TAG_SUM)
+            self._sum_readers = self._near(move.peer for move in sends(plan.sum_placement, d, rank))
+            self._sum_sources = self._near(move.peer for move in receives(plan.sum_placement, d, rank))
             self._workspace_nbytes += int(self._rounded.nbytes)
         if self._sums is not None and self._total != self._dtype:
             self._workspace_nbytes += int(self._sums.nbytes)
@@ -130,7 +132,7 @@ class Partials:
         self._signals: list[Transfer] = []
         self._collected: list[Any] = [None] * len(self._panels)
         self._target: Array = x.result if self._sums is None else self._sums
-        self._adds = x.old is not None and self._plan.home is None
+        self._adds = x.old is not None and self._plan.sum_placement is None
         if self._adds and x.old is not None:
             if self._target is not x.old:
                 self._backend.arrays.assign(x.old, self._target)
@@ -193,7 +195,7 @@ class Partials:
                 movement.sent()
         for collected in self._collected:
             self._backend.arrays.follow(collected)
-        if self._sums_home is not None:
+        if self._sums_matrix is not None:
             self._share()
         elif self._target is not self._x.result:
             self._backend.arrays.assign(self._target, self._x.result)

@@ -34,7 +34,7 @@ class ElementwiseRequest(NamedTuple):
 
     Args:
         verb: name of the call, for messages (global).
-        expression: in the language of `pblas.Epilogue`, with `pblas.epilogues.PARTS` (global).
+        expression: in the language of `pblas.Epilogue`; it may also use conj, real and imag (global).
         operands: by name (global).
         out: the result's matrix, or None (global).
         dtype: of descriptors; of the new result if there are matrices (global).
@@ -370,7 +370,7 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
 
 
 def _checked_out(verb: str, out: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of out, which the result of a dtype and shape goes to."""
+    """The dtype of `out`, checked to take a result of this shape and dtype (local)."""
     if not isinstance(out, DistMatrix):
         raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
     check_not_conjugated(verb, "out", out)

@@ -97,7 +97,9 @@ class RedistributionArguments(NamedTuple):
         if desc is not None and not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
-            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
+            raise errors.ArgumentError(
+                f"{verb}: out must be a DistMatrix, got {type(out).__name__}; for a new matrix pass desc="
+            )
         desc_a, conj_view = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
         dtype = _dtype_of(verb, a, call.dtype)

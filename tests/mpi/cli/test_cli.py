@@ -1,5 +1,6 @@
 """The command line on several ranks, called as a function: files are shared, and only rank 0 prints."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import pblas
 from pblas.backends.gpu_info import Device, Diagnostics
 from pblas.cli import main
 from tests.common.ranks import printed
@@ -149,6 +151,34 @@ def test_info_describes_all_ranks(capsys: Capture) -> None:
         "openblas",
     ):
         assert fact in out
+
+
+def test_info_as_json_has_the_lines_of_the_table_and_the_facts_of_show_config(capsys: Capture) -> None:
+    assert main(["info", "--json"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    facts = json.loads(out)
+    local = pblas.show_config("dicts")
+    assert isinstance(facts.pop("missing"), list)
+    assert {name: facts[name] for name in local if name != "shared memory"} == {
+        name: text for name, text in local.items() if name != "shared memory"
+    }
+    assert facts["ranks"] == str(NPROCS)
+    assert all(isinstance(text, str) for text in facts.values())
+
+
+def test_show_config_prints_what_it_returns(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", "2G")
+    facts = pblas.show_config("dicts")
+    assert "PBLAS_SYMMETRIC_SIZE=2G" in facts["settings"]
+    assert f"pblas {pblas.__version__}" in facts["packages"]
+    assert "openblas" in facts["BLAS"]
+    pblas.show_config()
+    out = capsys.readouterr().out
+    assert all(f"{name}:" in out for name in facts)
+    with pytest.raises(pblas.ArgumentError, match="mode must be 'stdout' or 'dicts', got 'json'"):
+        pblas.show_config("json")  # type: ignore[call-overload]
 
 
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

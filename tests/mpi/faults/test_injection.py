@@ -282,7 +282,7 @@ SAMPLES = 2
 
 # An exception may strike while a generator ends, where Python only reports it, and its frames keep arrays alive.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
 @pytest.mark.skipif(P != 3, reason="a law of all numbers of ranks, tried with an odd one")
 @pytest.mark.parametrize("name", CALLS)
 def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(

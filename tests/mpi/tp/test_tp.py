@@ -638,7 +638,14 @@ def test_arguments_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Con
         refused(errors.ArgumentError, "allgather_linear: bias must be an array of shape (2,) on rank 0", x, w, odd)
     refused(errors.ArgumentError, "'x * s': s must be a number or", x, w, None, Epilogue("x * s", s=np.array(2.0)))
     refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
-    refused(errors.ArgumentError, "makes one column of two, here are 3", x, np.zeros((3, 4)), None, "swiglu")
+    refused(
+        errors.ArgumentError,
+        "needs pairs of columns, gate and up; the product has 3",
+        x,
+        np.zeros((3, 4)),
+        None,
+        "swiglu",
+    )
     refused(errors.ArgumentError, "leave it out", x, w, aux=np.zeros((3 * P, 2)))
     refused(errors.ArgumentError, "out is 1 x 1", x, w, out=np.zeros((1, 1)))
     if P > 1:

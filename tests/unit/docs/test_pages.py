@@ -20,7 +20,7 @@ def glossary() -> tuple[list[str], str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs_or_says_why_not(page: str) -> None:
-    """Outputs are compared with what a script prints, so a page that has some has a script."""
+    """Tests compare the `text` blocks of a page with the output of its script, so a page with such blocks has one."""
     blocks = blocks_of(page)
     silent = [
         str(block) for block in blocks if not (block.language in RUN or block.language[:1] == "{" or block.reason)
