@@ -19,7 +19,6 @@ from pblas.backends.dtypes import BFLOAT16
 from pblas.errors import BackendError, FileFormatError
 from pblas.matrices.complete_files import reading
 from pblas.matrices.mapped_files import Header
-from pblas.matrices.scatter_gather import index_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -87,9 +86,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     if not local.size:
         return
     h5py = library()
-    rows, columns = (
-        np.arange(length)[index_of(ends)] for length, ends in zip(header.shape, desc.global_ranges(rank), strict=True)
-    )
+    rows, columns = (np.concatenate([np.arange(*ends) for ends in ranges]) for ranges in desc.global_ranges(rank))
     first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
         with h5py.File(path, "r", locking="best-effort") as file, np.errstate(all="ignore"):
