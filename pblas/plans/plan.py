@@ -31,7 +31,7 @@ class Topology:
     """The properties of a machine that the planner needs; all ranks agree on them once per context.
 
     Args:
-        ranks_per_node: the most ranks n of which the first n, the next n, and so on share a node's memory (global).
+        ranks_per_node: the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global).
         shared: ranks of one node read each other's memory (global).
         push: ranks push data into the workspaces of their peers, as GPUs do (global).
         gpus: matrices are in GPU memory, where only push plans and general plans run (global).

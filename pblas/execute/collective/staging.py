@@ -68,7 +68,7 @@ class Staging:
             place: elements before them in the slot.
             span: first element and the one after the last.
             dtype: of the elements.
-            result: the number of a result, of which there may be two.
+            result: number of the result, 0 or 1.
         """
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
