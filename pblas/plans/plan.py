@@ -264,7 +264,7 @@ class ProductPlan(Plan):
         bandwidth: bytes per second of messages between nodes, measured; 0: not known (global).
         nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
             not consecutive (global).
-        wire: dtype in which partial products travel, if not the dtype of D; with the push transport only (global).
+        wire: dtype in which partial products travel, if not the dtype of D (global).
     """
 
     travels: ClassVar[bool] = True
@@ -370,6 +370,16 @@ class ProductPlan(Plan):
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
         """Elements that `rank` sends; plans that move data override it."""
         return 0
+
+    @property
+    def wire_itemsize(self) -> int:
+        """Bytes of an element of a partial product that travels."""
+        return ITEMSIZE[self.wire] if self.wire else self.itemsize
+
+    @property
+    def partials_text(self) -> str:
+        """The partial products, for `explain`, with their dtype if it is not that of D."""
+        return f"partial products of D in {self.wire}" if self.wire else "partial products of D"
 
     def network_elements(self, node: range) -> int:  # noqa: ARG002 - the same for every node
         """Elements that the ranks `node` of a node receive from other nodes; one-dimensional plans override it."""
