@@ -245,11 +245,11 @@ class Summa(ProductPlan):
         return count
 
     def received_nbytes(self, rank: int) -> int:
-        """Bytes that `rank` receives; partial products travel in the dtype of D."""
-        return (self.received_elements(rank) + self.delivered_elements(rank)) * self.product.itemsize
+        """Bytes of operands, partial products and sums that `rank` receives."""
+        return self.received_elements(rank) * self.product.itemsize + self.delivered_nbytes(rank)
 
-    def delivered_elements(self, rank: int) -> int:
-        """Elements of partial products, and of sums added by other ranks, that `rank` receives."""
+    def delivered_nbytes(self, rank: int) -> int:
+        """Bytes of partial products, in their dtype, and of sums added by other ranks that `rank` receives."""
         if self.in_place:
             return 0
         formed, d = self.cuboids.d, placed(self.oriented.d)
@@ -257,7 +257,8 @@ class Summa(ProductPlan):
         count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
         if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
             count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
-        return count + (received_count(self.sum_placement, d, rank) if self.sum_placement else 0)
+        sums = received_count(self.sum_placement, d, rank) if self.sum_placement else 0
+        return count * self.wire_itemsize + sums * self.itemsize
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
@@ -503,7 +504,7 @@ class SummaA(Summa):
 
     @property
     def cut_at(self) -> Split:
-        """The split of N at whose block borders panels end."""
+        """The split of N. A panel ends where one of its blocks ends."""
         splits = placed(self.oriented.b).columns, self.sums.columns
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)

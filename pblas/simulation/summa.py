@@ -57,7 +57,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
         )
         yield Phase(1, copied=2 * brought)
     m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
-    arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), itemsize * plan.delivered_elements(view.rank)
+    arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), plan.delivered_nbytes(view.rank)
     slow = _slow(plan, b, b.columns, plan.width)
     kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, plan.width), _layers(plan)
     n = cuboids.n.n
@@ -77,7 +77,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
 
 def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
     """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
-    nbytes = plan.product.itemsize * plan.delivered_elements(view.rank)
+    nbytes = plan.delivered_nbytes(view.rank)
     if nbytes:
         yield Phase(1, after=_traffic(view, nbytes, _share(plan.cuboids.d, view), _layers(plan)))
         yield Phase(1, copied=3 * nbytes, waits="sent")
