@@ -6,7 +6,31 @@ Local arrays are NumPy's or CuPy's, stored by columns or by rows. The rest of pb
 matrices and descriptors.
 """
 
+import builtins
+
 from pblas.errors import PblasArgumentError as PblasArgumentError
+from pblas.scalapack.auxiliary import pclacpy as pclacpy
+from pblas.scalapack.auxiliary import pclange as pclange
+from pblas.scalapack.auxiliary import pclanhe as pclanhe
+from pblas.scalapack.auxiliary import pclansy as pclansy
+from pblas.scalapack.auxiliary import pclantr as pclantr
+from pblas.scalapack.auxiliary import pclaset as pclaset
+from pblas.scalapack.auxiliary import pdlacpy as pdlacpy
+from pblas.scalapack.auxiliary import pdlange as pdlange
+from pblas.scalapack.auxiliary import pdlansy as pdlansy
+from pblas.scalapack.auxiliary import pdlantr as pdlantr
+from pblas.scalapack.auxiliary import pdlaset as pdlaset
+from pblas.scalapack.auxiliary import pslacpy as pslacpy
+from pblas.scalapack.auxiliary import pslange as pslange
+from pblas.scalapack.auxiliary import pslansy as pslansy
+from pblas.scalapack.auxiliary import pslantr as pslantr
+from pblas.scalapack.auxiliary import pslaset as pslaset
+from pblas.scalapack.auxiliary import pzlacpy as pzlacpy
+from pblas.scalapack.auxiliary import pzlange as pzlange
+from pblas.scalapack.auxiliary import pzlanhe as pzlanhe
+from pblas.scalapack.auxiliary import pzlansy as pzlansy
+from pblas.scalapack.auxiliary import pzlantr as pzlantr
+from pblas.scalapack.auxiliary import pzlaset as pzlaset
 from pblas.scalapack.descriptors import descinit as descinit
 from pblas.scalapack.grids import exit as exit  # noqa: A004 - as in BLACS
 from pblas.scalapack.grids import get as get
@@ -17,6 +41,80 @@ from pblas.scalapack.grids import gridmap as gridmap
 from pblas.scalapack.grids import pcoord as pcoord
 from pblas.scalapack.grids import pinfo as pinfo
 from pblas.scalapack.grids import pnum as pnum
+from pblas.scalapack.level1 import pcamax as pcamax
+from pblas.scalapack.level1 import pcaxpy as pcaxpy
+from pblas.scalapack.level1 import pccopy as pccopy
+from pblas.scalapack.level1 import pcdotc as pcdotc
+from pblas.scalapack.level1 import pcdotu as pcdotu
+from pblas.scalapack.level1 import pcscal as pcscal
+from pblas.scalapack.level1 import pcsscal as pcsscal
+from pblas.scalapack.level1 import pcswap as pcswap
+from pblas.scalapack.level1 import pdamax as pdamax
+from pblas.scalapack.level1 import pdasum as pdasum
+from pblas.scalapack.level1 import pdaxpy as pdaxpy
+from pblas.scalapack.level1 import pdcopy as pdcopy
+from pblas.scalapack.level1 import pddot as pddot
+from pblas.scalapack.level1 import pdnrm2 as pdnrm2
+from pblas.scalapack.level1 import pdscal as pdscal
+from pblas.scalapack.level1 import pdswap as pdswap
+from pblas.scalapack.level1 import pdzasum as pdzasum
+from pblas.scalapack.level1 import pdznrm2 as pdznrm2
+from pblas.scalapack.level1 import psamax as psamax
+from pblas.scalapack.level1 import psasum as psasum
+from pblas.scalapack.level1 import psaxpy as psaxpy
+from pblas.scalapack.level1 import pscasum as pscasum
+from pblas.scalapack.level1 import pscnrm2 as pscnrm2
+from pblas.scalapack.level1 import pscopy as pscopy
+from pblas.scalapack.level1 import psdot as psdot
+from pblas.scalapack.level1 import psnrm2 as psnrm2
+from pblas.scalapack.level1 import psscal as psscal
+from pblas.scalapack.level1 import psswap as psswap
+from pblas.scalapack.level1 import pzamax as pzamax
+from pblas.scalapack.level1 import pzaxpy as pzaxpy
+from pblas.scalapack.level1 import pzcopy as pzcopy
+from pblas.scalapack.level1 import pzdotc as pzdotc
+from pblas.scalapack.level1 import pzdotu as pzdotu
+from pblas.scalapack.level1 import pzdscal as pzdscal
+from pblas.scalapack.level1 import pzscal as pzscal
+from pblas.scalapack.level1 import pzswap as pzswap
+from pblas.scalapack.level2 import pcagemv as pcagemv
+from pblas.scalapack.level2 import pcahemv as pcahemv
+from pblas.scalapack.level2 import pcatrmv as pcatrmv
+from pblas.scalapack.level2 import pcgemv as pcgemv
+from pblas.scalapack.level2 import pcgerc as pcgerc
+from pblas.scalapack.level2 import pcgeru as pcgeru
+from pblas.scalapack.level2 import pchemv as pchemv
+from pblas.scalapack.level2 import pcher as pcher
+from pblas.scalapack.level2 import pcher2 as pcher2
+from pblas.scalapack.level2 import pctrmv as pctrmv
+from pblas.scalapack.level2 import pdagemv as pdagemv
+from pblas.scalapack.level2 import pdasymv as pdasymv
+from pblas.scalapack.level2 import pdatrmv as pdatrmv
+from pblas.scalapack.level2 import pdgemv as pdgemv
+from pblas.scalapack.level2 import pdger as pdger
+from pblas.scalapack.level2 import pdsymv as pdsymv
+from pblas.scalapack.level2 import pdsyr as pdsyr
+from pblas.scalapack.level2 import pdsyr2 as pdsyr2
+from pblas.scalapack.level2 import pdtrmv as pdtrmv
+from pblas.scalapack.level2 import psagemv as psagemv
+from pblas.scalapack.level2 import psasymv as psasymv
+from pblas.scalapack.level2 import psatrmv as psatrmv
+from pblas.scalapack.level2 import psgemv as psgemv
+from pblas.scalapack.level2 import psger as psger
+from pblas.scalapack.level2 import pssymv as pssymv
+from pblas.scalapack.level2 import pssyr as pssyr
+from pblas.scalapack.level2 import pssyr2 as pssyr2
+from pblas.scalapack.level2 import pstrmv as pstrmv
+from pblas.scalapack.level2 import pzagemv as pzagemv
+from pblas.scalapack.level2 import pzahemv as pzahemv
+from pblas.scalapack.level2 import pzatrmv as pzatrmv
+from pblas.scalapack.level2 import pzgemv as pzgemv
+from pblas.scalapack.level2 import pzgerc as pzgerc
+from pblas.scalapack.level2 import pzgeru as pzgeru
+from pblas.scalapack.level2 import pzhemv as pzhemv
+from pblas.scalapack.level2 import pzher as pzher
+from pblas.scalapack.level2 import pzher2 as pzher2
+from pblas.scalapack.level2 import pztrmv as pztrmv
 from pblas.scalapack.level3 import pcgeadd as pcgeadd
 from pblas.scalapack.level3 import pcgemm as pcgemm
 from pblas.scalapack.level3 import pctradd as pctradd
@@ -60,3 +158,7 @@ from pblas.scalapack.tools import pslaprnt as pslaprnt
 from pblas.scalapack.tools import pzelget as pzelget
 from pblas.scalapack.tools import pzelset as pzelset
 from pblas.scalapack.tools import pzlaprnt as pzlaprnt
+
+__all__ = sorted(  # noqa: PLE0605 - a list of strings: `import *` leaves `exit` to Python
+    name for name, value in list(globals().items()) if callable(value) and not hasattr(builtins, name)
+)

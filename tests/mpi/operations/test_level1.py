@@ -95,7 +95,9 @@ def test_nrm2_neither_overflows_nor_underflows(ctx: Context, dtype: str) -> None
     info = np.finfo(dtype)
     for size in (info.max / 4, info.tiny, info.smallest_subnormal * 8):
         x = ctx.full((9, 1), size, dtype)
-        assert blas.nrm2(x) == pytest.approx(3 * float(size), rel=4 * info.eps, abs=float(info.smallest_subnormal))
+        assert blas.nrm2(x) == pytest.approx(
+            3 * float(size), rel=4 * float(info.eps), abs=float(info.smallest_subnormal)
+        )
         assert blas.nrm2(x.T) == blas.nrm2(x)
     x[5, 0] = np.inf
     assert blas.nrm2(x) == np.inf
@@ -127,10 +129,10 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
         (pblas.MismatchError, "", lambda: blas.scal(one(1.0, 2.0), x)),
     ]
     for kind, text, call in calls:
-        if kind is ArgumentError or len(wrong) == ctx.nprocs or kind is not pblas.MismatchError:
+        if kind is not pblas.MismatchError or len(wrong) < ctx.nprocs:
             raises_on_all_ranks(kind, text, call)
         assert blas.asum(x) == 6.0
-    if ctx.nprocs > 1:
+    if len(wrong) < ctx.nprocs:
         raises_on_all_ranks(pblas.MismatchError, "", partial(blas.nrm2, one(x, z)))
     complex_ = ctx.ones((3, 1), "complex128")
     raises_on_all_ranks(DTypeError, "dotc", lambda: blas.dot(complex_, complex_))
