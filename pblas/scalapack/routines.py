@@ -165,12 +165,13 @@ def _routine(
     """
     matrices = "|".join(shapes)
     arguments = tuple(re.sub(rf"\b({matrices})\b", r"\1 I\1 J\1 DESC\1", line).split())
-    operands = tuple(
-        Operand(*(x, arguments.index(x) + 1, *(*shape.split(), "")[:3]), f"INC{x}" if f"INC{x}" in arguments else "")
-        for x, shape in shapes.items()
-    )
+    operands = []
+    for x, shape in shapes.items():
+        rows, columns, trans = (*shape.split(), "")[:3]
+        increment = f"INC{x}" if f"INC{x}" in arguments else ""
+        operands.append(Operand(x, arguments.index(x) + 1, rows, columns, trans, increment))
     written = list(shapes)[1:][-1:] if outputs is None else outputs.split()
-    return Routine(name, arguments, operands, texts, tuple(written), tuple(real.split()), whole)
+    return Routine(name, arguments, tuple(operands), texts, tuple(written), tuple(real.split()), whole)
 
 
 GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")

@@ -94,7 +94,7 @@ def test_updates_are_those_of_numpy_and_nothing_else_changes(contexts: Contexts,
 def test_nrm2_neither_overflows_nor_underflows(ctx: Context, dtype: str) -> None:
     info = np.finfo(dtype)
     for size in (info.max / 4, info.tiny, info.smallest_subnormal * 8):
-        x = ctx.full((9, 1), size, dtype)
+        x = ctx.full((9, 1), float(size), dtype)
         assert blas.nrm2(x) == pytest.approx(
             3 * float(size), rel=4 * float(info.eps), abs=float(info.smallest_subnormal)
         )

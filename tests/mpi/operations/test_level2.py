@@ -30,7 +30,8 @@ def guarded(ctx: Context, rng: Random, stored: Array) -> tuple[DistMatrix, DistM
     i, j = rng.choice([0, 1, 3]), rng.choice([0, 2])
     whole = np.full((stored.shape[0] + i + 1, stored.shape[1] + j + 1), np.nan, stored.dtype)
     whole[i : i + stored.shape[0], j : j + stored.shape[1]] = stored
-    a = placed(ctx, whole, some_descriptor(rng, *whole.shape, ctx.nprocs), rng.choice([0, 2]))
+    m, n = whole.shape
+    a = placed(ctx, whole, some_descriptor(rng, m, n, ctx.nprocs), rng.choice([0, 2]))
     return a, a[i : i + stored.shape[0], j : j + stored.shape[1]]
 
 

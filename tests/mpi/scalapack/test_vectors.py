@@ -110,7 +110,8 @@ NORMS: dict[str, Any] = {
 @pytest.mark.parametrize("letter", list(DTYPES))
 def test_laset_and_lacpy_write_their_part_only(ictxt: int, letter: str, uplo: str) -> None:
     dtype, (m, n) = np.dtype(DTYPES[letter]), (7, 9)
-    keep = {"L": np.tril, "u": np.triu, "A": np.copy}[uplo[0]](np.ones((m, n))) != 0
+    choose: dict[str, Any] = {"L": np.tril, "u": np.triu, "A": np.copy}
+    keep = choose[uplo[0]](np.ones((m, n))) != 0
     a, b = (
         Operand(Matrix(10, 12, *blocks, 3, 2), entries((10, 12), dtype, seed), GRID, COMM.rank)
         for blocks, seed in (((2, 3), 1), ((3, 1), 2))
@@ -134,3 +135,63 @@ def test_import_star_hides_no_builtin() -> None:
     exec("from pblas.scalapack import *", names)
     assert "exit" not in names
     assert {"pdgemm", "pdgemv", "pscnrm2", "pdlange", "gridinit", "PblasArgumentError"} <= names.keys()
+
+
+@pytest.mark.parametrize("scope", ["A", "R", "c"])
+@pytest.mark.parametrize("letter", ["i", "s", "d", "c", "z"])
+def test_blacs_combines_and_broadcasts_within_a_scope(ictxt: int, letter: str, scope: str) -> None:
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    dtype = np.dtype("int64" if letter == "i" else DTYPES[letter])
+    members = [(p, q) for q in range(npcol) for p in range(nprow)]
+    members = [(p, q) for p, q in members if scope == "A" or (p == myrow if scope == "R" else q == mycol)]
+
+    def elements(p: int, q: int) -> Any:
+        return np.array([[1 + p, 2 * q - 3, 5], [-4 * p, 7 - q, 9]]).astype(dtype)
+
+    group = scalapack.comm(ictxt, scope)
+    assert group.size == len(members)
+    assert group.rank == {"A": GRID.rank(myrow, mycol), "R": mycol, "c": myrow}[scope]
+    scalapack.barrier(ictxt, scope)
+    everywhere = [elements(p, q)[:, :2] for p, q in members]
+    a = elements(myrow, mycol)
+    getattr(scalapack, f"{letter}gsum2d")(ictxt, scope, " ", 2, 2, a, 2, -1, -1)
+    assert np.array_equal(a[:, :2], sum(everywhere))
+    assert np.array_equal(a[:, 2], [5, 9])
+    for name, pick in (("gamx2d", np.argmax), ("gamn2d", np.argmin)):
+        a, ra, ca = elements(myrow, mycol), np.zeros((2, 2), int), np.zeros((2, 2), int)
+        dest = members[-1]
+        getattr(scalapack, f"{letter}{name}")(ictxt, scope, " ", 2, 2, a, 2, ra, ca, 2, *dest)
+        expected = elements(myrow, mycol)
+        if dest == (myrow, mycol):
+            for index in np.ndindex(2, 2):
+                p, q = int(ra[index]), int(ca[index])
+                sizes = [abs(x[index]) for x in everywhere]
+                assert (p, q) in members
+                assert abs(elements(p, q)[index]) == sizes[int(pick(sizes))]
+                expected[index] = elements(p, q)[index]
+        assert np.array_equal(a, expected)
+    p, q = members[0]
+    b = elements(myrow, mycol)
+    if (p, q) == (myrow, mycol):
+        getattr(scalapack, f"{letter}gebs2d")(ictxt, scope, " ", 2, 1, b, 2)
+    else:
+        getattr(scalapack, f"{letter}gebr2d")(ictxt, scope, " ", 2, 1, b, 2, p, q)
+    assert np.array_equal(b[:, 0], elements(p, q)[:, 0])
+    assert np.array_equal(b[:, 1:], elements(myrow, mycol)[:, 1:])
+
+
+def test_blacs_refuses_wrong_arguments(ictxt: int) -> None:
+    a = np.zeros((2, 2))
+    calls: list[tuple[int, Any]] = [
+        (-1, lambda: scalapack.barrier(-1)),
+        (-2, lambda: scalapack.barrier(ictxt, "X")),
+        (-4, lambda: scalapack.dgsum2d(ictxt, "A", " ", -1, 2, a, 2)),
+        (-6, lambda: scalapack.sgsum2d(ictxt, "A", " ", 2, 2, a, 2)),
+        (-6, lambda: scalapack.dgsum2d(ictxt, "A", " ", 2, 3, a, 2)),
+        (-7, lambda: scalapack.dgsum2d(ictxt, "A", " ", 2, 2, a, 1)),
+        (-8, lambda: scalapack.dgebr2d(ictxt, "A", " ", 2, 2, a, 2, 99, 0)),
+    ]
+    for info, call in calls:
+        with pytest.raises(PblasArgumentError) as caught:
+            call()
+        assert caught.value.info == info
