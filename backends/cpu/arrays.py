@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 _HERE = nullcontext()
+_CACHED = 1 << 15
+"""Elements of a rank-k update that are formed before they are added, so that they stay in cache."""
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 
@@ -130,9 +132,24 @@ class HostArrays:
 
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
-        product = np.empty((x.shape[0], 1), dtype)
-        self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product, conj=(conj, False))
-        return product[:, 0]
+        if dtype != x.dtype:  # 16 bits, multiplied in 32
+            product = np.empty((x.shape[0], 1), dtype)
+            self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product)
+            return product[:, 0]
+        conj = conj and x.dtype.kind == "c"
+        result: Array = x @ np.ascontiguousarray(vector.conj() if conj else vector)  # GEMV; a GEMM of width 1 is slower
+        return result.conj() if conj else result
+
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
+        dtype = accumulator_dtype(z.dtype)
+        if abs(z.strides[0]) < abs(z.strides[1]):
+            x, y, z = y.T, x.T, z.T
+        x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+        step = max(1, _CACHED // max(1, z.shape[1]))
+        for start in range(0, z.shape[0], step):
+            lines = slice(start, start + step)
+            np.add(z[lines], x[lines] @ y, z[lines], casting="unsafe")
 
     # Products
 

@@ -217,6 +217,15 @@ class DeviceArrays:
         self.settle()
         return self.download(product)[:, 0]
 
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
+        self.begin()
+        left, right = cupy.empty(x.shape, z.dtype, "F"), cupy.empty(y.shape, z.dtype)
+        self.upload(x, left)
+        self.upload(y, right)
+        self.gemm(1, left, right, 1, z)
+        self.settle()
+
     # Host memory, for naive collectives
 
     def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:

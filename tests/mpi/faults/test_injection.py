@@ -154,6 +154,20 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     ),
     "pdelget": lambda x: scalapack.pdelget("A", " ", x.blocks[0], 2, 3, x.desc),
     "pdlaprnt": lambda x: scalapack.pdlaprnt(2, 2, x.blocks[0], 1, 1, x.desc, 0, 0, "A", io.StringIO()),
+    "dot": lambda x: pblas.blas.dot(x.rows[:, 1], x.columns[2]),
+    "amax": lambda x: pblas.blas.amax(x.grid[:, 3]),
+    "axpy": lambda x: pblas.blas.axpy(2.0, x.rows[:, 1], x.grid[2]),
+    "swap": lambda x: pblas.blas.swap(x.rows[:, 1], x.grid[:, 2]),
+    "gemv": lambda x: pblas.blas.gemv(x.grid, x.rows[:, 1], x.columns[:, 2]),
+    "symv, arrays": lambda x: pblas.blas.symv(x.columns, np.ones(N)),
+    "trmv": lambda x: pblas.blas.trmv(x.grid, x.rows[:, 1], diag="U"),
+    "syr2": lambda x: pblas.blas.syr2(x.rows[:, 1], np.ones(N), x.own),
+    "pdgemv": lambda x: scalapack.pdgemv(
+        *("N", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[1], 1, 1, x.desc, 1, 0.0),
+        *(x.blocks[2], 1, 1, x.desc, N),
+    ),
+    "pdlange": lambda x: scalapack.pdlange("F", N, N, x.blocks[0], 1, 1, x.desc),
+    "pdlaset": lambda x: scalapack.pdlaset("U", N, N, 0.0, 1.0, x.blocks[2], 1, 1, x.desc),
     "trace": lambda x: x.planned.trace(x.rows, x.rows, paths=x.folder / "trace.json"),
 }
 """Every public collective call of a context, and every plan."""
