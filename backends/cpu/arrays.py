@@ -127,6 +127,10 @@ class HostArrays:
         elements: Array = x[rows, columns]
         return elements
 
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """x[rows[i], columns[i]] := value."""
+        x[rows, columns] = value
+
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
         product = np.empty((x.shape[0], 1), dtype)

@@ -139,6 +139,12 @@ class Plan(ABC):
         """The plan in one line, for the titles of pictures."""
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
 
+    def over(self, transport: Transport) -> Plan:
+        """The same plan with another transport."""
+        fields: Any = self
+        plan: Plan = replace(fields, transport=transport)
+        return plan
+
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Predict time, bytes and memory of this plan on a described machine, without running it.
 
@@ -167,8 +173,7 @@ class Plan(ABC):
 
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
-            fields: Any = self
-            plan = replace(fields, transport=described.topology.transport(self.nprocs))
+            plan = self.over(described.topology.transport(self.nprocs))
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:
