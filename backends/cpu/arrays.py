@@ -130,6 +130,10 @@ class HostArrays:
         elements: Array = x[rows, columns]
         return elements
 
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """x[rows[i], columns[i]] := value."""
+        x[rows, columns] = value
+
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
         if dtype != x.dtype:  # 16 bits, multiplied in 32

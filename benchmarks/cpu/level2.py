@@ -49,7 +49,9 @@ def measure(ctx: pblas.Context, n: int, case: str, cores: int, repeats: int) -> 
     """Seconds of each column in each round."""
     ours, numpys = CASES[case]
     a, x = ctx.random((n, n), seed=1), ctx.random((n, 1), seed=2)
-    whole, vector = a.to_global(0), x.to_global(None).ravel()
+    whole, vector = a.to_global(0), x.to_global(None)
+    assert vector is not None, "all ranks get it"
+    vector = vector.ravel()
     columns: dict[str, Callable[[], Any]] = {
         "pblas": lambda: ours(a, vector, x),
         "numpy": lambda: on_first_rank(lambda: numpys(whole, vector), cores),

@@ -239,10 +239,12 @@ class Summa(ProductPlan):
 
     def received_elements(self, rank: int) -> int:
         """Elements of op(A) and op(B) that the rank's cuboid needs and the rank does not have."""
+        return sum(self.arriving_elements(rank))
+
+    def arriving_elements(self, rank: int) -> tuple[int, int]:
+        """Elements of op(A), and of op(B), that the rank's cuboid needs and the rank does not have."""
         product_, cuboids = self.oriented, self.cuboids
-        count = received_count(placed(product_.a), cuboids.a, rank)
-        count += received_count(placed(product_.b), cuboids.b, rank)
-        return count
+        return received_count(placed(product_.a), cuboids.a, rank), received_count(placed(product_.b), cuboids.b, rank)
 
     def received_nbytes(self, rank: int) -> int:
         """Bytes of operands, partial products and sums that `rank` receives."""
@@ -313,7 +315,7 @@ class Summa(ProductPlan):
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         yield from ProductPlan.operand_lines(self)
-        flops = self.cuboids.flops * (4 if self.dtype.startswith("complex") else 1)
+        flops = 2 * self.busiest_multiplies * (4 if self.dtype.startswith("complex") else 1)
         yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {flops:,} flops per rank at most"
         yield from (("misfit", text) for text in self.misfits)
         if self.misfits:
@@ -428,6 +430,10 @@ Panel(start=2, stop=4, owner=1)], 256)
         for start, stop in k.runs(layer):
             for g0, g1 in cut(self.cut_at, start, stop, self.width):
                 yield Panel(g0, g1)
+
+    def rows_of(self, panel: Panel) -> tuple[int, int]:  # noqa: ARG002 - triangular products use it
+        """The rows of op(A) in which a panel is moved and multiplied: all of them, half-open."""
+        return 0, self.oriented.m
 
     @property
     def cut_at(self) -> Split:
