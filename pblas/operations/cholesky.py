@@ -69,7 +69,7 @@ def plan_cholesky(
         as `cholesky`.
 
     >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
-    128
+    192
     """
     return planned(PlannedCholesky, "plan_cholesky", a, dtype=dtype, nprocs=nprocs, upper=upper, returns=True)
 

@@ -65,7 +65,7 @@ def lu_factor(a: DistMatrix) -> LuFactor:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
 
     Returns:
-        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond()`, `F.pivots`, `F.lu()`.
+        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond(norm)`, `F.pivots`, `F.lu()`.
 
     Raises:
         ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.

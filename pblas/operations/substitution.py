@@ -100,10 +100,8 @@ def _identity(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix."""
     runtime = like.runtime
     x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
-    local, start = x.stored("identity"), desc.global_ranges(runtime.rank)[1]
-    local[...] = 0
-    j_loc = 0
-    for j0, j1 in start:
-        local[range(j0, j1), range(j_loc, j_loc + j1 - j0)] = 1
-        j_loc += j1 - j0
+    with runtime.local_step("inv"):
+        local, columns = x.stored("inv"), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
+        local[...] = 0
+        local[columns, range(len(columns))] = 1
     return x

@@ -11,7 +11,7 @@ from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
 panels take longer than the updates that hide them."""
-_PANELS = 8
+_PANELS = 5
 """Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks. Two ranks and one take equally long at n = 256."""
@@ -40,7 +40,7 @@ def choose_factorization(
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
-    (128, 4)
+    (192, 4)
     >>> choose_factorization("lu", MatrixDescriptor.row_wise(100, 100, 4), "float64", 4, "shared").w.nprocs
     1
     """

@@ -122,7 +122,7 @@ class FactorizationPlan(Plan):
     @property
     def overlaps_messages(self) -> bool:
         """Whether ranks compute while messages are under way: the next panel arrives during an update."""
-        return self.w.nprocs > 1
+        return self.w.nprocs > 1 and self.transport in ("message", "mixed")
 
     @property
     def copy(self) -> RedistributionPlan:

@@ -72,7 +72,7 @@ class SubstitutionPlan(Plan):
     @property
     def overlaps_messages(self) -> bool:
         """Whether ranks compute while messages are under way: the next panel arrives meanwhile."""
-        return self.nprocs > 1
+        return self.nprocs > 1 and self.transport in ("message", "mixed")
 
     def parts(self) -> Iterator[tuple[Sweep, Panel]]:
         """The panels that every rank with columns of X needs, in order."""

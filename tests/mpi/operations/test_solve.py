@@ -62,6 +62,8 @@ def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
         if n:
             assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
             assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
+            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond(matrix.norm(1))))
+            assert 1 - bound <= estimate * condition <= 10
             assert float(linalg.matrix_norm(matrix, ord=1)) == pytest.approx(norm1(a), rel=n * eps)
 
 
