@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import elementwise, reductions
+from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
@@ -183,6 +183,33 @@ class HostArrays:
             conj: solve with the conjugate of T.
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
+
+    # Factorizations of blocks in Fortran order
+
+    def cholesky(self, x: Array) -> int:
+        """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
+        return lapack.potrf(x)
+
+    def lu(self, x: Array, pivots: Array) -> int:
+        """X := L and U with P X = L U; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.getrf`."""
+        return lapack.getrf(x, pivots)
+
+    def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""
+        lapack.swap_rows(x, pivots, start, backward=backward)
+
+    def solve_triangle(
+        self,
+        t: Array,
+        x: Array,
+        *,
+        side: Literal["L", "R"] = "L",
+        uplo: Literal["L", "U"] = "L",
+        trans: Literal["N", "T", "C"] = "N",
+        unit: bool = False,
+    ) -> None:
+        """X := op(T)^-1 X, or X op(T)^-1; see `pblas.backends.cpu.lapack.trsm`."""
+        lapack.trsm(t, x, side=side, uplo=uplo, trans=trans, unit=unit)
 
     # Order
 

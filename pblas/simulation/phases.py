@@ -11,12 +11,14 @@ from typing import Any
 
 from pblas.plans.base import Plan
 from pblas.plans.elementwise import ElementwisePlan
+from pblas.plans.factorization import CholeskyPlan, LuPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
 from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
+from pblas.plans.substitution import SubstitutionPlan
 from pblas.plans.summa import SummaA, SummaC
-from pblas.simulation import elementwise, redistribution, reduction
+from pblas.simulation import elementwise, factorization, redistribution, reduction
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -61,4 +63,7 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     RedistributionPlan: redistribution.redistribute,
     ElementwisePlan: elementwise.elementwise,
     ReductionPlan: reduction.reduction,
+    CholeskyPlan: factorization.factorization,
+    LuPlan: factorization.factorization,
+    SubstitutionPlan: factorization.substitution,
 }

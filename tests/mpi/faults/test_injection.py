@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import Context, Grid, MatrixDescriptor, scalapack, tp
+from pblas import Context, Grid, MatrixDescriptor, linalg, scalapack, tp
 from pblas.backends.local_step import LocalStep
 from pblas.scalapack import grids
 from tests.common.ranks import COMM, check_product, same_on_all_ranks
@@ -50,6 +50,7 @@ class Cast:
         self.folder, self.transport = folder, transport
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
         self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
+        self.large = ctx.eye(400, "float32")  # enough columns to be factored by three ranks
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
         self.own = ctx.from_local(self.part, ROWS)  # in no window
@@ -135,6 +136,12 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "elementwise, redistributed": lambda x: x.rows + x.grid,
     "plan_elementwise": lambda x: pblas.plan_elementwise("x + y", x=x.rows, y=x.columns),
     "execute, elementwise": lambda x: x.combined.execute(x=x.own, y=x.columns, s=2.0),
+    "cholesky": lambda x: linalg.cholesky(x.large),
+    "lu_factor, solve": lambda x: linalg.lu_factor(x.large).solve(x.large[:, :4]),
+    "solve, of an array": lambda x: linalg.solve(x.large, np.ones(400), assume_a="pos"),
+    "inv": lambda x: linalg.inv(x.rows),
+    "slogdet": lambda x: linalg.slogdet(x.grid),
+    "plan_lu": lambda x: linalg.plan_lu(x.large),
     "allreduce, one_shot": lambda x: summed(x, "one_shot"),
     "allreduce, two_shot": lambda x: summed(x, "two_shot", 3000),
     "allreduce, naive": lambda x: summed(x, "naive"),
