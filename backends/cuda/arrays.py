@@ -208,6 +208,15 @@ class DeviceArrays:
         """The elements x[rows[i], columns[i]], in host memory and one dimension (local)."""
         return reductions.take(x, rows, columns)
 
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """x[rows[i], columns[i]] := value, after all operations called before, and done when it returns."""
+        self.settle()
+        if rows.size:
+            words = transfer.words(x)
+            bits = np.array([value], x.dtype).view(words.dtype)
+            words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
+            cupy.cuda.get_current_stream().synchronize()
+
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
         self.begin()
@@ -216,6 +225,15 @@ class DeviceArrays:
         self.gemm(1, x, column, 0, product, conj=(conj, False))
         self.settle()
         return self.download(product)[:, 0]
+
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
+        self.begin()
+        left, right = cupy.empty(x.shape, z.dtype, "F"), cupy.empty(y.shape, z.dtype)
+        self.upload(x, left)
+        self.upload(y, right)
+        self.gemm(1, left, right, 1, z)
+        self.settle()
 
     # Host memory, for naive collectives
 

@@ -68,7 +68,7 @@ class Emulation:
         from pblas.backends.nvshmem import workspace
         from pblas.backends.nvshmem.backend import NvshmemBackend
         from pblas.backends.nvshmem.collectives import Halves
-        from pblas.backends.nvshmem.kernels import Kernels
+        from pblas.backends.nvshmem.kernels import Kernels, all_reduce_flags_nbytes
         from pblas.execute.push.allgather_gemm import RunPushGather
         from pblas.execute.push.gemm_reduce import RunPushReduce
 
@@ -91,7 +91,7 @@ class Emulation:
             barrier(self, stream, flags=emulation.spread(flags, workspace.FLAG_NBYTES), **rest)
 
         def pulled_by(self: Any, *args: Any, flags: list[int], **rest: Any) -> None:
-            pitch = workspace.all_reduce_flags_nbytes(emulation.size) // (2 * emulation.size)
+            pitch = all_reduce_flags_nbytes(emulation.size) // (2 * emulation.size)
             pulled(self, *args, flags=emulation.spread(flags, pitch), **rest)
 
         def gathered_at(self: Any, peer: int, block: Any, x: Any) -> Any:

@@ -137,6 +137,7 @@ def add_up(
     out: Array,
     epilogue: Epilogue | None,
     counts: Sequence[int] | None = None,
+    algorithm: Literal["auto", "two_shot"] = "auto",
 ) -> None:
     """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call.
 
@@ -148,8 +149,9 @@ def add_up(
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
         counts: number of rows for each rank; None: every rank gets all rows (global).
+        algorithm: of the all-reduce; a named one gives the same bits on every transport (global).
     """
-    kind, options = "allreduce", Reduction("sum", epilogue, "auto")
+    kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
     _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))

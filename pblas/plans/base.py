@@ -158,6 +158,12 @@ class Plan(ABC):
         """The plan and the reason for it in one line, for the log."""
         return f"{self.label} ({self.transport} transport): {self.why}"
 
+    def over(self, transport: Transport) -> Plan:
+        """The same plan with another transport."""
+        fields: Any = self
+        plan: Plan = replace(fields, transport=transport)
+        return plan
+
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Predict time, bytes and memory of this plan on a described machine, without running it.
 
@@ -186,8 +192,7 @@ class Plan(ABC):
 
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
-            value: Any = self
-            plan = replace(value, transport=described.topology.transport(self.nprocs))
+            plan = self.over(described.topology.transport(self.nprocs))
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:

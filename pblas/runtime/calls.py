@@ -1,4 +1,4 @@
-"""The door of collective calls: one thread at a time, SIGINT deferred, and no exception that only one rank knows of."""
+"""The outermost block of collective calls: one thread at a time, SIGINT deferred, exceptions raised on all ranks."""
 
 from __future__ import annotations
 

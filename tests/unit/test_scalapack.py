@@ -24,11 +24,18 @@ def test_positions_are_those_of_pblas(routine: routines.Routine) -> None:
         assert routine.arguments[operand.position + 2] == f"DESC{operand.name}"
 
 
-@pytest.mark.parametrize("name", [name for name in dir(scalapack) if re.fullmatch("p[sdcz](?!oord).*", name)])
+NAME = "p(?:sc|dz|cs(?=scal)|zd(?=scal)|[sdcz])(?=.)(?!oord)(.*)"
+"""Names of routines: p, the letters of the type, and the name for all types."""
+
+
+@pytest.mark.parametrize("name", [name for name in dir(scalapack) if re.fullmatch(NAME, name)])
 def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
-    routine = getattr(routines, name[2:].upper())
+    matched = re.fullmatch(NAME, name)
+    assert matched is not None
+    general = name[2:] if hasattr(routines, name[2:].upper()) else matched[1]
+    routine = getattr(routines, general.upper())
     call = getattr(scalapack, name)
-    expected = [argument.lower() for argument in routine.arguments if argument != "VALUE"]
+    expected = [argument.lower() for argument in routine.arguments if argument not in routines.RETURNED]
     assert list(inspect.signature(call).parameters) == expected
     assert call.__name__ == name
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)

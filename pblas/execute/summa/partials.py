@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
     from pblas.execute.operands import Operands
+    from pblas.execute.summa.triangle import Triangle
     from pblas.plans.summa import Summa
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
@@ -38,6 +39,7 @@ class Partials:
         dtype: of D (global).
         wire: dtype in which partial products are sent (global).
         order: storage order of D in the plan's orientation, "F" or "C" (global).
+        triangle: the elements of D that are written, if not all (global).
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Partials:
         dtype: np.dtype[Any],
         wire: np.dtype[Any],
         order: Literal["F", "C"],
+        triangle: Triangle | None = None,
     ) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
+        self._triangle, trapezoid = triangle, None if triangle is None else triangle.trapezoid
         self._total = accumulator_dtype(dtype)
         self._panels = list(panels)
         formed, rank = plan.cuboids.d, backend.rank
@@ -75,7 +79,12 @@ class Partials:
             layers = [formed.layer(l) for l in plan.cuboids.layers]
             source_matrix = self._source_matrices[s % 2]
             self._movements.append(
-                [Movement(source_matrix, target, cut, place=layer, buffers=buffers, tag=TAG_PART) for layer in layers]
+                [
+                    Movement(
+                        source_matrix, target, cut, place=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
+                    )
+                    for layer in layers
+                ]
             )
             sources = [layer.part(*cut) for layer in layers]
             self._readers.append(self._near(move.peer for source in sources for move in sends(source, target, rank)))
@@ -133,10 +142,8 @@ class Partials:
         self._collected: list[Any] = [None] * len(self._panels)
         self._target: Array = x.result if self._sums is None else self._sums
         self._adds = x.old is not None and self._plan.sum_placement is None
-        if self._adds and x.old is not None:
-            if self._target is not x.old:
-                self._backend.arrays.assign(x.old, self._target)
-            self._backend.arrays.scale(x.beta, self._target)
+        if self._adds and x.old is not None and self._target is not x.old:
+            self._backend.arrays.assign(x.old, self._target)
 
     def part(self, s: int) -> Array:
         """Memory for this rank's partial product of panel s, once no rank needs its old contents."""
@@ -170,9 +177,9 @@ class Partials:
         n0, n1 = self._panels[s]
         first = self._plan.sums.local_offset(0, n0, backend.rank)[1]
         last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
-        out, put = self._target[:, first:last], ADD if self._adds else COPY
+        out, put = self._target[:, first:last], Scaling(1.0, self._x.beta) if self._adds else COPY
         for movement in self._movements[s]:
-            # D[i, j] = partial product of the first layer, += that of the next
+            # D[i, j] = beta C[i, j] + partial product of the first layer, += that of the next
             movement.receive(out, put)
             put = ADD
         with backend.arrays.beside():
@@ -197,6 +204,8 @@ class Partials:
             self._backend.arrays.follow(collected)
         if self._sums_matrix is not None:
             self._share()
+        elif self._target is not self._x.result and self._triangle is not None:
+            self._triangle.put(self._target, self._x.result)
         elif self._target is not self._x.result:
             self._backend.arrays.assign(self._target, self._x.result)
         for transfer in self._signals:

@@ -39,6 +39,7 @@ class RunSummaC(RunSumma):
         self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
+        self.total_dtype = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._source_matrices = (
@@ -51,12 +52,14 @@ class RunSummaC(RunSumma):
         layer = None if coordinates is None else coordinates[1]
         self._buffers = Buffers(backend), Buffers(backend)
         self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
-        self._partials: Partials | None = None
-        if not plan.in_place:
-            self._partials = Partials(backend, plan, [(0, plan.oriented.n)], dtype, wire, orders.result)
+        self._partials = None if plan.in_place else self._new_partials(dtype, wire, orders)
         self._programs = Programs()
         self._read_nbytes = 0  # of near ranks' memory, in an execution
         self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
+
+    def _new_partials(self, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Partials | None:
+        """**Collective.** The partial products of a plan that does not multiply directly into D."""
+        return Partials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtype, wire, orders.result)
 
     def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
         """The panels of op(A) (x = 0) or op(B) (x = 1); `layer` is this rank's, or None."""
@@ -80,10 +83,10 @@ class RunSummaC(RunSumma):
     def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(A): rows m(i) to all ranks (i, j, layer)."""
         source_matrix, width = self._source_matrices[0], panel.stop - panel.start
-        (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
-        target = Placement(cuboids.m, Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
+        (i, j, l), cuboids, (r0, r1) = self._plan.cuboids.strides, self._plan.cuboids, self._plan.rows_of(panel)
+        target = Placement(cuboids.m.part(r0, r1), Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
         place = source_matrix.placement if panel.owner is None else column_of(source_matrix.placement, panel.owner)
-        part = (0, cuboids.m.n, panel.start, panel.stop)
+        part = (r0, r1, panel.start, panel.stop)
         return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_A)
 
     def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
@@ -159,8 +162,7 @@ class RunSummaC(RunSumma):
             for columns in parts:
                 before, mark = mark, next(arrived, None)  # the copy of the next part starts before this product
                 self._arrays.follow(before)
-                # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
-                self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
+                self._multiply(s, x, a, b[:, columns], beta, total[:, columns])
                 if s == self._last and total is not result:
                     self._round(total[:, columns], result[:, columns])
             beta = 1.0
@@ -168,6 +170,10 @@ class RunSummaC(RunSumma):
             self._arrays.scale(beta, total)
             if total is not result:
                 self._arrays.assign(total, result)
+
+    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        """D[m, n] := alpha op(A)[m, k] op(B)[k, n] + beta D[m, n], for the panels of step s."""
+        self._arrays.gemm(x.alpha, a, b, beta, total, conj=x.conj)
 
     def _begin(self, s: int) -> None:
         self._a.begin(s)

@@ -112,3 +112,10 @@ def test_pca_agrees_with_numpy(options: list[str], capsys: Capture) -> None:
         return
     assert "agrees" in out
     assert "explained variance, %:  14.89 13.62 11.79" in out
+
+
+def test_ridge_finds_the_weights(capsys: Capture) -> None:
+    assert load("ridge").main(["--features", "40", "--samples", "200"]) == 0
+    out = printed(capsys)
+    if out is not None:
+        assert float(out.split()[-1]) < 1e-4

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import Context, Grid, MatrixDescriptor, scalapack, tp
+from pblas import Context, Grid, MatrixDescriptor, linalg, scalapack, tp
 from pblas.backends.local_step import LocalStep
 from pblas.scalapack import grids
 from tests.common.ranks import COMM, check_product, same_on_all_ranks
@@ -50,6 +50,7 @@ class Cast:
         self.folder, self.transport = folder, transport
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
         self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
+        self.large = ctx.eye(400, "float32")  # enough columns to be factored by three ranks
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
         self.own = ctx.from_local(self.part, ROWS)  # in no window
@@ -135,6 +136,12 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "elementwise, redistributed": lambda x: x.rows + x.grid,
     "plan_elementwise": lambda x: pblas.plan_elementwise("x + y", x=x.rows, y=x.columns),
     "execute, elementwise": lambda x: x.combined.execute(x=x.own, y=x.columns, s=2.0),
+    "cholesky": lambda x: linalg.cholesky(x.large),
+    "lu_factor, solve": lambda x: linalg.lu_factor(x.large).solve(x.large[:, :4]),
+    "solve, of an array": lambda x: linalg.solve(x.large, np.ones(400), assume_a="pos"),
+    "inv": lambda x: linalg.inv(x.rows),
+    "slogdet": lambda x: linalg.slogdet(x.grid),
+    "plan_lu": lambda x: linalg.plan_lu(x.large),
     "allreduce, one_shot": lambda x: summed(x, "one_shot"),
     "allreduce, two_shot": lambda x: summed(x, "two_shot", 3000),
     "allreduce, naive": lambda x: summed(x, "naive"),
@@ -154,6 +161,20 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     ),
     "pdelget": lambda x: scalapack.pdelget("A", " ", x.blocks[0], 2, 3, x.desc),
     "pdlaprnt": lambda x: scalapack.pdlaprnt(2, 2, x.blocks[0], 1, 1, x.desc, 0, 0, "A", io.StringIO()),
+    "dot": lambda x: pblas.blas.dot(x.rows[:, 1], x.columns[2]),
+    "amax": lambda x: pblas.blas.amax(x.grid[:, 3]),
+    "axpy": lambda x: pblas.blas.axpy(2.0, x.rows[:, 1], x.grid[2]),
+    "swap": lambda x: pblas.blas.swap(x.rows[:, 1], x.grid[:, 2]),
+    "gemv": lambda x: pblas.blas.gemv(x.grid, x.rows[:, 1], x.columns[:, 2]),
+    "symv, arrays": lambda x: pblas.blas.symv(x.columns, np.ones(N)),
+    "trmv": lambda x: pblas.blas.trmv(x.grid, x.rows[:, 1], diag="U"),
+    "syr2": lambda x: pblas.blas.syr2(x.rows[:, 1], np.ones(N), x.own),
+    "pdgemv": lambda x: scalapack.pdgemv(
+        *("N", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[1], 1, 1, x.desc, 1, 0.0),
+        *(x.blocks[2], 1, 1, x.desc, N),
+    ),
+    "pdlange": lambda x: scalapack.pdlange("F", N, N, x.blocks[0], 1, 1, x.desc),
+    "pdlaset": lambda x: scalapack.pdlaset("U", N, N, 0.0, 1.0, x.blocks[2], 1, 1, x.desc),
     "trace": lambda x: x.planned.trace(x.rows, x.rows, paths=x.folder / "trace.json"),
 }
 """Every public collective call of a context, and every plan."""

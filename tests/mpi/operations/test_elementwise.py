@@ -348,7 +348,7 @@ def test_names_of_epilogues(ctx: pblas.Context) -> None:
 
 
 class Two:
-    """Arguments of a call on all ranks, of which some are wrong."""
+    """Arguments of a call on all ranks; those of some ranks are wrong."""
 
     def __init__(self, ctx: pblas.Context, wrong: frozenset[int]) -> None:
         p = ctx.nprocs

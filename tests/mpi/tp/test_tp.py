@@ -337,10 +337,10 @@ def test_an_all_reduce_after_the_product_is_the_same_layer(
 
 
 def cancelling() -> tuple[Array, Array, Array]:
-    """A (T x 2P) and B (2P x O) of bfloat16, and A B, of which rank r has columns and rows 2r and 2r + 1.
+    """A (T x 2P) and B (2P x O) of bfloat16, and A B; rank r has columns 2r and 2r + 1 of A, and these rows of B.
 
-    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: 16 bits have s only. The sum,
-    P 2^-10 times these, they have.
+    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: In 16 bits it is
+    rounded to s times these powers. The sum, P 2^-10 times the powers, has no rounding error in 16 bits.
     """
     rows, columns = 2.0 ** (np.arange(T) % 3), 2.0 ** -(np.arange(O) % 4)
     terms = np.full((P, 2), (1.0, 2.0**-10))
