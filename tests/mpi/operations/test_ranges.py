@@ -39,7 +39,7 @@ class Nvtx:
 def nvtx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
     recorded = Nvtx()
     module = SimpleNamespace(push_range=recorded.push_range, pop_range=recorded.pop_range)
-    monkeypatch.setitem(sys.modules, "nvtx", module)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "nvtx", module)
     monkeypatch.setenv("PBLAS_NVTX", "1")
     yield recorded
     assert recorded.open == []
@@ -86,5 +86,5 @@ def test_a_wrong_value_or_a_missing_package_is_an_error(monkeypatch: pytest.Monk
     monkeypatch.setenv("PBLAS_NVTX", "1" if COMM.rank == P - 1 else "0")
     raises_on_all_ranks(pblas.BackendError, "PBLAS_NVTX=1 needs the package nvtx: pip install nvtx", pblas.Context)
     if P > 1:
-        monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace())  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace())
         raises_on_all_ranks(pblas.MismatchError, "PBLAS_NVTX differs between ranks", pblas.Context)

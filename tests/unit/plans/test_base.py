@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from math import prod
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -126,7 +127,8 @@ def test_notebooks_show_the_explanation_and_bars(nprocs: int) -> None:
     rows, columns = (make(8, 8, nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
     product = plan_matmul(columns, rows, dtype="float64", epilogue="where(x < 0, 0, x)")
     for planned in (product, product.plan, plan_redistribution(rows, columns, dtype="float64")):
-        html, plan = planned._repr_html_(), getattr(planned, "plan", planned)
+        plan: Any = getattr(planned, "plan", planned)
+        html = planned._repr_html_()
         assert f"<pre>{escape(planned.explain())}</pre>" in html
         received, bound = widths(html)
         ET.fromstring(html[html.index("<svg") :])
