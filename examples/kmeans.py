@@ -2,8 +2,8 @@
 
 mpiexec -n 4 python -m mpi4py examples/kmeans.py
 
-The distance of point i to centre j is |x_i|^2 - 2 x_i c_j + |c_j|^2: one product. The sums of the points of each cluster
-are another product, with a matrix that is 1 where a point belongs to a cluster.
+The distance of point i to centre j is |x_i|^2 - 2 x_i c_j + |c_j|^2: one product. The sums of the points of each
+cluster are another product, with a matrix that is 1 where a point belongs to a cluster.
 """
 
 import numpy as np
