@@ -16,7 +16,7 @@
     └── PeerTimeout       (TimeoutError)  a rank that did not arrive in time
 
 A message names the problem, the expected and the actual value, the place and the remedy. An error of one rank is raised
-with the same class and the same text on every rank of the context. All warnings are `PblasWarning`s.
+with the same class and the same text on every rank of the context. Warnings are of the class `PblasWarning`.
 """
 
 
