@@ -15,7 +15,8 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduce
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
 from pblas.plans.summa import SummaA, SummaC
-from pblas.simulation import elementwise, redistribution, reduction
+from pblas.plans.trsm import TrsmPlan
+from pblas.simulation import elementwise, redistribution, reduction, trsm
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -50,4 +51,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     RedistributionPlan: redistribution.redistribute,
     ElementwisePlan: elementwise.elementwise,
     ReductionPlan: reduction.reduction,
+    TrsmPlan: trsm.trsm,
 }
