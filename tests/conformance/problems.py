@@ -283,8 +283,8 @@ def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[
     if problem.routine == "gemm":
         return (*problem.trans, m, n, k, alpha, *operands["A"], *operands["B"], beta, *operands["C"])
     if problem.routine == "trsm":
-        options = problem.side, problem.uplo, problem.trans[0], problem.diag
-        return (*options, m, n, alpha, *operands["A"], *operands["B"])
+        letters = problem.side, problem.uplo, problem.trans[0], problem.diag
+        return (*letters, m, n, alpha, *operands["A"], *operands["B"])
     options = {"geadd": problem.trans[:1], "tradd": (problem.uplo, problem.trans[0]), "tran": ()}[problem.routine]
     return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
 
