@@ -53,11 +53,14 @@ def solve_triangular(
     [1.0, 2.0]
     """
     verb = "solve_triangular"
-    if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    runtime = a.runtime
+    error = errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+    runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
+    if runtime is None:
+        raise error
     with runtime.call(verb):
         with runtime.local_step(verb):
+            if not isinstance(a, DistMatrix):
+                raise error
             uplo = "L" if checked_flag(verb, "lower", lower) else "U"
             is_unit = checked_flag(verb, "unit_diagonal", unit_diagonal)
             if isinstance(trans, int | np.integer) and not isinstance(trans, bool):

@@ -135,8 +135,8 @@ def plan_trsm(
       why        right-hand sides are independent: each rank solves for its own, and only the triangle travels
       moves      panels of A's triangle to all ranks
       panels     256 columns (right-looking), forwards
-      received   984,832 bytes per rank at most, 15.78 x the lower bound of any plan, 62,404
-      workspace  7,340,032 bytes per rank at most (shared transport)
+      received   984,576 bytes per rank at most, 114.75 x the lower bound of any plan, 8,580
+      workspace  4,194,304 bytes per rank at most (shared transport)
     """
     call = TrsmRequest(verb="plan_trsm", **locals())  # the arguments, and nothing else yet
     if not call.matrices:

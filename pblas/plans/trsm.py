@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isqrt, prod
 from typing import ClassVar, Literal
 
@@ -207,17 +208,7 @@ class TrsmPlan(Plan):
 
     def own_elements(self, rank: int) -> int:
         """Elements of the triangle that `rank` holds."""
-        triangle = self.operands.triangle
-        position = triangle.coordinates(rank)
-        if position is None:
-            return 0
-        rows, columns, total = triangle.rows, triangle.columns, 0
-        for j0, j1 in columns.runs(position[1]):
-            before, after = (rows.local_start(j, position[0]) for j in (j0, j1))
-            beside = rows.count(position[0]) - after if self.operands.lower else before
-            across = (self.shape_of_t.count(i0, i1, j0, j1) for i0, i1 in rows.runs(position[0], j0, j1))
-            total += beside * (j1 - j0) + sum(across)
-        return total
+        return _own_elements(self.operands.triangle, self.shape_of_t, rank)
 
     def is_solver(self, rank: int) -> bool:
         """Whether a rank has right-hand sides."""
@@ -357,3 +348,18 @@ def _around(split: Split) -> set[int]:
     """Coordinates around the first block and the last block, which include the largest and smallest shares."""
     last = split.src + max(split.nblocks - 1, 0)
     return {p % split.nprocs for p in (0, split.src, split.src + 1, last - 1, last, last + 1, split.nprocs - 1)}
+
+
+@lru_cache(1024)
+def _own_elements(place: Placement, triangle: Trapezoid, rank: int) -> int:
+    """Elements of a triangle that `rank` holds; takes time in proportion to the blocks that cross the diagonal."""
+    position, total = place.coordinates(rank), 0
+    if position is None:
+        return 0
+    rows, columns = place.rows, place.columns
+    for j0, j1 in columns.runs(position[1]):
+        before, after = (rows.local_start(j, position[0]) for j in (j0, j1))
+        beside = before if triangle.uplo == "U" else rows.count(position[0]) - after
+        across = (triangle.count(i0, i1, j0, j1) for i0, i1 in rows.runs(position[0], j0, j1))
+        total += beside * (j1 - j0) + sum(across)
+    return total

@@ -34,7 +34,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
         elif name in RETURNED:
             arguments.append(_NOTHING)
         else:
-            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "DIAG": "N"}
+            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N"}
             arguments.append(options.get(name, 1))
     return arguments
 

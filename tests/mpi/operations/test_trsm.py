@@ -195,6 +195,10 @@ def test_wrong_arguments_raise_on_all_ranks(ctx: pblas.Context, wrong: frozenset
         if "overlaps" in text and not (a.local.size and ctx.nprocs == 1):
             continue  # whether the local arrays overlap depends on the layout
         raises_on_all_ranks(kind, text, call)
+    wrong_a: Any = np.eye(6) if ctx.rank in wrong else A
+    raises_on_all_ranks(
+        pblas.ArgumentError, "a must be a DistMatrix, got ndarray", partial(pblas.linalg.solve_triangular, wrong_a, B)
+    )
     if ctx.nprocs > 1:
         alpha = 2.0 if ctx.rank in wrong else 1.0
         raises_on_all_ranks(pblas.MismatchError, "alpha", partial(pblas.blas.trsm, A, B, alpha=alpha))
