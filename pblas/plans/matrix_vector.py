@@ -110,8 +110,13 @@ class MatrixVectorPlan(Plan):
         if self.contributes(rank):
             yield from rectangles(self.a, rank, self.part, _ABSOLUTE_WIDTH if self.absolute else None)
 
+    def exchanged_elements(self, rank: int, peer: int) -> int:
+        """Elements that `rank` receives from `peer`: a part of x, terms of its sums, and the sums of the peer."""
+        vector = 0 if self.replicated else self._part(self.vector_length, peer)
+        return vector + self._part(self.length, rank) + self._part(self.length, peer)
+
     def received_elements(self, rank: int) -> int:
-        """The vector, unless every rank has it; its part of the sums, of all ranks; the other ranks' parts of them."""
+        """Elements from all other ranks; x and the sums are counted as if they were divided evenly."""
         if self.nprocs == 1:
             return 0
         own = self._part(self.length, rank)
@@ -119,8 +124,12 @@ class MatrixVectorPlan(Plan):
         return vector + (self.nprocs - 1) * own + self.length - own
 
     def sent_elements(self, rank: int) -> int:
-        """As much as a rank receives: each exchange is symmetric."""
-        return self.received_elements(rank)
+        """Elements to all other ranks: this rank's part of x and of the sums to each, and terms of their sums."""
+        if self.nprocs == 1:
+            return 0
+        own = self._part(self.length, rank)
+        vector = 0 if self.replicated else self._part(self.vector_length, rank)
+        return (self.nprocs - 1) * (vector + own) + self.length - own
 
     def _part(self, length: int, rank: int) -> int:
         """Elements of a rank in an even division."""

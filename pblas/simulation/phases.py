@@ -11,11 +11,12 @@ from typing import Any
 
 from pblas.plans.base import Plan
 from pblas.plans.elementwise import ElementwisePlan
+from pblas.plans.matrix_vector import MatrixVectorPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
 from pblas.plans.summa import SummaA, SummaC
-from pblas.simulation import elementwise, redistribution, reduction
+from pblas.simulation import elementwise, matrix_vector, redistribution, reduction
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -50,4 +51,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     RedistributionPlan: redistribution.redistribute,
     ElementwisePlan: elementwise.elementwise,
     ReductionPlan: reduction.reduction,
+    MatrixVectorPlan: matrix_vector.matrix_vector,
 }
