@@ -41,7 +41,7 @@ def test_ranks_receive_what_is_sent(desc: MatrixDescriptor, replicated: bool, tr
     for rank in ranks:
         nbytes = sum(phase.nbytes for phase in phases_of(plan, View(rank, plan.nprocs, 1, "message")))
         assert nbytes == plan.received_nbytes(rank)
-        assert plan.received_nbytes(rank) <= 8 * (plan.vector_length + 2 * plan.length + 2 * plan.nprocs)
+        assert plan.received_nbytes(rank) <= 8 * (plan.vector_length + 3 * plan.length + 2 * plan.nprocs)
     assert str(plan).count("\n") >= 4
 
 
