@@ -151,9 +151,14 @@ class HostArrays:
             x, y, z = y.T, x.T, z.T
         x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
         step = max(1, _CACHED // max(1, z.shape[1]))
+        buffers = np.empty((2, step, z.shape[1]), dtype)
         for start in range(0, z.shape[0], step):
-            lines = slice(start, start + step)
-            np.add(z[lines], x[lines] @ y, z[lines], casting="unsafe")
+            part, left = z[start : start + step], x[start : start + step]
+            terms, term = buffers[:, : len(part)]
+            np.multiply(left[:, :1], y[:1], out=terms)
+            for k in range(1, len(y)):
+                np.add(terms, np.multiply(left[:, k : k + 1], y[k : k + 1], out=term), out=terms)
+            np.add(part, terms, out=part, casting="unsafe")
 
     # Products
 

@@ -40,7 +40,7 @@ def dotc(x: DistMatrix, y: DistMatrix) -> Any:
 
     >>> import pblas
     >>> with pblas.Context() as ctx:
-    ...     A = ctx.from_function(lambda i, j: 1j * i + j, (3, 4))
+    ...     A = ctx.from_function(lambda i, j: 1j * i + j, (3, 4), "complex128")
     ...     complex(pblas.blas.dotc(A[:, 1], A[:, 2]))  # sum of (1 - 1j i)(2 + 1j i)
     (11-3j)
     """
@@ -71,7 +71,7 @@ def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
 
 
 def nrm2(x: DistMatrix) -> Any:
-    """**Collective.** The root of the sum of |x_i|^2; it neither overflows nor underflows.
+    """**Collective.** The root of the sum of abs(x_i)^2; it neither overflows nor underflows.
 
     Args:
         x: vector, m x 1 or 1 x n in any layout (global).
@@ -89,7 +89,7 @@ def nrm2(x: DistMatrix) -> Any:
 
 
 def asum(x: DistMatrix) -> Any:
-    """**Collective.** The sum of |x_i|, or of |Re x_i| + |Im x_i| for complex vectors; see `nrm2`.
+    """**Collective.** The sum of abs(x_i), or of abs(Re x_i) + abs(Im x_i) for complex vectors; see `nrm2`.
 
     Source: BLAS, xASUM.
     """
@@ -100,7 +100,9 @@ def asum(x: DistMatrix) -> Any:
 
 
 def amax(x: DistMatrix) -> tuple[Any, int]:
-    """**Collective.** The element of largest size |x_i|, or |Re x_i| + |Im x_i| for complex vectors, and its index.
+    """**Collective.** The element of largest size, and its index.
+
+    The size is abs(x_i), or abs(Re x_i) + abs(Im x_i) for complex vectors.
 
     Args:
         x: vector of at least one element, m x 1 or 1 x n in any layout (global).

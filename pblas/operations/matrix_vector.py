@@ -222,19 +222,19 @@ def product(call: Product) -> Any:
     with runtime.call(verb):
         with runtime.local_step(verb):
             spec = _checked(call, runtime)
-        differs = runtime.agree(verb, spec.agreed(), None, (int(not spec.same),))[0]
-        target = _target(runtime, spec)
         total = _total(call, spec, runtime)
         put = _absolute_put(spec) if call.absolute else Scaling(spec.alpha, spec.beta)
+        target = _target(runtime, spec)
         if target is None:
             with np.errstate(all="ignore"):
                 result = np.empty((len(total), 1), spec.dtype)
                 if spec.y is not None:
-                    result[:, 0] = spec.y.on_all_ranks()
+                    result[:, 0] = spec.y.on_all_ranks(verb)
                 put(total[:, None], result)
             return result[:, 0]
         if spec.y is not None and spec.beta != 0:
-            put_old(runtime, spec.y, target, same=not differs)
+            differs = runtime.agree(f"{verb}: y", {}, None, (int(not spec.same),))[0]
+            put_old(spec.y, target, same=not differs)
         assert target.column is not None, "a target is a matrix"
         with np.errstate(all="ignore"):
             store(runtime, target.column, put, total)
@@ -328,6 +328,8 @@ def _target(runtime: Runtime, spec: _Checked) -> Vector | None:
     desc = spec.a.desc if spec.trans == "N" else spec.a.desc.T
     column = MatrixDescriptor(desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb)
     local = runtime.empty(runtime.place(column, spec.dtype))
+    if not runtime.backend.shared:  # private memory: another rank may have none
+        runtime.agree("allocate a vector", {})
     return Vector(desc.m, DistMatrix(column, local, runtime), is_row=given.is_row)
 
 
@@ -344,14 +346,15 @@ def _total(call: Product, spec: _Checked, runtime: Runtime) -> Array:
     )
     dtype = np.dtype(plan.partial_dtype)
     if spec.alpha == 0 or not plan.vector_length or not plan.length:
-        runtime.agree(f"{verb}: nothing to multiply", {})
+        runtime.agree(f"{verb}: nothing to multiply", spec.agreed())
         return np.zeros(plan.length, dtype)
-    vector = spec.x.on_all_ranks()
+    vector = spec.x.on_all_ranks(verb, spec.agreed())
     with runtime.local_step(verb), np.errstate(all="ignore"):
         if call.absolute:
             vector = absolute_values(vector, call.absolute)
         partial = multiply(plan, runtime.backend, a.stored(verb), vector)
-    total = summed(runtime, f"{verb}: sums", partial)
+    call_args = spec.agreed() if spec.x.column is None else {}
+    total = summed(runtime, f"{verb}: sums", call_args, partial, gathers=plan.gathers)
     return total + vector if spec.unit else total
 
 

@@ -131,7 +131,7 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
         runtime.agree(verb, {**described, "alpha": alpha, "part": part, **a.signature()})
         if alpha == 0 or 0 in a.shape:
             return a
-        elements = [vector.on_all_ranks() for vector in vectors]
+        elements = [vector.on_all_ranks(verb) for vector in vectors]
         with runtime.local_step(verb), np.errstate(all="ignore"):
             left, right = _factors(verb, alpha, elements)
             update(a.desc, part, runtime.backend, a.stored(verb), left, right, hermitian=is_hermitian)

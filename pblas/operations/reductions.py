@@ -144,6 +144,17 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
     return np.conj(result) if b.conjugated else result
 
 
+def elements_of(a: DistMatrix, verb: str, call_args: dict[str, Any]) -> Array:
+    """**Collective.** The elements of an m x 1 matrix, on all ranks.
+
+    Args:
+        a: the matrix (global).
+        verb: name of the call that needs them (global).
+        call_args: its arguments that must be equal on all ranks (global).
+    """
+    return _rounded(_reduced(a, verb, "sum", 1, call_args), a)  # rows of one element
+
+
 def product_with_vector(a: DistMatrix, vector: Any) -> Array:
     """**Collective.** A v, for a vector that all ranks have; see `DistMatrix.__matmul__`."""
     verb = "matmul"

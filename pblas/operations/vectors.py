@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from pblas.execute.matrix_vector import global_indices
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated, is_same_memory
-from pblas.operations.collectives import add_up
+from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import converted_array, reduction
+from pblas.operations.reductions import converted_array, elements_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -43,13 +44,18 @@ class Vector:
         """Text on which the ranks agree."""
         return self.size if self.column is None else self.column.signature()
 
-    def on_all_ranks(self) -> Array:
-        """**Collective** for a matrix. The elements on every rank, in host memory and one dimension."""
+    def on_all_ranks(self, verb: str, call_args: Mapping[str, Any] = MappingProxyType({})) -> Array:
+        """**Collective** for a matrix. The elements on every rank, in host memory and one dimension.
+
+        Args:
+            verb: name of the call that needs them (global).
+            call_args: its arguments that must be equal on all ranks; an array leaves them to a later agreement
+                (global).
+        """
         if self.column is None:
             assert self.elements is not None, "a vector is a matrix or an array"
             return self.elements
-        elements: Array = reduction(self.column, "sum", 1, keepdims=False)  # of rows of one element
-        return elements
+        return elements_of(self.column, verb, dict(call_args))
 
 
 def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
@@ -136,16 +142,29 @@ def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistM
         yield columns
 
 
-def summed(runtime: Runtime, verb: str, partial: Array) -> Array:
-    """**Collective.** The sum of all ranks' arrays, the same bits on every rank and transport."""
-    if not runtime.backend.gpus:
+def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, *, gathers: bool) -> Array:
+    """**Collective.** The sum of all ranks' arrays, the same bits on every rank and transport.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the agreement (global).
+        call_args: arguments that must be equal on all ranks (global).
+        partial: this rank's array, of one dimension (local).
+        gathers: whether all ranks get all arrays; otherwise each rank adds a part of the elements (global).
+    """
+    if not runtime.backend.gpus and not gathers:
         total = np.empty_like(partial)
-        add_up(runtime, verb, {}, partial, total, None, algorithm="two_shot")
+        add_up(runtime, verb, call_args, partial, total, None, algorithm="two_shot")
         return total
-    runtime.agree(verb, {})
-    with runtime.collective_section(verb):
-        parts = runtime.backend.gather(partial)
-        total = parts[0].copy()
+    if runtime.backend.gpus:
+        runtime.agree(verb, call_args)
+        with runtime.collective_section(verb):
+            parts = runtime.backend.gather(partial)
+    else:
+        counts = [len(partial)] * runtime.nprocs
+        parts = list(gather(runtime, verb, call_args, partial, counts).reshape(runtime.nprocs, -1))
+    total = parts[0].copy()
+    with np.errstate(all="ignore"):
         for part in parts[1:]:
             total += part
     return total
@@ -170,11 +189,11 @@ def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array) -> None:
             runtime.backend.copy(out, part)
 
 
-def put_old(runtime: Runtime, y: Vector, out: Vector, *, same: bool) -> None:
+def put_old(y: Vector, out: Vector, *, same: bool) -> None:
     """**Collective** for a matrix. Out := y, unless it is the same memory; out is a matrix."""
     assert out.column is not None, "out is a matrix"
     if y.column is None:
-        store(runtime, out.column, Scaling(), y.on_all_ranks())
+        store(out.column.runtime, out.column, Scaling(), y.on_all_ranks("y"))
     elif not same:
         redistribute(y.column, out=out.column)
 

@@ -12,6 +12,8 @@ from pblas.layouts.triangle import Part, Rectangle, flipped, rectangles
 from pblas.plans.base import ITEMSIZE, Plan, Transport
 
 _ABSOLUTE_WIDTH = 64
+_FEW = 4
+"""Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
 _ASK_ALL = 1024
 """Largest number of ranks that are all examined to find the busiest."""
 
@@ -38,9 +40,10 @@ class Term(NamedTuple):
 class MatrixVectorPlan(Plan):
     """Every rank gets the vector and multiplies its own elements; the partial results are added on all ranks.
 
-    The matrix does not move. A rank receives the elements of x that it lacks, and two parts of y for the sums, however
-    many ranks there are. Partial results are added in the order of ranks. Of the ranks that hold the same elements only
-    the first multiplies.
+    The matrix does not move. A rank receives the elements of x that it lacks, and partial results: of more than 4 ranks
+    each adds a part of the elements, and receives the sums of the others, so that the length of the vectors limits what
+    a rank receives. Partial results are added in the order of ranks. Of the ranks that hold the same elements only the
+    first multiplies.
 
     Args:
         a: distribution of the matrix (global).
@@ -55,7 +58,7 @@ class MatrixVectorPlan(Plan):
 
     >>> plan = MatrixVectorPlan(MatrixDescriptor.row_wise(8, 8, 4), "all", (Term(),), "float64", 4)
     >>> plan.received_elements(0), plan.length
-    (18, 8)
+    (30, 8)
     """
 
     name: ClassVar[str] = "MatrixVectorPlan"
@@ -110,17 +113,37 @@ class MatrixVectorPlan(Plan):
         if self.contributes(rank):
             yield from rectangles(self.a, rank, self.part, _ABSOLUTE_WIDTH if self.absolute else None)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether every rank gets all partial results; otherwise it gets those that it adds, and the others' sums."""
+        return self.nprocs <= _FEW
+
+    def exchanged_elements(self, rank: int, peer: int) -> int:
+        """Elements that `rank` receives from `peer`: a part of x, terms of its sums, and the sums of the peer."""
+        vector = 0 if self.replicated else self._part(self.vector_length, peer)
+        if self.gathers:
+            return vector + self.length
+        return vector + self._part(self.length, rank) + self._part(self.length, peer)
+
     def received_elements(self, rank: int) -> int:
-        """The vector, unless every rank has it; its part of the sums, of all ranks; the other ranks' parts of them."""
+        """Elements from all other ranks; x and the sums are counted as if they were divided evenly."""
         if self.nprocs == 1:
             return 0
         own = self._part(self.length, rank)
         vector = 0 if self.replicated else self.vector_length - self._part(self.vector_length, rank)
+        if self.gathers:
+            return vector + (self.nprocs - 1) * self.length
         return vector + (self.nprocs - 1) * own + self.length - own
 
     def sent_elements(self, rank: int) -> int:
-        """As much as a rank receives: each exchange is symmetric."""
-        return self.received_elements(rank)
+        """Elements to all other ranks: this rank's part of x and of the sums to each, and terms of their sums."""
+        if self.nprocs == 1:
+            return 0
+        own = self._part(self.length, rank)
+        vector = 0 if self.replicated else self._part(self.vector_length, rank)
+        if self.gathers:
+            return (self.nprocs - 1) * (vector + self.length)
+        return (self.nprocs - 1) * (vector + own) + self.length - own
 
     def _part(self, length: int, rank: int) -> int:
         """Elements of a rank in an even division."""
@@ -145,7 +168,7 @@ class MatrixVectorPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """The vector, the partial results and the results."""
-        return self.itemsize * (self.vector_length + 2 * self.length)
+        return self.itemsize * (self.vector_length + (self.nprocs + 1 if self.gathers else 2) * self.length)
 
     def extreme_ranks(self) -> set[int]:
         """All ranks; of many, the first, the last of the grid, and the first outside it."""

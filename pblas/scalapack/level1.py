@@ -103,7 +103,7 @@ def pxdot(call: Call) -> Any:
 
 
 def pxnrm2(call: Call) -> Any:
-    """**Collective.** The root of the sum of |x_i|^2; it neither overflows nor underflows.
+    """**Collective.** The root of the sum of abs(x_i)^2; it neither overflows nor underflows.
 
     Returns:
         The second argument of Fortran: the norm on the processes in the scope of sub(X), 0 elsewhere.
@@ -119,7 +119,7 @@ def pxnrm2(call: Call) -> Any:
 
 
 def pxasum(call: Call) -> Any:
-    """**Collective.** The sum of |x_i|, of |Re x_i| + |Im x_i| for complex vectors.
+    """**Collective.** The sum of abs(x_i), of abs(Re x_i) + abs(Im x_i) for complex vectors.
 
     Returns:
         The second argument of Fortran: the sum on the processes in the scope of sub(X), 0 elsewhere.
@@ -135,7 +135,7 @@ def pxasum(call: Call) -> Any:
 
 
 def pxamax(call: Call) -> tuple[Any, int]:
-    """**Collective.** The element of largest |x_i|, or |Re x_i| + |Im x_i|, the first of equal ones, and its place.
+    """**Collective.** The element of largest abs(x_i), or abs(Re x_i) + abs(Im x_i), the first one, and its place.
 
     Returns:
         (amax, indx), the second and third arguments of Fortran: the element, and its row in X, its column if sub(X) is

@@ -26,9 +26,10 @@ def pxmv(call: Call) -> None:
 
 
 def pxamv(call: Call) -> None:
-    """**Collective.** sub(Y) := |alpha| |op(sub(A))| |sub(X)| + |beta sub(Y)|, where |z| is |Re z| + |Im z|.
+    """**Collective.** sub(Y) := abs(alpha) abs(op(sub(A))) abs(sub(X)) + abs(beta sub(Y)).
 
-    Y, alpha and beta are real for complex types too. If M or N is 0, sub(Y) does not change, as in PBLAS.
+    The absolute value of a complex element is abs(Re) + abs(Im). Y, alpha and beta are real for complex types too. If
+    M or N is 0, sub(Y) does not change, as in PBLAS.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.

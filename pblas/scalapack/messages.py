@@ -138,7 +138,7 @@ def _extremes(letter: str, *, largest: bool) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         """**Collective** over the scope. A := all processes' elements of largest (?gamx2d) or least size (?gamn2d).
 
-        The size of a complex number is |Re| + |Im|. Of equal sizes the first process's element is taken.
+        The size of a complex number is abs(Re) + abs(Im). Of equal sizes the first process's element is taken.
 
         Args:
             ictxt: handle of the grid (local).

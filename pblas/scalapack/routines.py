@@ -274,7 +274,9 @@ HER = _routine("her", "UPLO N ALPHA X INCX A", _TRIANGLE, real="ALPHA", X="N 1",
 SYR2 = _routine("syr2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
 HER2 = _routine("her2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
 
-_NORM = {"NORM": '"M": max |a_ij|; "1" or "O": largest sum of a column; "I": of a row; "F" or "E": Frobenius (global)'}
+_NORM = {
+    "NORM": '"M": max abs(a_ij); "1" or "O": largest sum of a column; "I": of a row; "F" or "E": Frobenius (global)'
+}
 _WHOLE = {"UPLO": '"U" or "L": one triangle of it, with the diagonal; any other letter: all elements (global)'}
 LANGE = _routine("lange", "NORM M N A WORK", _NORM, A="M N")
 LANSY = _routine("lansy", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, A="N N")

@@ -12,6 +12,7 @@ from typing import Any
 from pblas.plans.base import Plan
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.factorization import CholeskyPlan, LuPlan
+from pblas.plans.matrix_vector import MatrixVectorPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
@@ -19,7 +20,7 @@ from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProdu
 from pblas.plans.substitution import SubstitutionPlan
 from pblas.plans.summa import SummaA, SummaC
 from pblas.plans.trsm import TrsmPlan
-from pblas.simulation import elementwise, factorization, redistribution, reduction, trsm
+from pblas.simulation import elementwise, factorization, matrix_vector, redistribution, reduction, trsm
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -68,4 +69,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     LuPlan: factorization.factorization,
     SubstitutionPlan: factorization.substitution,
     TrsmPlan: trsm.trsm,
+    MatrixVectorPlan: matrix_vector.matrix_vector,
 }
