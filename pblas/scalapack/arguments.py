@@ -248,7 +248,7 @@ class Call:
                 return
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
-        value, letters = self._values[name], OPTIONS[name]
+        value, letters = self._values[name], self.routine.letters(name, is_complex=self.dtype.kind == "c")
         if isinstance(value, str) and len(value) == 1 and value.upper() in letters:
             self._values[name] = value.upper()
         else:
@@ -267,7 +267,8 @@ class Call:
 
     def _check_number(self, name: str, position: int, findings: Findings) -> None:
         try:
-            self._values[name] = checked_number(name, self._values[name], self.dtype)
+            dtype = np.dtype(np.float64) if self.routine.is_real(name) else self.dtype
+            self._values[name] = checked_number(name, self._values[name], dtype)
         except ArgumentError as caught:
             findings.add(str(caught), position)
 
@@ -281,8 +282,14 @@ class Call:
 
     def _extents(self, operand: Operand) -> tuple[int, int]:
         """Rows and columns of the submatrix."""
-        rows, columns = (1 if name == "1" else self._values[name] for name in (operand.rows, operand.columns))
+        rows, columns = (self._extent(name) for name in (operand.rows, operand.columns))
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
+
+    def _extent(self, name: str) -> int:
+        """The rows or columns that an argument counts; "SIDE" stands for M or N."""
+        if name == "SIDE":
+            name = "M" if self["SIDE"] == "L" else "N"
+        return 1 if name == "1" else int(self._values[name])
 
     def _is_outside(self, operand: Operand) -> bool:
         """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""

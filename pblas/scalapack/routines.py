@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SCOPE": "RCA "}
+OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SIDE": "LR"}
+OPTIONS |= {"SCOPE": "RCA "}
 """The letters that an option may be, in either case."""
 
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
@@ -27,6 +28,12 @@ _TEXTS = {
     "DESCX": "descriptor of {X} (global, but for CTXT and LLD)",
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
+_TRIANGLE = '"U": on and above the diagonal of {}, "L": on and below (global)'
+_UPDATE = {"UPLO": _TRIANGLE.format("sub(C)") + ", which alone is read and written"}
+_SYMMETRIC = {
+    "SIDE": '"L": sub(A) is the left factor, M x M; "R": the right one, N x N (global)',
+    "UPLO": _TRIANGLE.format("sub(A)") + ", which alone is read",
+}
 _TWO_GRIDS = {
     "X": "array that holds this rank's part of {X}{in_place}; ignored outside {X}'s grid (local)",
     "DESCX": "descriptor of {X}; outside {X}'s grid its CTXT is -1, and the rest is ignored (local)",
@@ -42,8 +49,8 @@ class Operand:
     Args:
         name: the letter.
         position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
-        rows: argument that counts the rows of the submatrix, or "1".
-        columns: argument that counts its columns, or "1".
+        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
+        columns: argument that counts its columns, or "1", or "SIDE".
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
     """
 
@@ -72,6 +79,25 @@ class Routine:
     arguments: tuple[str, ...]
     operands: tuple[Operand, ...]
     texts: Mapping[str, str]
+
+    def letters(self, option: str, *, is_complex: bool) -> str:
+        """The letters that an option may be, for real or complex matrices.
+
+        >>> SYRK.letters("TRANS", is_complex=True), HERK.letters("TRANS", is_complex=True)
+        ('NT', 'NC')
+        """
+        if option == "TRANS" and is_complex and self.name in ("syrk", "syr2k", "herk", "her2k"):
+            return "NC" if self.is_hermitian else "NT"
+        return OPTIONS[option]
+
+    @property
+    def is_hermitian(self) -> bool:
+        """Whether the routine updates a Hermitian matrix."""
+        return self.name in ("herk", "her2k")
+
+    def is_real(self, scalar: str) -> bool:
+        """Whether a scalar must be real although the matrices are complex."""
+        return self.is_hermitian and (scalar == "BETA" or self.name == "herk")
 
     @property
     def written(self) -> Operand | None:
@@ -127,6 +153,19 @@ def _routine(name: str, line: str, texts: Mapping[str, str] = MappingProxyType({
 
 
 GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")
+SYMM = _routine("symm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
+HEMM = _routine("hemm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
+SYRK = _routine("syrk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, A="N K TRANS", C="N N")
+HERK = _routine("herk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, A="N K TRANS", C="N N")
+SYR2K = _routine("syr2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE, A="N K TRANS", B="N K TRANS", C="N N")
+HER2K = _routine("her2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE, A="N K TRANS", B="N K TRANS", C="N N")
+TRMM = _routine(
+    "trmm",
+    "SIDE UPLO TRANS DIAG M N ALPHA A B",
+    {**_SYMMETRIC, "DIAG": '"U": the diagonal of sub(A) holds ones, and is not read; "N": its own (global)'},
+    A="SIDE SIDE",
+    B="M N",
+)
 GEADD = _routine("geadd", "TRANS M N ALPHA A BETA C", A="M N TRANS", C="M N")
 TRADD = _routine(
     "tradd",

@@ -5,6 +5,7 @@ Each rank checks its own part of the result, and returns a text if it is wrong.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from pblas import scalapack
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from tests.common.gauge import Array, applied, entries, gauge
+from tests.conformance import structured
 from tests.conformance.tables import GAP, GUARD, LEVEL3, SCALARS, SIZES, THRESHOLD, Column
 
 DTYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
@@ -68,16 +70,18 @@ class Problem:
     """One call of a routine.
 
     Args:
-        routine: "gemm", "geadd", "tradd" or "tran".
+        routine: "gemm", "geadd", "tradd", "tran", or one of `structured.ROUTINES`.
         letter: letter of the type, s, d, c or z.
         m: rows of sub(C).
         n: columns of sub(C).
-        k: columns of op(sub(A)), for gemm.
+        k: columns of op(sub(A)), for gemm, syrk and its relatives.
         matrices: memory layouts of the operands, by name.
         trans: TRANSA and TRANSB, or TRANS.
-        uplo: UPLO, for tradd.
+        uplo: UPLO.
         alpha: scalar.
         beta: scalar.
+        side: SIDE.
+        diag: DIAG.
     """
 
     routine: str
@@ -90,6 +94,8 @@ class Problem:
     uplo: str = "U"
     alpha: complex = 1.0
     beta: complex = 0.0
+    side: str = "L"
+    diag: str = "N"
 
     @property
     def routine_name(self) -> str:
@@ -101,10 +107,14 @@ class Problem:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the operands, in order; the routine writes the last one."""
+        if self.routine in structured.ROUTINES:
+            return structured.names(self.routine)
         return ("A", "B", "C") if self.routine == "gemm" else ("A", "C")
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of a submatrix as it is stored."""
+        if self.routine in structured.ROUTINES:
+            return structured.extents(self, name)
         shapes = {"A": (self.m, self.k), "B": (self.k, self.n), "C": (self.m, self.n)}
         if self.routine != "gemm":
             shapes["A"] = (self.m, self.n)
@@ -227,12 +237,14 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     for name in names[:-1]:
         if not operands[name].is_untouched():
             return Outcome(f"{name} or memory around it has changed")
-    if not operands["C"].is_untouched_outside(problem.extents("C")):
-        return Outcome("memory around sub(C) has changed")
-    i, j, place = operands["C"].inside(problem.extents("C"))
-    result = operands["C"].part()[place]
+    written = names[-1]
+    if not operands[written].is_untouched_outside(problem.extents(written)):
+        return Outcome(f"memory around sub({written}) has changed")
+    i, j, place = operands[written].inside(problem.extents(written))
+    result = operands[written].part()[place]
     subs = {name: _sub(problem, name, whole) for name, whole in wholes.items()}
-    text, error = (_gemm_error if problem.routine == "gemm" else _sum_error)(problem, subs, i, j, result)
+    measure = {"gemm": _gemm_error, **dict.fromkeys(structured.ROUTINES, structured.error)}
+    text, error = measure.get(problem.routine, _sum_error)(problem, subs, i, j, result)
     return Outcome(text, error, seconds)
 
 
@@ -240,6 +252,9 @@ def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
     """The elements of a matrix, with NaN where they must not be read."""
     matrix = problem.matrices[name]
     whole = entries((matrix.m, matrix.n), dtype, SEEDS[name])
+    if problem.routine in structured.ROUTINES:
+        structured.poison(problem, name, _sub(problem, name, whole))
+        return whole
     unread = problem.beta == 0 if name == "C" else problem.alpha == 0 or (problem.routine == "gemm" and not problem.k)
     if unread:
         _sub(problem, name, whole)[...] = np.nan
@@ -255,6 +270,8 @@ def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[
     m, n, k, alpha, beta = problem.m, problem.n, problem.k, problem.alpha, problem.beta
     if problem.routine == "gemm":
         return (*problem.trans, m, n, k, alpha, *operands["A"], *operands["B"], beta, *operands["C"])
+    if problem.routine in structured.ROUTINES:
+        return structured.arguments(problem, operands)
     options = {"geadd": problem.trans[:1], "tradd": (problem.uplo, problem.trans[0]), "tran": ()}[problem.routine]
     return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
 
@@ -304,14 +321,29 @@ def _products(scalar: complex, x: Array) -> Array:
     return np.stack([np.stack([z.real * real, z.real * imag]), np.stack([-z.imag * imag, z.imag * real])])
 
 
-def from_column(column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U") -> Problem:
+def from_column(
+    column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U", side: str = "L", diag: str = "N"
+) -> Problem:
     """The problem of a column of the level 3 table, with these options."""
     matrices = {
         name: Matrix(size, size, column.block, column.block, column.offset, column.offset)
         for name, size in SIZES.items()
     }
-    alpha, beta = SCALARS[letter]
-    return Problem(routine, letter, column.m, column.n, column.k, matrices, trans, uplo, alpha, beta)
+    alpha, beta = _scalars(routine, *SCALARS[letter])
+    return Problem(routine, letter, column.m, column.n, column.k, matrices, trans, uplo, alpha, beta, side, diag)
+
+
+def _scalars(routine: str, alpha: complex, beta: complex) -> tuple[complex, complex]:
+    """The scalars, real where Hermitian updates need it."""
+    if routine not in ("herk", "her2k"):
+        return alpha, beta
+    return (complex(alpha).real if routine == "herk" else alpha), complex(beta).real
+
+
+def _options(routine: str, letter: str) -> list[tuple[str, str, str, str]]:
+    """All (TRANS, UPLO, SIDE, DIAG) of a routine of `structured.ROUTINES`."""
+    sides, diags = "L" if routine in structured.UPDATES else "LR", "NU" if routine == "trmm" else "N"
+    return list(itertools.product(structured.letters(routine, letter), "UL", sides, diags))
 
 
 def table(routine: str, letter: str) -> list[Problem]:
@@ -319,7 +351,9 @@ def table(routine: str, letter: str) -> list[Problem]:
     pairs = [(a, b) for a in "NTC" for b in "NTC"]
     problems = []
     for column in LEVEL3:
-        if routine == "gemm":
+        if routine in structured.ROUTINES:
+            problems += [from_column(column, routine, letter, (t,), *rest) for t, *rest in _options(routine, letter)]
+        elif routine == "gemm":
             problems += [from_column(column, routine, letter, pair) for pair in pairs]
         elif routine == "geadd":
             problems += [from_column(column, routine, letter, (trans,)) for trans in "NTC"]
@@ -338,7 +372,7 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
     sizes of 0 and below the number of processes, and alpha and beta of 0, 1, -1 and others.
 
     Args:
-        routine: "gemm", "geadd", "tradd" or "tran".
+        routine: as `Problem.routine`.
         letter: letter of the type, s, d, c or z.
         count: number of problems.
         grid: grid of the processes, which limits the sources.
@@ -351,7 +385,11 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
         trans = tuple(rng.choice("NTC") for _ in range(2))
         if routine == "tran":
             trans = (rng.choice("TC") if letter in "cz" else "T",)
-        bare = Problem(routine, letter, m, n, k, {}, trans, rng.choice("UL"), rng.choice(scalars), rng.choice(scalars))
+        uplo, alpha, beta, side, diag = rng.choice("UL"), rng.choice(scalars), rng.choice(scalars), "L", "N"
+        if routine in structured.ROUTINES:
+            *trans, uplo, side, diag = rng.choice(_options(routine, letter))  # type: ignore[assignment]
+            alpha, beta = _scalars(routine, alpha, beta)
+        bare = Problem(routine, letter, m, n, k, {}, tuple(trans), uplo, alpha, beta, side, diag)
         problems.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
     return problems
 

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems, redist
+from tests.conformance import errors, problems, redist, structured
 from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
-ROUTINES = ("gemm", "geadd", "tradd", "tran")
+ROUTINES = ("gemm", "geadd", "tradd", "tran", *structured.ROUTINES)
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
 
@@ -33,6 +33,11 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
     """The grids of ScaLAPACK's tests, and all others of up to `nprocs` processes."""
     others = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs // p + 1)]
     return list(dict.fromkeys([*GRIDS, *others]))
+
+
+def letters_of(routine: str, letters: str) -> str:
+    """The types that a routine has."""
+    return "".join(letter for letter in letters if letter in "cz" or routine not in ("herk", "her2k", "hemm"))
 
 
 def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
@@ -60,7 +65,7 @@ def main() -> int:
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         for routine in options.routines.split(","):
-            for letter in options.letters:
+            for letter in letters_of(routine, options.letters):
                 cases = problems.table(routine, letter)
                 cases += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
                 texts = [x.text for x in run_problems(cases, ictxt)] if ictxt >= 0 else [""] * len(cases)
@@ -94,7 +99,7 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
     """**Collective.** Every error exit of every routine, on a grid of one row."""
     ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
     for routine in options.routines.split(","):
-        for letter in options.letters:
+        for letter in letters_of(routine, options.letters):
             routine_name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name
             arguments = errors.right(routine, letter, ictxt)
             codes = error_exits(routine)

@@ -92,7 +92,12 @@ ARGUMENTS = {
     "tradd": "UPLO TRANS M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "tran": "M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
 }
-ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34}
+ARGUMENTS |= dict.fromkeys(("symm", "hemm"), "SIDE UPLO M N ALPHA A IA JA DESCA B IB JB DESCB BETA C IC JC DESCC")
+ARGUMENTS |= dict.fromkeys(("syrk", "herk"), "UPLO TRANS N K ALPHA A IA JA DESCA BETA C IC JC DESCC")
+ARGUMENTS |= dict.fromkeys(("syr2k", "her2k"), "UPLO TRANS N K ALPHA A IA JA DESCA B IB JB DESCB BETA C IC JC DESCC")
+ARGUMENTS |= {"trmm": "SIDE UPLO TRANS DIAG M N ALPHA A IA JA DESCA B IB JB DESCB"}
+ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34, "trmm": 38, "syrk": 36, "herk": 36}
+ERROR_EXITS |= dict.fromkeys(("symm", "hemm", "syr2k", "her2k"), 52)
 """Number of error exits that ScaLAPACK's tests try for each routine."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
