@@ -255,7 +255,7 @@ class Call:
                 return
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
-        value, letters = self._values[name], OPTIONS[name]
+        value, letters = self._values[name], self.routine.letters(name, is_complex=self.dtype.kind == "c")
         if name == "UPLO" and self.routine.whole and isinstance(value, str) and value:
             first = value[0].upper()
             self._values[name] = first if first in letters else "A"
@@ -317,10 +317,10 @@ class Call:
         return rows, columns
 
     def _extent(self, name: str) -> int:
-        """An extent of a submatrix by the name that the routine's table gives it: see `Operand`."""
+        """The rows or columns that an argument counts; "SIDE" stands for M or N."""
         if name == "SIDE":
             name = "M" if self["SIDE"] == "L" else "N"
-        return 1 if name == "1" else self._values[name]
+        return 1 if name == "1" else int(self._values[name])
 
     def _is_outside(self, operand: Operand) -> bool:
         """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""

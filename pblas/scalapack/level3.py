@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pblas.operations.arguments.product import Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
 from pblas.operations.solve_triangular import first_zero
+from pblas.operations.symm import plan_hemm, plan_symm
+from pblas.operations.syrk import plan_her2k, plan_herk, plan_syr2k, plan_syrk
+from pblas.operations.trmm import plan_trmm
 from pblas.operations.trsm import plan_trsm
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
@@ -58,6 +61,105 @@ def pxgemm(
         x, y, z = call.operands()
         planned.execute(x, y, z if takes_c else None, out=z)
         call.deliver()
+
+
+def pxsymm(
+    routine: Routine, letter: str, side: str, uplo: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
+    beta: complex,
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
+    """**Collective.** sub(C) := alpha sub(A) sub(B) + beta sub(C), or alpha sub(B) sub(A) + beta sub(C).
+
+    One triangle of the symmetric (p?symm) or Hermitian (p?hemm) sub(A) is read.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?symm and p?hemm.
+    """
+    with Call(
+        *(routine, letter, side, uplo, m, n, alpha, a, ia, ja, desca),
+        *(b, ib, jb, descb, beta, c, ic, jc, descc),
+    ) as call:
+        plan = plan_hemm if routine is routines.HEMM else plan_symm
+        _multiply(call, plan, side=call["SIDE"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+
+
+def pxsyrk(
+    routine: Routine, letter: str, uplo: str, trans: str, n: int, k: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    beta: complex,
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
+    """**Collective.** One triangle of sub(C) := alpha op(sub(A)) op(sub(A))^T + beta sub(C); p?herk: op(sub(A))^H.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?syrk and p?herk.
+    """
+    with Call(routine, letter, uplo, trans, n, k, alpha, a, ia, ja, desca, beta, c, ic, jc, descc) as call:
+        plan = plan_herk if routine is routines.HERK else plan_syrk
+        _multiply(call, plan, trans=call["TRANS"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+
+
+def pxsyr2k(
+    routine: Routine, letter: str, uplo: str, trans: str, n: int, k: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
+    beta: complex,
+    c: Array, ic: int, jc: int, descc: Desc,
+) -> None:  # fmt: skip
+    """**Collective.** One triangle of sub(C) := alpha (op(sub(A)) op(sub(B))^T + its transpose) + beta sub(C).
+
+    p?her2k: with conjugate transposes, and the conjugate of alpha in the second term.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?syr2k and p?her2k.
+    """
+    with Call(
+        *(routine, letter, uplo, trans, n, k, alpha, a, ia, ja, desca),
+        *(b, ib, jb, descb, beta, c, ic, jc, descc),
+    ) as call:
+        plan = plan_her2k if routine is routines.HER2K else plan_syr2k
+        _multiply(call, plan, trans=call["TRANS"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+
+
+def pxtrmm(
+    routine: Routine, letter: str, side: str, uplo: str, trans: str, diag: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
+) -> None:  # fmt: skip
+    """**Collective.** sub(B) := alpha op(sub(A)) sub(B), or alpha sub(B) op(sub(A)), with a triangular sub(A).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?trmm.
+    """
+    with Call(routine, letter, side, uplo, trans, diag, m, n, alpha, a, ia, ja, desca, b, ib, jb, descb) as call:
+        options = {name.lower(): call[name] for name in ("SIDE", "UPLO", "TRANS", "DIAG", "ALPHA")}
+        _multiply(call, plan_trmm, **options)
+
+
+def _multiply(call: Call, plan: Callable[..., Any], **options: Any) -> None:
+    """**Collective.** A product that writes the last matrix; with a beta that is not 0 it also reads it."""
+    if 0 in (call["N"], call["M"] if "M" in call.routine.arguments else 1):
+        return
+    takes_c = bool(options.get("beta"))
+
+    def planned() -> Any:
+        *inputs, z = call.operands()
+        return plan(*inputs, *([z] if takes_c or plan is plan_trmm else []), out=z, **options)
+
+    product = call.runtime.plans.get(call.key, planned)
+    *inputs, z = call.operands()
+    product.execute(*inputs, *([z] if takes_c or plan is plan_trmm else []), out=z)
+    call.deliver()
 
 
 def pxgeadd(
@@ -189,6 +291,13 @@ def _add(call: Call, trans: Trans | None = None) -> None:
 
 
 psgemm, pdgemm, pcgemm, pzgemm = of_types("sdcz", routines.GEMM, pxgemm)
+pssymm, pdsymm, pcsymm, pzsymm = of_types("sdcz", routines.SYMM, pxsymm)
+pchemm, pzhemm = of_types("cz", routines.HEMM, pxsymm)
+pssyrk, pdsyrk, pcsyrk, pzsyrk = of_types("sdcz", routines.SYRK, pxsyrk)
+pcherk, pzherk = of_types("cz", routines.HERK, pxsyrk)
+pssyr2k, pdsyr2k, pcsyr2k, pzsyr2k = of_types("sdcz", routines.SYR2K, pxsyr2k)
+pcher2k, pzher2k = of_types("cz", routines.HER2K, pxsyr2k)
+pstrmm, pdtrmm, pctrmm, pztrmm = of_types("sdcz", routines.TRMM, pxtrmm)
 psgeadd, pdgeadd, pcgeadd, pzgeadd = of_types("sdcz", routines.GEADD, pxgeadd)
 pstradd, pdtradd, pctradd, pztradd = of_types("sdcz", routines.TRADD, pxtradd)
 pstran, pdtran = of_types("sd", routines.TRAN, pxtran)

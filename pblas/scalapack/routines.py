@@ -44,6 +44,12 @@ _TEXTS = {
     "WORK": "not needed",
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
+_TRIANGLE_OF = '"U": on and above the diagonal of {}, "L": on and below (global)'
+_UPDATE = {"UPLO": _TRIANGLE_OF.format("sub(C)") + ", which alone is read and written"}
+_SYMMETRIC = {
+    "SIDE": '"L": sub(A) is the left factor, M x M; "R": the right one, N x N (global)',
+    "UPLO": _TRIANGLE_OF.format("sub(A)") + ", which alone is read",
+}
 _TWO_GRIDS = {
     "X": "array that holds this rank's part of {X}{in_place}; ignored outside {X}'s grid (local)",
     "DESCX": "descriptor of {X}; outside {X}'s grid its CTXT is -1, and the rest is ignored (local)",
@@ -101,6 +107,19 @@ class Routine:
     def is_written(self, operand: Operand) -> bool:
         """Whether the routine writes this matrix."""
         return operand.name in self.outputs
+
+    def letters(self, option: str, *, is_complex: bool) -> str:
+        """The letters that an option may be, for real or complex matrices.
+
+        >>> SYRK.letters("TRANS", is_complex=True), HERK.letters("TRANS", is_complex=True)
+        ('NT', 'NC')
+        """
+        if option == "TRANS" and is_complex:
+            if self.name in ("syrk", "syr2k"):
+                return "NT"
+            if self.name in ("herk", "her2k"):
+                return "NC"
+        return OPTIONS[option]
 
     def described(self) -> str:
         """The docstring section that describes the arguments.
@@ -179,6 +198,21 @@ def _routine(
 
 
 GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")
+SYMM = _routine("symm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
+HEMM = _routine("hemm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
+SYRK = _routine("syrk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, A="N K TRANS", C="N N")
+HERK = _routine("herk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, real="ALPHA BETA", A="N K TRANS", C="N N")
+SYR2K = _routine("syr2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE, A="N K TRANS", B="N K TRANS", C="N N")
+HER2K = _routine(
+    *("her2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE), real="BETA", A="N K TRANS", B="N K TRANS", C="N N"
+)
+TRMM = _routine(
+    "trmm",
+    "SIDE UPLO TRANS DIAG M N ALPHA A B",
+    {**_SYMMETRIC, "DIAG": '"U": the diagonal of sub(A) holds ones, and is not read; "N": its own (global)'},
+    A="SIDE SIDE",
+    B="M N",
+)
 GEADD = _routine("geadd", "TRANS M N ALPHA A BETA C", A="M N TRANS", C="M N")
 TRADD = _routine(
     "tradd",
@@ -202,13 +236,13 @@ TRMR2D = _routine(
     A="M N",
     B="M N",
 )
-_TRIANGLE = {
+_SOLVE = {
     "SIDE": '"L": op(sub(A)) is on the left of sub(B), "R": on the right (global)',
     "UPLO": '"U" or "L": the triangle of sub(A) that is read (global)',
     "DIAG": '"U": the diagonal of sub(A) is ones and is not read, "N": it is read (global)',
 }
-TRSM = _routine("trsm", "SIDE UPLO TRANS DIAG M N ALPHA A B", _TRIANGLE, A="SIDE SIDE", B="M N")
-TRTRS = _routine("trtrs", "UPLO TRANS DIAG N NRHS A B", _TRIANGLE, A="N N", B="N NRHS")
+TRSM = _routine("trsm", "SIDE UPLO TRANS DIAG M N ALPHA A B", _SOLVE, A="SIDE SIDE", B="M N")
+TRTRS = _routine("trtrs", "UPLO TRANS DIAG N NRHS A B", _SOLVE, A="N N", B="N NRHS")
 ELSET = _routine("elset", "A ALPHA", {"ALPHA": "the element (global)", **_ONE_ELEMENT}, A="1 1")
 ELGET = _routine(
     "elget",

@@ -5,6 +5,7 @@ Each rank checks its own part of the result, and returns a text if it is wrong.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from pblas import scalapack
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from tests.common.gauge import Array, applied, entries, gauge
+from tests.conformance import structured
 from tests.conformance.tables import GAP, GUARD, LEVEL3, SCALARS, SIZES, THRESHOLD, Column
 
 DTYPES = {"s": "float32", "d": "float64", "c": "complex64", "z": "complex128"}
@@ -69,18 +71,18 @@ class Problem:
     """One call of a routine.
 
     Args:
-        routine: "gemm", "geadd", "tradd", "tran" or "trsm".
+        routine: "gemm", "geadd", "tradd", "tran", "trsm", or one of `structured.ROUTINES`.
         letter: letter of the type, s, d, c or z.
         m: rows of sub(C), or of sub(B) for trsm.
         n: columns of it.
-        k: columns of op(sub(A)), for gemm.
+        k: columns of op(sub(A)), for gemm, syrk and its relatives.
         matrices: memory layouts of the operands, by name.
         trans: TRANSA and TRANSB, or TRANS.
-        uplo: UPLO, for tradd and trsm.
+        uplo: UPLO.
         alpha: scalar.
         beta: scalar.
-        side: SIDE, for trsm.
-        diag: DIAG, for trsm.
+        side: SIDE.
+        diag: DIAG.
     """
 
     routine: str
@@ -106,10 +108,14 @@ class Problem:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the operands, in order; the routine writes the last one."""
+        if self.routine in structured.ROUTINES:
+            return structured.names(self.routine)
         return {"gemm": ("A", "B", "C"), "trsm": ("A", "B")}.get(self.routine, ("A", "C"))
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of a submatrix as it is stored."""
+        if self.routine in structured.ROUTINES:
+            return structured.extents(self, name)
         if self.routine == "trsm":
             order = self.m if self.side == "L" else self.n
             return (order, order) if name == "A" else (self.m, self.n)
@@ -241,8 +247,8 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     i, j, place = operands[written].inside(problem.extents(written))
     result = operands[written].part()[place]
     subs = {name: _sub(problem, name, whole) for name, whole in wholes.items()}
-    error_of = {"gemm": _gemm_error, "trsm": _trsm_error}.get(problem.routine, _sum_error)
-    text, error = error_of(problem, subs, i, j, result)
+    errors = {"gemm": _gemm_error, "trsm": _trsm_error, **dict.fromkeys(structured.ROUTINES, structured.error)}
+    text, error = errors.get(problem.routine, _sum_error)(problem, subs, i, j, result)
     return Outcome(text, error, seconds)
 
 
@@ -250,6 +256,9 @@ def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
     """The elements of a matrix, with NaN where they must not be read."""
     matrix = problem.matrices[name]
     whole = entries((matrix.m, matrix.n), dtype, SEEDS[name])
+    if problem.routine in structured.ROUTINES:
+        structured.poison(problem, name, _sub(problem, name, whole))
+        return whole
     if problem.routine == "trsm":
         sub = _sub(problem, name, whole)
         if problem.alpha == 0:
@@ -285,6 +294,8 @@ def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[
     if problem.routine == "trsm":
         letters = problem.side, problem.uplo, problem.trans[0], problem.diag
         return (*letters, m, n, alpha, *operands["A"], *operands["B"])
+    if problem.routine in structured.ROUTINES:
+        return structured.arguments(problem, operands)
     options = {"geadd": problem.trans[:1], "tradd": (problem.uplo, problem.trans[0]), "tran": ()}[problem.routine]
     return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
 
@@ -357,14 +368,29 @@ def _products(scalar: complex, x: Array) -> Array:
     return np.stack([np.stack([z.real * real, z.real * imag]), np.stack([-z.imag * imag, z.imag * real])])
 
 
-def from_column(column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U") -> Problem:
+def from_column(
+    column: Column, routine: str, letter: str, trans: tuple[str, ...], uplo: str = "U", side: str = "L", diag: str = "N"
+) -> Problem:
     """The problem of a column of the level 3 table, with these options."""
     matrices = {
         name: Matrix(size, size, column.block, column.block, column.offset, column.offset)
         for name, size in SIZES.items()
     }
-    alpha, beta = SCALARS[letter]
-    return Problem(routine, letter, column.m, column.n, column.k, matrices, trans, uplo, alpha, beta)
+    alpha, beta = _scalars(routine, *SCALARS[letter])
+    return Problem(routine, letter, column.m, column.n, column.k, matrices, trans, uplo, alpha, beta, side, diag)
+
+
+def _scalars(routine: str, alpha: complex, beta: complex) -> tuple[complex, complex]:
+    """The scalars, real where Hermitian updates need it."""
+    if routine not in ("herk", "her2k"):
+        return alpha, beta
+    return (complex(alpha).real if routine == "herk" else alpha), complex(beta).real
+
+
+def _options(routine: str, letter: str) -> list[tuple[str, str, str, str]]:
+    """All (TRANS, UPLO, SIDE, DIAG) of a routine of `structured.ROUTINES`."""
+    sides, diags = "L" if routine in structured.UPDATES else "LR", "NU" if routine == "trmm" else "N"
+    return list(itertools.product(structured.letters(routine, letter), "UL", sides, diags))
 
 
 def table(routine: str, letter: str) -> list[Problem]:
@@ -372,7 +398,9 @@ def table(routine: str, letter: str) -> list[Problem]:
     pairs = [(a, b) for a in "NTC" for b in "NTC"]
     problems = []
     for column in LEVEL3:
-        if routine == "gemm":
+        if routine in structured.ROUTINES:
+            problems += [from_column(column, routine, letter, (t,), *rest) for t, *rest in _options(routine, letter)]
+        elif routine == "gemm":
             problems += [from_column(column, routine, letter, pair) for pair in pairs]
         elif routine == "trsm":
             problems += [
@@ -396,7 +424,7 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
     sizes of 0 and below the number of processes, and alpha and beta of 0, 1, -1 and others.
 
     Args:
-        routine: "gemm", "geadd", "tradd", "tran" or "trsm".
+        routine: as `Problem.routine`.
         letter: letter of the type, s, d, c or z.
         count: number of problems.
         grid: grid of the processes, which limits the sources.
@@ -409,9 +437,13 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
         trans = tuple(rng.choice("NTC") for _ in range(2))
         if routine == "tran":
             trans = (rng.choice("TC") if letter in "cz" else "T",)
-        bare = Problem(routine, letter, m, n, k, {}, trans, rng.choice("UL"), rng.choice(scalars), rng.choice(scalars))
-        if routine == "trsm":
-            bare = replace(bare, side=rng.choice("LR"), diag=rng.choice("NU"))
+        uplo, alpha, beta, side, diag = rng.choice("UL"), rng.choice(scalars), rng.choice(scalars), "L", "N"
+        if routine in structured.ROUTINES:
+            *trans, uplo, side, diag = rng.choice(_options(routine, letter))  # type: ignore[assignment]
+            alpha, beta = _scalars(routine, alpha, beta)
+        elif routine == "trsm":
+            side, diag = rng.choice("LR"), rng.choice("NU")
+        bare = Problem(routine, letter, m, n, k, {}, tuple(trans), uplo, alpha, beta, side, diag)
         problems.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
     return problems
 

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems, redist, vectors
+from tests.conformance import errors, problems, redist, structured, vectors
 from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
-ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm")
+ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm", *structured.ROUTINES)
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
 
@@ -34,6 +34,11 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
     """The grids of ScaLAPACK's tests, and all others of up to `nprocs` processes."""
     others = [(p, q) for p in range(1, nprocs + 1) for q in range(1, nprocs // p + 1)]
     return list(dict.fromkeys([*GRIDS, *others]))
+
+
+def letters_of(routine: str, letters: str) -> str:
+    """The types that a routine has."""
+    return "".join(letter for letter in letters if letter in "cz" or routine not in ("herk", "her2k", "hemm"))
 
 
 def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
@@ -62,7 +67,7 @@ def main() -> int:
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         for routine in options.routines.split(","):
-            for letter in options.letters:
+            for letter in letters_of(routine, options.letters):
                 cases = problems.table(routine, letter)
                 cases += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
                 texts = [x.text for x in run_problems(cases, ictxt)] if ictxt >= 0 else [""] * len(cases)
@@ -95,7 +100,9 @@ def count(
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
     """**Collective.** Every error exit of the routines of level 3."""
-    types = [(routine, letter) for routine in options.routines.split(",") for letter in options.letters]
+    types = [
+        (routine, letter) for routine in options.routines.split(",") for letter in letters_of(routine, options.letters)
+    ]
     _run_error_exits(types, total, failures)
 
 

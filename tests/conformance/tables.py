@@ -94,7 +94,12 @@ ARGUMENTS = {
     "tran": "M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "trsm": "SIDE UPLO TRANS DIAG M N ALPHA A IA JA DESCA B IB JB DESCB",
 }
-ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34, "trsm": 38}
+ARGUMENTS |= dict.fromkeys(("symm", "hemm"), "SIDE UPLO M N ALPHA A IA JA DESCA B IB JB DESCB BETA C IC JC DESCC")
+ARGUMENTS |= dict.fromkeys(("syrk", "herk"), "UPLO TRANS N K ALPHA A IA JA DESCA BETA C IC JC DESCC")
+ARGUMENTS |= dict.fromkeys(("syr2k", "her2k"), "UPLO TRANS N K ALPHA A IA JA DESCA B IB JB DESCB BETA C IC JC DESCC")
+ARGUMENTS |= {"trmm": ARGUMENTS["trsm"]}
+ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34, "trsm": 38, "trmm": 38, "syrk": 36, "herk": 36}
+ERROR_EXITS |= dict.fromkeys(("symm", "hemm", "syr2k", "her2k"), 52)
 """Number of error exits that ScaLAPACK's tests try for each routine."""
 
 _X, _Y, _A = "X IX JX DESCX INCX", "Y IY JY DESCY INCY", "A IA JA DESCA"

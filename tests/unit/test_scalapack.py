@@ -16,7 +16,7 @@ from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 
 
-@pytest.mark.parametrize("routine", [routines.GEMM, routines.GEADD, routines.TRADD, routines.TRAN])
+@pytest.mark.parametrize("routine", [getattr(routines, name.upper()) for name in ERROR_EXITS])
 def test_positions_are_those_of_pblas(routine: routines.Routine) -> None:
     assert list(routine.arguments) == ARGUMENTS[routine.name].split()
     assert len(error_exits(routine.name)) == ERROR_EXITS[routine.name]

@@ -15,7 +15,7 @@ from tests.common.gauge import applied, dtype_of, entries, gauge
 from tests.common.ranks import collected
 from tests.gpu.products.general import BACKENDS, context
 from tests.gpu.products.products import Placed
-from tests.mpi.operations.test_redistribution import some_descriptor
+from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_trsm import DTYPES, triangle
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
