@@ -159,6 +159,13 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "linear_allreduce_backward": lambda x: tp.linear_allreduce_backward(np.ones((2, 2)), x.tokens, x.weight, ctx=x.ctx),
     "Linear": lambda x: tp.Linear(x.weight, "allgather", max_tokens=2 * P, ctx=x.ctx),
     "pdgemm": gemm,
+    "syrk": lambda x: pblas.blas.syrk(x.grid, x.rows, out=x.rows),
+    "herk": lambda x: pblas.blas.herk(x.rows),
+    "syr2k": lambda x: pblas.blas.syr2k(x.rows, x.columns),
+    "her2k": lambda x: pblas.blas.her2k(x.grid, x.rows),
+    "symm": lambda x: pblas.blas.symm(x.grid, x.rows),
+    "hemm": lambda x: pblas.blas.hemm(x.grid, x.rows, side="R"),
+    "trmm": lambda x: pblas.blas.trmm(x.grid, x.own),
     "pdgeadd": lambda x: scalapack.pdgeadd("T", N, N, 1.0, x.blocks[0], 1, 1, x.desc, 0.0, x.blocks[2], 1, 1, x.desc),
     "pdtrsm": lambda x: scalapack.pdtrsm(
         *("L", "U", "N", "U", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, x.desc)

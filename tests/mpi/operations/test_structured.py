@@ -1,0 +1,198 @@
+"""Laws of syrk, symm, trmm and their relatives: half a product, from one triangle, on any layouts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Grid, MatrixDescriptor, blas
+from pblas.matrices.matrix import DistMatrix
+from tests.common.gauge import THRESHOLD, Array, applied, dtype_of, entries, gauge
+from tests.common.ranks import COMM, DTYPES, Contexts, same_on_all_ranks
+from tests.conformance.problems import Problem
+from tests.conformance.structured import ROUTINES, UPDATES, error, extents, names, poison
+
+pytestmark = pytest.mark.mpi
+
+P = COMM.size
+SETTINGS = ("shared", "message")
+GUARD = -99
+SIZES = (0, 1, 2, 5, 8, 9, 13)
+CASES = 60
+
+
+def some_descriptor(rng: random.Random, m: int, n: int) -> tuple[MatrixDescriptor, int, int]:
+    """Any grid, blocks, sources, copies and order for a matrix around m x n, and the place of those in it."""
+    grids = [(p, q) for p in range(1, P + 1) for q in range(1, P + 1) if p * q <= P]
+    p, q = rng.choice(grids)
+    rsrc, csrc = (rng.choice([-1, *range(extent), *range(extent)]) for extent in (p, q))
+    mb, nb = rng.choice([1, 2, 3, 5, 40]), rng.choice([1, 2, 3, 5, 40])
+    order, grid = rng.choice("FC"), Grid(p, q, rng.choice("CR"))  # type: ignore[arg-type]  # C or R
+    desc = MatrixDescriptor(m + 4, n + 3, mb, nb, grid, rsrc, csrc, order=order)  # type: ignore[arg-type]  # F or C
+    return desc, rng.randrange(5), rng.randrange(4)
+
+
+def placed(ctx: pblas.Context, rng: random.Random, x: Array) -> tuple[DistMatrix, DistMatrix, Any]:
+    """A matrix of guards, a view of it that holds x, and the view's place."""
+    (m, n), (desc, i, j) = x.shape, some_descriptor(rng, *x.shape)
+    whole = np.full(desc.shape, GUARD, x.dtype)
+    whole[i : i + m, j : j + n] = x
+    matrix = ctx.from_global(whole, desc)
+    return matrix, matrix[i : i + m, j : j + n], np.s_[i : i + m, j : j + n]
+
+
+def some_problem(rng: random.Random, routine: str, name: str) -> Problem:
+    """A random problem; `letter` is not used."""
+    is_complex = name.startswith("complex")
+    m, n, k = (rng.choice(SIZES) for _ in range(3))
+    if routine in ("symm", "hemm"):
+        trans = "N"
+    elif routine == "trmm" or not is_complex:
+        trans = rng.choice("NTC")
+    else:
+        trans = rng.choice("NC" if routine.startswith("he") else "NT")
+    alpha, beta = (rng.choice([0.0, 1.0, -1.5, 2 - 1j if is_complex else 2.0]) for _ in range(2))
+    if routine == "herk":
+        alpha = complex(alpha).real
+    if routine in ("herk", "her2k"):
+        beta = complex(beta).real
+    side, diag = rng.choice("L" if routine in UPDATES else "LR"), rng.choice("NU" if routine == "trmm" else "N")
+    return Problem(routine, "", m, n, k, {}, (trans,), rng.choice("UL"), alpha, beta, side, diag)
+
+
+def call(problem: Problem, x: dict[str, DistMatrix]) -> None:
+    """**Collective.** The routine in place, as in PBLAS: its last operand is read and written."""
+    function, options = getattr(blas, problem.routine), {"uplo": problem.uplo, "alpha": problem.alpha}
+    *inputs, written = x.values()
+    if problem.routine in UPDATES:
+        options["trans"] = problem.trans[0]
+    else:
+        options["side"] = problem.side
+    if problem.routine == "trmm":
+        function(*inputs, written, **options, trans=problem.trans[0], diag=problem.diag, out=written)
+    else:
+        function(*inputs, written, **options, beta=problem.beta, out=written)
+
+
+@pytest.mark.parametrize("transport", SETTINGS)
+@pytest.mark.parametrize("routine", ROUTINES)
+def test_of_any_layouts(contexts: Contexts, routine: str, transport: str) -> None:
+    """The gauge of PBLAS; NaN in all that must not be read; nothing else is written."""
+    ctx, rng = contexts[transport], random.Random(f"{routine} {P}")
+    for case in range(CASES):
+        name = rng.choice([x for x in DTYPES if routine[0] != "h" or x.startswith("complex")])
+        problem = some_problem(rng, routine, name)
+        subs: dict[str, Array] = {}
+        for seed, operand in enumerate(names(routine)):
+            subs[operand] = entries(extents(problem, operand), dtype_of(name), 100 * case + seed)
+            poison(problem, operand, subs[operand])
+        matrices = {operand: placed(ctx, rng, x) for operand, x in subs.items()}
+        call(problem, {operand: view for operand, (_, view, _) in matrices.items()})
+        whole, view, place = list(matrices.values())[-1]
+        result, around = view.to_global(None), whole.to_global(None)
+        assert result is not None
+        assert around is not None
+        text, _ = error(problem, subs, np.arange(result.shape[0]), np.arange(result.shape[1]), result)
+        assert not text, f"case {case}: {text}: {problem}, {name}"
+        around[place] = GUARD
+        assert (around == GUARD).all(), f"case {case}: memory around the result has changed"
+
+
+def test_syrk_is_the_triangle_of_the_product(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    a = ctx.random((150, 70), seed=1)
+    for uplo, triangle in (("L", np.tril), ("U", np.triu)):
+        half = blas.syrk(a, uplo=uplo).to_global(None)
+        full = pblas.pmatmul(a, a, transb="T").to_global(None)
+        assert half is not None
+        assert full is not None
+        np.testing.assert_allclose(half, triangle(full), rtol=1e-12, atol=1e-12)
+
+
+def test_either_triangle_gives_the_same_product(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    x = entries((90, 90), np.dtype("complex128"), 3)
+    x = x + x.conj().T
+    b = ctx.random((90, 40), dtype="complex128", seed=1)
+    grid = MatrixDescriptor(90, 90, 7, 7, Grid(1, P))
+    results = [
+        blas.hemm(ctx.from_global(keep(x), grid), b, uplo=uplo).to_global(None)
+        for uplo, keep in (("L", np.tril), ("U", np.triu))
+    ]
+    assert np.array_equal(*results)
+
+
+def test_trmm_is_the_product_with_the_triangle(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    x, y = entries((130, 130), np.dtype("float64"), 1), entries((130, 50), np.dtype("float64"), 2)
+    grid = MatrixDescriptor(130, 130, 16, 16, Grid(P, 1))
+    for trans in "NT":
+        result = blas.trmm(ctx.from_global(x, grid), ctx.from_global(y), trans=trans).to_global(None)
+        assert result is not None
+        assert gauge(result, applied(trans, np.tril(x)), y) <= THRESHOLD
+
+
+def test_a_new_result_is_0_outside_the_triangle(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    a, c = ctx.random((20, 6), seed=1), ctx.random((20, 20), seed=2)
+    for result in (blas.syrk(a), blas.syrk(a, c)):
+        whole = result.to_global(None)
+        assert whole is not None
+        assert (np.triu(whole, 1) == 0).all()
+
+
+def test_planned_twins_run_again_and_explain(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    a, b = ctx.random((64, 64), seed=1), ctx.random((64, 64), seed=2)
+    for plan, matrices in (
+        (blas.plan_syrk(a), (a,)),
+        (blas.plan_syr2k(a, b), (a, b)),
+        (blas.plan_symm(a, b), (a, b)),
+        (blas.plan_trmm(a, b), (a, b)),
+    ):
+        with plan:
+            first = plan.execute(*matrices).to_global(None)
+            assert np.array_equal(first, plan.execute(*matrices).to_global(None))
+            assert "flops" in plan.explain()
+            assert "lower bound" in plan.explain()
+            assert plan.plan.simulate("laptop").seconds > 0
+            assert plan.workspace_nbytes <= plan.plan.workspace_nbytes + 4096
+
+
+WRONG: dict[str, Callable[[DistMatrix, DistMatrix], object]] = {
+    "uplo": lambda a, _: blas.syrk(a, uplo="X"),
+    "trans": lambda a, b: blas.trmm(a, b, trans="H"),
+    "side": lambda a, b: blas.symm(a, b, side="M"),
+    "diag": lambda a, b: blas.trmm(a, b, diag="D"),
+    "alpha": lambda a, _: blas.syrk(a, alpha="1"),
+    "complex alpha": lambda a, _: blas.syrk(a, alpha=1j),
+    "beta without C": lambda a, b: blas.syr2k(a, b, beta=2.0),
+    "A": lambda a, b: blas.syrk(a.local, b),
+    "B": lambda a, _: blas.trmm(a, None),
+    "shape of B": lambda a, b: blas.symm(a, b[:3, :]),
+    "shape of C": lambda a, b: blas.syrk(a, b[:, :3]),
+    "A not square": lambda a, b: blas.trmm(a[:, :3], b),
+    "shapes of A and B": lambda a, b: blas.syr2k(a, b[:, :3]),
+    "out overlaps A": lambda a, b: blas.trmm(a, b, out=a),
+    "out overlaps B": lambda a, b: blas.symm(a, b, out=b),
+    "out overlaps part of B": lambda a, b: blas.trmm(a[:8, :8], b[:8, :8], out=b[1:9, 1:9]),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_argument_raises_the_same_everywhere(contexts: Contexts, what: str) -> None:
+    ctx = contexts["shared"]
+    a, b = ctx.random((12, 12), seed=1), ctx.random((12, 12), seed=2)
+    for wrong in {0, P - 1}:
+        with pytest.raises(pblas.PblasError) as caught:
+            WRONG[what](a, b) if ctx.rank == wrong else blas.syrk(a)
+        assert same_on_all_ranks(str(caught.value))
+    with pytest.raises(pblas.PblasError) as caught:
+        WRONG[what](a, b)
+    assert same_on_all_ranks(str(caught.value))
+    blas.syrk(a)  # the context is usable
