@@ -51,6 +51,7 @@ class Cast:
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
         self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
         self.large = ctx.eye(400, "float32")  # enough columns to be factored by three ranks
+        self.x, self.y, self.z = self.rows[:, 1], self.columns[2], self.grid[:, 3]
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
         self.own = ctx.from_local(self.part, ROWS)  # in no window
@@ -175,14 +176,14 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     ),
     "pdelget": lambda x: scalapack.pdelget("A", " ", x.blocks[0], 2, 3, x.desc),
     "pdlaprnt": lambda x: scalapack.pdlaprnt(2, 2, x.blocks[0], 1, 1, x.desc, 0, 0, "A", io.StringIO()),
-    "dot": lambda x: pblas.blas.dot(x.rows[:, 1], x.columns[2]),
-    "amax": lambda x: pblas.blas.amax(x.grid[:, 3]),
-    "axpy": lambda x: pblas.blas.axpy(2.0, x.rows[:, 1], x.grid[2]),
-    "swap": lambda x: pblas.blas.swap(x.rows[:, 1], x.grid[:, 2]),
-    "gemv": lambda x: pblas.blas.gemv(x.grid, x.rows[:, 1], x.columns[:, 2]),
+    "dot": lambda x: pblas.blas.dot(x.x, x.y),
+    "amax": lambda x: pblas.blas.amax(x.z),
+    "axpy": lambda x: pblas.blas.axpy(2.0, x.x, x.z),
+    "swap": lambda x: pblas.blas.swap(x.x, x.z),
+    "gemv": lambda x: pblas.blas.gemv(x.grid, x.x, x.y),
     "symv, arrays": lambda x: pblas.blas.symv(x.columns, np.ones(N)),
-    "trmv": lambda x: pblas.blas.trmv(x.grid, x.rows[:, 1], diag="U"),
-    "syr2": lambda x: pblas.blas.syr2(x.rows[:, 1], np.ones(N), x.own),
+    "trmv": lambda x: pblas.blas.trmv(x.grid, x.x, diag="U"),
+    "syr2": lambda x: pblas.blas.syr2(x.x, np.ones(N), x.own),
     "pdgemv": lambda x: scalapack.pdgemv(
         *("N", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[1], 1, 1, x.desc, 1, 0.0),
         *(x.blocks[2], 1, 1, x.desc, N),
