@@ -29,6 +29,7 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import 
 _START_SECONDS = 300.0  # a large job on a slow file system starts within a minute
 _CLOSE_SECONDS = 10.0
 _END_SECONDS = 5.0  # mpiexec ends its ranks on SIGTERM well within a second
+_LONGEST_SECONDS = 3600.0  # of one wait: selectors refuse larger numbers
 _POLL_SECONDS = 0.05
 _OUTPUT_NBYTES = 1 << 20  # more than a pipe holds: one read takes all that a rank has written before its report
 _PATIENCE = 120.0  # the default timeout of `Context`
@@ -178,6 +179,8 @@ class Job:
         self._channels.append(channel)
         self._selector.register(channel, selectors.EVENT_READ)
         pid, descriptors, *_ = socket.recv_fds(stream, _PID_NBYTES, 2)
+        if not pid:
+            self._raise_dead(len(self._channels) - 1)
         self._pids.append(int(pid))
         for descriptor, name in zip(descriptors, ("stdout", "stderr"), strict=True):
             output = _Output(descriptor, name)
@@ -231,7 +234,7 @@ class Job:
             left = end - time.monotonic()
             if left <= 0:
                 self._raise_late(verb, outcomes, timeout)
-            for key, _ in self._selector.select(None if left == math.inf else left):
+            for key, _ in self._selector.select(min(left, _LONGEST_SECONDS)):
                 if isinstance(key.fileobj, _Output):
                     self._forward(key.fileobj)
                 elif isinstance(key.fileobj, Channel):

@@ -86,7 +86,8 @@ class Pool:
             PeerTimeout: a rank has not returned in time; the pool is closed.
             KeyboardInterrupt: Ctrl-C has ended all ranks; the pool is closed.
             The function's exception: that of the lowest rank that raised one by itself, with a note of the tracebacks.
-                The pool can be used again.
+                The pool can be used again, unless other ranks do not return within the context's `timeout` after it:
+                then no rank is left.
         """
         call = _packed_call("Pool.run", function, args, kwargs, timeout)
         with self._lock:

@@ -29,7 +29,13 @@ def main(path: str) -> None:
         path: Unix socket.
     """
     stream = socket.socket(socket.AF_UNIX)
-    stream.connect(path)
+    try:
+        stream.connect(path)
+    except OSError as caught:
+        sys.exit(
+            f"a rank on {socket.gethostname()} cannot reach the process that started it ({caught}): pblas.run and "
+            f"pblas.Pool start ranks on one machine. For several, start a script by mpiexec or srun"
+        )
     _send_output(stream)
     channel = Channel(stream)
     inbox: SimpleQueue[Frames] = SimpleQueue()
