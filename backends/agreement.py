@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.local_step import agreed
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ _KINDS: tuple[type[BaseException], ...] = (
     *(errors.PblasArgumentError, errors.OutOfRangeError, errors.PblasError, KeyboardInterrupt),
 )
 AgreedError = errors.PblasError | KeyboardInterrupt
-"""What a rank may bring to an agreement."""
+"""Exceptions that agreements carry: the error of one rank, which all ranks raise."""
 
 
 @dataclass(slots=True)
@@ -165,6 +166,7 @@ class Agreement:
             error = KeyboardInterrupt(f"{call.partition(chr(10))[0]}: interrupted")
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
             error.__traceback__ = error.__context__ = None
+        start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
         own_error = _NO_ERROR
         if error is not None:
@@ -183,6 +185,9 @@ class Agreement:
                 raw = known.pack()
         self._heed_notice(operation)
         self._last = time.monotonic()
+        if start:
+            seconds = time.perf_counter() - start
+            log.write(log.DEBUG, self.rank, "agreement %d, %s: %.0f us", self.ncalls, operation, 1e6 * seconds)
         if raw is own and error is None:  # all ranks sent the same
             return Agreed(tuple(maxima), bits)
         known = _Known.unpack(raw)
@@ -191,9 +196,9 @@ class Agreement:
             text, kind = _with_rank(_text_of(raw_text), rank, self.size), _KINDS[kind_index]
             if kind is KeyboardInterrupt:
                 self.interrupted = False
-            raise _agreed(kind, text, info)
+            raise _agreed(kind, text, self.turn(rank), info)
         if known.ranks[1] >= 0:
-            raise _agreed(errors.MismatchError, _difference(known))
+            raise _agreed(errors.MismatchError, _difference(known), self.turn(0))
         return Agreed(known.maxima, known.bits)
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
@@ -212,7 +217,7 @@ class Agreement:
         kind, text = refusals[lowest]
         text = _with_rank(text, lowest, self.size)
         if len(refusals) == self.size:
-            raise _agreed(_KINDS[kind], text)
+            raise _agreed(_KINDS[kind], text, self.turn(lowest))
         self._break(kind, text, release)
 
     def abort(self, error: AgreedError, release: Callable[[], None] = lambda: None) -> NoReturn:
@@ -236,7 +241,11 @@ class Agreement:
             self.peers.send(raw, rank, _TAG_VERDICT)
             self.peers.send(bytes(1), rank, _TAG_NOTICE)
         self.peers.abandon()
-        raise _agreed(_KINDS[kind], text)
+        raise _agreed(_KINDS[kind], text, self.turn(self.rank))
+
+    def turn(self, first: int) -> int:
+        """The turn of this rank to print the traceback of an error that rank `first` prints: see `agreed` (local)."""
+        return 0 if self.rank == first else 1 + self.rank
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
         """Kind and text of the error of each rank that rejects this execution within the grace period."""
@@ -395,7 +404,8 @@ class Agreement:
             self.peers.send(answer, rank, _TAG_VERDICT)
         self.broken = text
         self.peers.abandon()
-        raise _agreed((*_KINDS, errors.PeerTimeout)[kind], text)
+        first = min(others - missing | {self.rank}) if verdict is None else -1  # -1: the rank that sent the verdict
+        raise _agreed((*_KINDS, errors.PeerTimeout)[kind], text, self.turn(first))
 
     def close(self) -> None:
         """Free the lines; the owner of the peers closes them (local)."""
@@ -414,12 +424,12 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
     )
 
 
-def _agreed(kind: type[BaseException], text: str, info: int = 0) -> BaseException:
-    """The exception that an agreement raises on every rank."""
+def _agreed(kind: type[BaseException], text: str, turn: int, info: int = 0) -> BaseException:
+    """An exception to raise on every rank, marked as agreed; `info` is ScaLAPACK's INFO or `WorkspaceError.shared`."""
     error: Any = kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
     if issubclass(kind, errors.WorkspaceError):
         error.shared = bool(info)
-    return agreed(error)
+    return agreed(error, turn)
 
 
 def _info_of(error: AgreedError) -> int:

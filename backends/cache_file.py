@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pblas.backends import log
+from pblas.errors import PblasWarning
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
@@ -99,7 +102,7 @@ class Cache(Generic[Key, Value]):
                     raise
         except OSError as error:
             text = f"{self.path}: {self._what} are not kept, the file cannot be written ({error!r})"
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, PblasWarning, stacklevel=3)
 
     def share(self, ranks: Ranks, action: Callable[[], None] | None = None) -> None:
         """**Collective.** Add the entries of rank 0, and so of its file, on all ranks.
@@ -116,6 +119,9 @@ class Cache(Generic[Key, Value]):
         if ranks.rank == 0 and action is not None:
             try:
                 action()
+                if self.entries:
+                    number, verb = len(self.entries), action.__name__
+                    log.write(log.INFO, ranks.rank, "%s %s: %d %s", verb, self.path, number, self._what)
             except Exception as caught:  # noqa: BLE001 - the other ranks wait, whatever the error
                 error = caught
         entries, error = ranks.broadcast_object((self.entries, error) if ranks.rank == 0 else None, 0)
@@ -134,5 +140,5 @@ class Cache(Generic[Key, Value]):
             return {}
         except Exception as error:  # noqa: BLE001 - JSON may hold anything: the wrong types, numbers or depth
             text = f"{self.path}: {self._what} are ignored, the file is unreadable ({error!r})"
-            warnings.warn(text, stacklevel=3)
+            warnings.warn(text, PblasWarning, stacklevel=3)
             return {}

@@ -67,11 +67,22 @@ def is_agreed(error: BaseException) -> bool:
     return getattr(error, "agreed", False)
 
 
-def agreed(error: Any) -> BaseException:
-    """An exception that every rank raises by itself because of what the ranks have agreed on, for `is_agreed`."""
-    error.agreed = True
+def agreed(error: Any, turn: int = 0) -> BaseException:
+    """Mark an exception that every rank raises with the same text, because all know its cause: see `is_agreed`.
+
+    Args:
+        error: the exception (global).
+        turn: place of this rank in the order in which ranks print a traceback if nobody catches the exception. The
+            rank whose turn is 0 prints and ends the job; another one prints only if those before it do not (local).
+    """
+    error.agreed, error.turn = True, turn
     raised: BaseException = error
     return raised
+
+
+def turn_of(error: BaseException) -> int:
+    """The `turn` of an agreed exception; 0 for others, so that every rank prints its own (local)."""
+    return getattr(error, "turn", 0)
 
 
 def local_error(operation: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:

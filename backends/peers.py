@@ -90,7 +90,7 @@ class HostChannel(Channel, Protocol):
 
 
 class Peers(Protocol):
-    """Ranks 0..size-1, of which this process is one, and small messages between them."""
+    """Ranks 0..size-1, and small messages between them; this process is one of the ranks."""
 
     @property
     def rank(self) -> int:

@@ -130,11 +130,11 @@ class Engine(Protocol):
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
-    def homes(self, x: Any) -> list[int] | None:
+    def peer_addresses(self, x: Any) -> list[int] | None:
         """**Collective.** Addresses of an array on all ranks, as mapped here; None if peers cannot write into it."""
 
-    def offset(self, peer: int, home: int) -> int:
-        """Bytes from the start of a peer's workspace of the current call to an address from `homes`."""
+    def offset(self, peer: int, address: int) -> int:
+        """Bytes from the start of a peer's workspace of the current call to an address from `peer_addresses`."""
 
     # Executions
 
@@ -281,7 +281,7 @@ class Engine(Protocol):
         first: list[int],
         slots: Any,
         results_at: int,
-        homes: Any,
+        peer_addresses: Any,
         phase: int,
         contributing: list[int],
         output: Output,
@@ -297,7 +297,8 @@ class Engine(Protocol):
             first: first element of each rank's share of D, and the number of elements (global).
             slots: two for each rank if the ranks send partial products and sums; otherwise None (global).
             results_at: bytes from the workspace's start to the sums in it (global).
-            homes: addresses of D on all ranks, as mapped here, if sums are put there directly; else None (global).
+            peer_addresses: addresses of D on all ranks, as mapped here, if sums are put there directly; else None
+                (global).
             phase: of the flags that signal partial products; the flags of sums have the next phase (global).
             contributing: ranks that have a partial product (global).
             output: D (local).

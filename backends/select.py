@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import checked_name
@@ -83,7 +84,8 @@ def open_backend(
                 if name == "nvshmem":
                     raise
                 text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
-                warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+                log.write(log.INFO, peers.rank, text)
+                warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
         if worst >= MESSAGES and name != "nvshmem":
             from pblas.backends.cuda.backend import CudaBackend
 
@@ -96,7 +98,8 @@ def open_backend(
         if insists:
             raise
         text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
-        warnings.warn(text, RuntimeWarning, stacklevel=_STACKLEVEL)
+        log.write(log.INFO, peers.rank, text)
+        warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
     return MpiBackend(peers, **settings)
 
 

@@ -54,7 +54,7 @@ class Shape(NamedTuple):
         height = ROWS // self.split
         count = 0
         for rows, columns in parts:
-            last = rest(rows) if self.split == 1 else 0
+            last = side_by_side_rows(rows) if self.split == 1 else 0
             count += -(-(rows - last) // height) * -(-columns // self.width)
             count += (last > 0) * -(-columns // (2 * self.width))
         return count
@@ -63,22 +63,22 @@ class Shape(NamedTuple):
 WIDEST = Shape()
 
 
-def beside(rows: int) -> bool:
+def is_side_by_side(rows: int) -> bool:
     """Whether the two tiles of a cluster are side by side for this many rows, since one tile's rows suffice."""
     return rows <= ROWS // 2
 
 
-def rest(rows: int) -> int:
+def side_by_side_rows(rows: int) -> int:
     """Number of the last rows whose tiles are side by side in a cluster.
 
-    >>> rest(100), rest(256), rest(300), rest(400)
+    >>> side_by_side_rows(100), side_by_side_rows(256), side_by_side_rows(300), side_by_side_rows(400)
     (100, 0, 44, 0)
     """
     last = rows % ROWS
-    return last if beside(last) else 0
+    return last if is_side_by_side(last) else 0
 
 
-def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Shape, float]:
+def choose_shape(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Shape, float]:
     """The fastest shape for parts that peers await, and its microseconds if no rank waits for a peer.
 
     Args:
@@ -86,7 +86,7 @@ def shaped(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Sha
         k: inner length.
         clusters: of the GPU.
 
-    >>> shaped([(128, 3584)] * 4, 8192, 66)
+    >>> choose_shape([(128, 3584)] * 4, 8192, 66)
     (Shape(width=128, split=1), 48.86)
     """
     candidates, steps = list[tuple[float, Shape]](), -(-k // 64)

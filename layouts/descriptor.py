@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.checks import checked_index, checked_int
+from pblas.layouts.counts import blocks_of
 from pblas.layouts.equality import same_distribution
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import IntegerArray
 from pblas.layouts.split import Split
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pblas.layouts.drawing.text import Drawing
 
 
@@ -81,6 +84,7 @@ class MatrixDescriptor:
         put(self, "csrc", checked_int(where, "csrc", self.csrc, -1, grid.npcol - 1, why="npcol - 1; -1 is replicated"))
         if self.order not in ("F", "C"):
             raise LayoutError(f"{where}: order is {self.order!r}; expected 'F' (column-major) or 'C' (row-major).")
+        put(self, "order", str(self.order))  # NumPy's strings have another repr, which ranks would compare
         for name in ("lld", "imb", "inb"):
             if getattr(self, name) is not None:
                 put(self, name, checked_int(where, name, getattr(self, name), 1))
@@ -91,7 +95,15 @@ class MatrixDescriptor:
 
     @classmethod
     def row_wise(
-        cls, m: int, n: int, nprocs: int, *, mb: int | None = None, rsrc: int = 0, order: Literal["F", "C"] = "F"
+        cls,
+        m: int,
+        n: int,
+        nprocs: int,
+        *,
+        mb: int | None = None,
+        rsrc: int = 0,
+        order: Literal["F", "C"] = "F",
+        counts: Sequence[int] | None = None,
     ) -> MatrixDescriptor:
         """A row-wise distribution: rows are dealt out over nprocs ranks, each row is whole.
 
@@ -102,19 +114,35 @@ class MatrixDescriptor:
             mb: rows per block (global); None: one block per rank, ceil(m / nprocs) and at least 1.
             rsrc: rank that owns row 0 (global); -1: every rank owns all rows.
             order: storage order of the local arrays, "F" or "C" (global).
+            counts: rows of each rank, in place of mb and rsrc: any for the first rank that has some, then equal
+                ones, of which the last may be less (global); None: even blocks.
 
         >>> desc = MatrixDescriptor.row_wise(10, 4, 4)
         >>> [desc.local_shape(rank) for rank in range(4)]
         [(3, 4), (3, 4), (3, 4), (1, 4)]
+        >>> MatrixDescriptor.row_wise(6, 4, 3, counts=[1, 3, 2]).local_shape(1)
+        (3, 4)
         """
         m, n = checked_int("row_wise", "m", m, 0), checked_int("row_wise", "n", n, 0)
         nprocs = checked_int("row_wise", "nprocs", nprocs, 1)
-        block = max(1, -(-m // nprocs)) if mb is None else mb
-        return cls(m, n, block, max(1, n), Grid.column(nprocs), rsrc, 0, order)
+        first, block = None, max(1, -(-m // nprocs)) if mb is None else mb
+        if counts is not None:
+            if mb is not None or rsrc:
+                raise LayoutError("row_wise: counts and mb or rsrc were given; leave out mb and rsrc.")
+            block, first, rsrc = blocks_of("row_wise", "rows", m, nprocs, counts)
+        return cls(m, n, block, max(1, n), Grid.column(nprocs), rsrc, 0, order, imb=first)
 
     @classmethod
     def column_wise(
-        cls, m: int, n: int, nprocs: int, *, nb: int | None = None, csrc: int = 0, order: Literal["F", "C"] = "F"
+        cls,
+        m: int,
+        n: int,
+        nprocs: int,
+        *,
+        nb: int | None = None,
+        csrc: int = 0,
+        order: Literal["F", "C"] = "F",
+        counts: Sequence[int] | None = None,
     ) -> MatrixDescriptor:
         """A column-wise distribution: columns are dealt out over nprocs ranks, each column is whole.
 
@@ -125,6 +153,8 @@ class MatrixDescriptor:
             nb: columns per block (global); None: one block per rank, ceil(n / nprocs) and at least 1.
             csrc: rank that owns column 0 (global); -1: every rank owns all columns.
             order: storage order of the local arrays, "F" or "C" (global).
+            counts: columns of each rank, in place of nb and csrc: any for the first rank that has some, then equal
+                ones, of which the last may be less (global); None: even blocks.
 
         >>> desc = MatrixDescriptor.column_wise(4, 10, 4, nb=1)
         >>> [desc.local_shape(rank) for rank in range(4)]
@@ -132,8 +162,12 @@ class MatrixDescriptor:
         """
         m, n = checked_int("column_wise", "m", m, 0), checked_int("column_wise", "n", n, 0)
         nprocs = checked_int("column_wise", "nprocs", nprocs, 1)
-        block = max(1, -(-n // nprocs)) if nb is None else nb
-        return cls(m, n, max(1, m), block, Grid.row(nprocs), 0, csrc, order)
+        first, block = None, max(1, -(-n // nprocs)) if nb is None else nb
+        if counts is not None:
+            if nb is not None or csrc:
+                raise LayoutError("column_wise: counts and nb or csrc were given; leave out nb and csrc.")
+            block, first, csrc = blocks_of("column_wise", "columns", n, nprocs, counts)
+        return cls(m, n, max(1, m), block, Grid.row(nprocs), 0, csrc, order, inb=first)
 
     @classmethod
     def block_cyclic(

@@ -42,6 +42,7 @@ class Grid:
         object.__setattr__(self, "npcol", checked_int("Grid", "npcol", self.npcol, 1))
         if self.order not in ("C", "R"):
             raise LayoutError(f"Grid: order is {self.order!r}; expected 'C' (column-major) or 'R' (row-major).")
+        object.__setattr__(self, "order", str(self.order))
 
     @classmethod
     def row(cls, nprocs: int) -> Grid:

@@ -56,6 +56,8 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     if position is None:
         return
     r, c, z = position
+    if not source.rows.count(r) * source.columns.count(c):  # the other size may have many runs
+        return
     rows = _frozen(overlaps(source.rows, r, target.rows))
     columns = _frozen(overlaps(source.columns, c, target.columns))
     messages = [
@@ -88,6 +90,8 @@ def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     if position is None:
         return
     p, q, copy = position
+    if not target.rows.count(p) * target.columns.count(q):
+        return
     rows = _frozen(overlaps(target.rows, p, source.rows), flip=True)
     columns = _frozen(overlaps(target.columns, q, source.columns), flip=True)
     messages = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pblas.backends.recorder import Event as Event
+    from pblas.config import show_config as show_config
     from pblas.context import Context as Context
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from pblas.errors import OutOfRangeError as OutOfRangeError
     from pblas.errors import PblasArgumentError as PblasArgumentError
     from pblas.errors import PblasError as PblasError
+    from pblas.errors import PblasWarning as PblasWarning
     from pblas.errors import PeerTimeout as PeerTimeout
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from pblas.operations.elementwise import PlannedElementwise as PlannedElementwise
     from pblas.operations.elementwise import elementwise as elementwise
     from pblas.operations.elementwise import plan_elementwise as plan_elementwise
+    from pblas.operations.linalg_errors import ConvergenceError as ConvergenceError
+    from pblas.operations.linalg_errors import NotPositiveDefiniteError as NotPositiveDefiniteError
+    from pblas.operations.linalg_errors import SingularMatrixError as SingularMatrixError
     from pblas.operations.matmul import plan_matmul as plan_matmul
     from pblas.operations.matmul import pmatmul as pmatmul
     from pblas.operations.multiplication.base import PlannedMatmul as PlannedMatmul
@@ -65,6 +70,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "pblas.backends.recorder": ("Event",),
+    "pblas.config": ("show_config",),
     "pblas.context": ("Context",),
     "pblas.epilogues": ("Epilogue",),
     "pblas.errors": (
@@ -75,6 +81,7 @@ _MODULES = {
             "OutOfRangeError",
             "PblasArgumentError",
             "PblasError",
+            "PblasWarning",
             "PeerTimeout",
             "PlanError",
         ),
@@ -86,6 +93,7 @@ _MODULES = {
     "pblas.simulation.hardware": ("Hardware", "Link"),
     "pblas.operations.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
     "pblas.plans.elementwise": ("ElementwisePlan",),
+    "pblas.operations.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
     "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
     "pblas.operations.multiplication.base": ("PlannedMatmul",),

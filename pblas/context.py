@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pblas import errors
+from pblas.backends import log, ranges
 from pblas.backends.select import open_backend
 from pblas.backends.settings import check_tuning
 from pblas.matrices.constructors import Constructors
@@ -56,7 +57,7 @@ class Context(Constructors, Collectives):
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.
-        BackendError: a backend or launcher that is missing or cannot be used.
+        BackendError: a backend or launcher that is missing or cannot be used; or PBLAS_NVTX=1 without the package nvtx.
         WorkspaceError: a GPU has too little memory for NVSHMEM.
         MismatchError: settings that differ between ranks.
         FileFormatError: PBLAS_TRACE names a folder that does not exist.
@@ -100,15 +101,21 @@ class Context(Constructors, Collectives):
             with self.runtime.local_step("Context"):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
                 check_tuning(tuning)
+                nvtx = ranges.wanted()
             file = os.environ.get("PBLAS_TRACE", "")
-            self.runtime.agree("Context", {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file})
+            settings = {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file, ranges.VARIABLE: nvtx}
+            self.runtime.agree("Context", settings)
             if tuning == "measured":
                 self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()
+            self._ranges = ranges.Ranges(self.runtime.backend).__enter__() if nvtx else None
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)
             raise
-        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), RuntimeWarning)
+        if log.is_on(log.INFO):
+            facts = ", ".join(f"{name} {' '.join(value.split())}" for name, value in self.describe().items())
+            log.write(log.INFO, self.rank, "Context: backend %s, %s", self.runtime.backend.name, facts)
+        self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), errors.PblasWarning)
 
     @property
     def rank(self) -> int:
@@ -127,6 +134,9 @@ class Context(Constructors, Collectives):
     def __repr__(self) -> str:
         state = " closed" if self.runtime.closed else ""
         return f"<pblas.Context{state}: rank {self.rank} of {self.nprocs}, backend {self.runtime.backend.name!r}>"
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "runtime"]  # for other modules of the package
 
     def __enter__(self) -> Self:
         return self
@@ -180,6 +190,9 @@ class Context(Constructors, Collectives):
                 failed = timeout is not None or self.runtime.backend.agreement.broken is not None
                 self._tracing.__exit__(BaseException if failed else None, None, None)
         finally:
+            if self._ranges is not None:
+                self._ranges.__exit__(None, None, None)
+                self._ranges = None
             self._free(timeout)
 
     def _free(self, timeout: float | None) -> None:
@@ -210,7 +223,7 @@ class Context(Constructors, Collectives):
             warnings.warn(
                 f"rank {self.rank}: an array in the context's shared memory is still in use after the context was "
                 f"closed, so the memory stays; it was allocated at {site}. Copy arrays that outlive the context",
-                RuntimeWarning,
+                errors.PblasWarning,
                 stacklevel=3,
             )
 

@@ -31,7 +31,7 @@ gelu_tanh is the approximation that some models are trained with: x / 2 (1 + tan
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """The functions of epilogues, with their numbers of arguments."""
 PARTS = MappingProxyType({"conj": 1, "real": 1, "imag": 1})
-"""More functions, of expressions of matrices, where a result may be real although operands are complex."""
+"""Functions that only expressions of matrices have (not epilogues), and their numbers of arguments."""
 _TANH_OF_AUX = "tanh(0.7978845608028654 * (aux + 0.044715 * aux * aux * aux))"
 NAMED = MappingProxyType(
     {

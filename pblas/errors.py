@@ -1,4 +1,4 @@
-"""The exceptions of pblas.
+"""The exceptions and the warnings of pblas.
 
     PblasError
     ├── LayoutError       (ValueError)    an invalid distribution, or a local array that does not fit it
@@ -16,12 +16,16 @@
     └── PeerTimeout       (TimeoutError)  a rank that did not arrive in time
 
 A message names the problem, the expected and the actual value, the place and the remedy. An error of one rank is raised
-with the same class and the same text on every rank of the context.
+with the same class and the same text on every rank of the context. The category of all warnings is `PblasWarning`.
 """
 
 
 class PblasError(Exception):
     """Base class of all pblas exceptions."""
+
+
+class PblasWarning(UserWarning):
+    """Category of all warnings of pblas, for `warnings.filterwarnings`."""
 
 
 class LayoutError(PblasError, ValueError):

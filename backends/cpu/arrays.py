@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import elementwise, reductions
+from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
 
 _HERE = nullcontext()
+_CACHED = 1 << 15
+"""Elements of a rank-k update that are formed before they are added, so that they stay in cache."""
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 
@@ -86,7 +89,7 @@ class HostArrays:
         """Out := an expression of numbers and arrays of any dtypes, rounded once; see `elementwise.evaluate`.
 
         Args:
-            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag.
             operands: numbers, and arrays of two dimensions that broadcast to out, by name.
             compute: dtype of the computation.
             out: m x n; an operand may be the same memory.
@@ -127,11 +130,35 @@ class HostArrays:
         elements: Array = x[rows, columns]
         return elements
 
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """x[rows[i], columns[i]] := value."""
+        x[rows, columns] = value
+
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
-        product = np.empty((x.shape[0], 1), dtype)
-        self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product, conj=(conj, False))
-        return product[:, 0]
+        if dtype != x.dtype:  # 16 bits, multiplied in 32
+            product = np.empty((x.shape[0], 1), dtype)
+            self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product)
+            return product[:, 0]
+        conj = conj and x.dtype.kind == "c"
+        result: Array = x @ np.ascontiguousarray(vector.conj() if conj else vector)  # GEMV; a GEMM of width 1 is slower
+        return result.conj() if conj else result
+
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
+        dtype = accumulator_dtype(z.dtype)
+        if abs(z.strides[0]) < abs(z.strides[1]):
+            x, y, z = y.T, x.T, z.T
+        x, y = x.astype(dtype, copy=False), y.astype(dtype, copy=False)
+        step = max(1, _CACHED // max(1, z.shape[1]))
+        buffers = np.empty((2, step, z.shape[1]), dtype)
+        for start in range(0, z.shape[0], step):
+            part, left = z[start : start + step], x[start : start + step]
+            terms, term = buffers[:, : len(part)]
+            np.multiply(left[:, :1], y[:1], out=terms)
+            for k in range(1, len(y)):
+                np.add(terms, np.multiply(left[:, k : k + 1], y[k : k + 1], out=term), out=terms)
+            np.add(part, terms, out=part, casting="unsafe")
 
     # Products
 
@@ -149,6 +176,45 @@ class HostArrays:
             conj: multiply with the conjugates of X and Y.
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
+
+    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
+
+        Args:
+            t: m x m, one of its two strides is one element; its other triangle is not read (local).
+            z: m x n, one of its two strides is one element, of 32 bits or more, as t (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo=uplo, unit=unit, conj=conj)
+
+    # Factorizations of blocks in Fortran order
+
+    def cholesky(self, x: Array) -> int:
+        """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
+        return lapack.potrf(x)
+
+    def lu(self, x: Array, pivots: Array) -> int:
+        """X := L and U with P X = L U; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.getrf`."""
+        return lapack.getrf(x, pivots)
+
+    def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""
+        lapack.swap_rows(x, pivots, start, backward=backward)
+
+    def solve_triangle(
+        self,
+        t: Array,
+        x: Array,
+        *,
+        side: Literal["L", "R"] = "L",
+        uplo: Literal["L", "U"] = "L",
+        trans: Literal["N", "T", "C"] = "N",
+        unit: bool = False,
+    ) -> None:
+        """X := op(T)^-1 X, or X op(T)^-1; see `pblas.backends.cpu.lapack.trsm`."""
+        lapack.trsm(t, x, side=side, uplo=uplo, trans=trans, unit=unit)
 
     # Order
 

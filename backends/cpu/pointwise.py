@@ -71,7 +71,7 @@ PIECE_NBYTES = 120 << 10
 returns blocks of 128 KiB and more to the system.)"""
 
 _MAX_KNOWN = 1024  # expressions
-SHORT = 256  # elements: with a longer line of numbers, maximum and minimum take half the time of a single one
+SHORT = 256  # elements; maximum(x, array of equal numbers) takes half the time of maximum(x, number) for longer rows
 
 
 Evaluator = Callable[["Array", Mapping[str, Any]], Any]
@@ -179,7 +179,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
 
 
 def _as_line(argument: Evaluator) -> Evaluator:
-    """The value of an argument; a number becomes a line as long as the rows of x if these are long."""
+    """The value of an argument. A number becomes an array as long as a row of x if rows are longer than SHORT."""
 
     def value(x: Array, operands: Mapping[str, Any]) -> Any:
         result = argument(x, operands)
@@ -190,7 +190,7 @@ def _as_line(argument: Evaluator) -> Evaluator:
 
 @lru_cache(16, typed=True)
 def line(value: Any, n: int) -> Array:
-    """N times a number, of its dtype."""
+    """An array of n elements that all have this value."""
     return np.full(n, value)
 
 

@@ -168,7 +168,14 @@ def _converted(x: Array, dtype: np.dtype[Any], scale: Any) -> Array:
     if x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
     y = x.astype(dtype, copy=False)
-    return y if scale is None else y / scale
+    if scale is None:
+        return y
+    if y.dtype.kind == "c":  # a complex division makes NaN of infinity
+        divided = np.empty_like(y)
+        np.divide(y.real, scale, out=divided.real)
+        np.divide(y.imag, scale, out=divided.imag)
+        return divided
+    return y / scale
 
 
 def _blocks(lines: int, length: int) -> Iterator[tuple[slice, slice]]:

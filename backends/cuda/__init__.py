@@ -1,1 +1,1 @@
-"""CuPy arrays on GPUs, and messages between them: all that needs no NVSHMEM."""
+"""CuPy arrays on GPUs, their products, and messages between GPUs by MPI; nothing here needs NVSHMEM."""

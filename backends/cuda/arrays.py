@@ -21,6 +21,7 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
+from pblas.backends.cuda.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -207,6 +208,15 @@ class DeviceArrays:
         """The elements x[rows[i], columns[i]], in host memory and one dimension (local)."""
         return reductions.take(x, rows, columns)
 
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """x[rows[i], columns[i]] := value, after all operations called before, and done when it returns."""
+        self.settle()
+        if rows.size:
+            words = transfer.words(x)
+            bits = np.array([value], x.dtype).view(words.dtype)
+            words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
+            cupy.cuda.get_current_stream().synchronize()
+
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
         """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
         self.begin()
@@ -215,6 +225,15 @@ class DeviceArrays:
         self.gemm(1, x, column, 0, product, conj=(conj, False))
         self.settle()
         return self.download(product)[:, 0]
+
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
+        self.begin()
+        left, right = cupy.empty(x.shape, z.dtype, "F"), cupy.empty(y.shape, z.dtype)
+        self.upload(x, left)
+        self.upload(y, right)
+        self.gemm(1, left, right, 1, z)
+        self.settle()
 
     # Host memory, for naive collectives
 
@@ -266,6 +285,12 @@ class DeviceArrays:
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
+
+    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
+        memory = trsm(self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        if memory is not None:
+            self._kept.append(memory)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""

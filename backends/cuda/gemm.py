@@ -20,7 +20,7 @@ from pblas.backends.cuda.benchmark import Stopwatch
 from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
 from pblas.backends.cuda.recordable import give
-from pblas.errors import BackendError
+from pblas.errors import BackendError, PblasWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -227,7 +227,8 @@ class Gemm:
             if algorithm is not None:
                 return algorithm
             if not warned:  # with an epilogue other algorithms may be needed
-                warnings.warn(f"cuBLASLt refuses the algorithm that was tuned for {product.problem}", stacklevel=2)
+                text = f"cuBLASLt refuses the algorithm that was tuned for {product.problem}"
+                warnings.warn(text, PblasWarning, stacklevel=2)
         return product.heuristics(8)[0]
 
     def _change(self, change: Callable[[], None]) -> None:

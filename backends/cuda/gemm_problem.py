@@ -121,7 +121,7 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf
 
     Args:
         x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-        y: k x n, or batch x k x n, likewise, of the same dtype (local).
+        y: k x n, or batch x k x n, with the same kinds of strides and the same dtype (local).
         z: m x n, or batch x m x n; a 2D operand beside a 3D Z takes part in every product (local).
         conj: whether X and Y are conjugated; of no effect for real ones.
         tf32: whether float32 may be multiplied in TF32.

@@ -182,7 +182,7 @@ class Pointwise:
 
         Args:
             stream: handle.
-            tree: from `pblas.epilogues.parse`, with `PARTS`.
+            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag.
             operands: numbers, and CuPy arrays that broadcast to out; one at least is an array.
             compute: dtype of the computation; real operands become complex if it is.
             out: CuPy array of two dimensions; an operand may be the same memory.

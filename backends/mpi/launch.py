@@ -10,6 +10,7 @@ from types import TracebackType
 
 from mpi4py import MPI
 
+from pblas.backends.local_step import is_agreed, turn_of
 from pblas.errors import BackendError
 
 # Launchers' variables with the number of ranks that they started, and of those on this node.
@@ -18,6 +19,10 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD
 
 _FORWARDING_SECONDS = 0.2
 """Time for the launcher to forward a traceback: without it, MPICH's launcher loses the last line."""
+_LINES_SECONDS = 0.5
+"""The same time after an error of all ranks, each of which prints a line."""
+_PATIENCE_SECONDS, _TURN_SECONDS, _MAX_TURNS = 2.0, 1.0, 8
+"""Time in which a rank expects another one to print the traceback of an error of all ranks, and to end the job."""
 
 
 def check_launcher() -> None:
@@ -55,17 +60,27 @@ def local_size(default: int) -> int:
 
 
 def end_job_on_uncaught_exception() -> None:
-    """Make an uncaught exception on one rank end the whole job, also without `-m mpi4py`."""
+    """Make an uncaught exception on one rank end the whole job, also without `-m mpi4py`.
+
+    An exception that the ranks have agreed on prints one traceback: that of the rank that found the error, or of the
+    lowest rank. The other ranks print a line and wait for the end of the job. If it does not come, because that rank
+    has caught the exception, the next one prints its traceback. Nothing is left out if the program has installed an
+    `excepthook` of its own, which gets every exception.
+    """
     previous = sys.excepthook
     if getattr(previous, "ends_job", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_everywhere = is_agreed(error) and previous is sys.__excepthook__ and MPI.COMM_WORLD.Get_size() > 1
+        if is_everywhere and turn_of(error) > 0:
+            print(f"rank {MPI.COMM_WORLD.Get_rank()}: {kind.__name__}, as on all ranks", file=sys.stderr, flush=True)
+            time.sleep(_PATIENCE_SECONDS + _TURN_SECONDS * min(turn_of(error), _MAX_TURNS))
         previous(kind, error, trace)
         sys.stdout.flush()
         sys.stderr.flush()
         if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.Get_size() > 1:
-            time.sleep(_FORWARDING_SECONDS)
+            time.sleep(_LINES_SECONDS if is_everywhere else _FORWARDING_SECONDS)
             MPI.COMM_WORLD.Abort(1)
 
     hook.ends_job = True  # type: ignore[attr-defined]

@@ -83,12 +83,12 @@ class WindowEngine:
         assert self._workspace is not None, "allocated above if there was none"
         return self._workspace
 
-    def homes(self, x: Array | None) -> None:
+    def peer_addresses(self, x: Array | None) -> None:
         """None: a peer's D has no addresses here, so results go through the workspace (global)."""
 
-    def offset(self, peer: int, home: int) -> int:
-        """Never called: it would be for addresses from `homes`, which returns None."""
-        raise AssertionError((peer, home))
+    def offset(self, peer: int, address: int) -> int:
+        """Never called: it would be for addresses from `peer_addresses`, which returns None."""
+        raise AssertionError((peer, address))
 
     def slots(self, count: int, nbytes: int) -> int:
         """**Collective.** Memory for reductions by one kernel: slots in the workspace, `nbytes` bytes apart."""
@@ -153,7 +153,7 @@ class WindowEngine:
         """The recording of executions on the same arrays: none (local)."""
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
-        """The recorded launches of executions: none (local)."""
+        """None: this engine runs every execution anew and records nothing (local)."""
 
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """Nothing: there are no kernels to load or tune (local)."""
@@ -320,7 +320,7 @@ class WindowEngine:
         first: list[int],
         slots: int | None,
         results_at: int,
-        homes: None,
+        peer_addresses: None,
         phase: int,
         contributing: list[int],
         output: Output,

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """State of the executions on one set of arrays: a graph for each parity, and further arrays.
+    """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses.
 
     Args:
-        recording: their launches, if these were recorded.
-        places: addresses of the operands for the recording.
+        recording: the launches of an execution on arrays like these; None if they could not be recorded.
+        places: addresses of these arrays, which replace those in the recorded launches.
     """
 
     __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")

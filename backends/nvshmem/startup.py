@@ -289,7 +289,7 @@ def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvsh
     if shared is not None:  # the same on every rank
         if not prepared.shares:
             raise shared
-        warnings.warn(f"{SHARE_VARIABLE}=1 is for tests: {_SHARED}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"{SHARE_VARIABLE}=1 is for tests: {_SHARED}", errors.PblasWarning, stacklevel=2)
     settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=len(peers.node) == peers.size)
     with _environment(settings):
         if not prepared.adopted:

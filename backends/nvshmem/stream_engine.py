@@ -96,7 +96,7 @@ class StreamEngine:
         """
         return self.collectives.reserve(count * nbytes, count * nbytes).slots(nbytes)
 
-    def homes(self, x: Any) -> list[int] | None:
+    def peer_addresses(self, x: Any) -> list[int] | None:
         """**Collective.** Addresses of an array on every rank, as mapped here; None if it is not symmetric memory.
 
         It must be tight, and at the same place of the same block on every rank.
@@ -135,9 +135,9 @@ class StreamEngine:
         """A tight array in the workspace of a peer of the current call, to be written (local)."""
         return self._current.array(peer, offset, shape, dtype, order)
 
-    def offset(self, peer: int, home: int) -> int:
-        """Bytes from the start of a peer's current workspace to an address from `homes` (local)."""
-        return home - self._current.slots(peer)
+    def offset(self, peer: int, address: int) -> int:
+        """Bytes from the start of a peer's current workspace to an address from `peer_addresses` (local)."""
+        return address - self._current.slots(peer)
 
     # Executions
 
@@ -453,7 +453,9 @@ class StreamEngine:
         places = tuple(Place(z, peer_flag(flag)) for z, flag in portion.places)
         arrays = (portion.x, portion.y, portion.z, *own_flag(portion.awaits))
         options = (portion.ready, signal, portion.partial, terms, places)
-        return Part(*arrays, *options, late=portion.terms_late, among=portion.interleaved, at=portion.origin)
+        return Part(
+            *arrays, *options, terms_late=portion.terms_late, interleaved=portion.interleaved, origin=portion.origin
+        )
 
     # Sums
 
@@ -504,7 +506,7 @@ class StreamEngine:
         first: list[int],
         slots: Slots | None,
         results_at: int,
-        homes: list[int] | None,
+        peer_addresses: list[int] | None,
         phase: int,
         contributing: list[int],
         output: Output,
@@ -516,5 +518,5 @@ class StreamEngine:
             self._sums.two_shot(lane, wire, first, bases[self._rank], slots, contributing, output)
             return
         places: dict[str, Any] = {"partials": bases, "flags": list(map(self._current.shot_flags, range(self._size)))}
-        places["results"] = [base + results_at for base in bases] if homes is None else homes
+        places["results"] = [base + results_at for base in bases] if peer_addresses is None else peer_addresses
         self._sums.pulled(lane, wire, first, places, contributing, output)

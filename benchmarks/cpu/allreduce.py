@@ -11,11 +11,9 @@ medians. The limits in pblas/plans/collective.py come from this measurement.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
-from benchmarks.cpu.machine import write
+from benchmarks.cpu.machine import parser, write
 from benchmarks.rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
@@ -66,13 +64,10 @@ def measure(ctx: pblas.Context, rows: int, dtype: Any, repeats: int) -> dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kib", default="2,8,16,32,64,128,256,1024,4096,16384,65536", help="sizes, KiB per rank")
-    parser.add_argument("--dtype", default="float32", help="dtype of the arrays")
-    parser.add_argument("--repeats", type=int, default=15, help="number of rounds")
-    parser.add_argument("--transport", default="auto", help="transport of the context")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    arguments = parser.parse_args()
+    options = parser(__doc__, repeats=15)
+    options.add_argument("--kib", default="2,8,16,32,64,128,256,1024,4096,16384,65536", help="sizes, KiB per rank")
+    options.add_argument("--dtype", default="float32", help="dtype of the arrays")
+    arguments = options.parse_args()
     dtype, rows = np.dtype(arguments.dtype), []
     title = f"Microseconds (medians of {arguments.repeats}), {COMM.size} ranks, {dtype}, {arguments.transport}"
     names = ("MPI", "naive", "one_shot", "two_shot", "auto", "shared", "fused", "apart")

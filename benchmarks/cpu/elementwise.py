@@ -18,11 +18,9 @@ The goals: equal is at most 0.65 of numpy (2 ranks, a core each), moved is at mo
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
-from benchmarks.cpu.machine import write
+from benchmarks.cpu.machine import parser, write
 from benchmarks.rounds import rounds, together
 from pblas import MatrixDescriptor
 
@@ -68,12 +66,9 @@ def measure(ctx: pblas.Context, n: int, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="2048,4096", help="n of the n x n matrices")
-    parser.add_argument("--repeats", type=int, default=11, help="number of rounds")
-    parser.add_argument("--transport", default="auto", help="transport of the context")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    arguments = parser.parse_args()
+    options = parser(__doc__, repeats=11)
+    options.add_argument("--sizes", default="2048,4096", help="n of the n x n matrices")
+    arguments = options.parse_args()
     rows = []
     title = f"Seconds (medians of {arguments.repeats}), {COMM.size} ranks, float64, transport {arguments.transport}"
     table = Table("n", "column", "seconds", "ratio", "to", "goal", title=title)

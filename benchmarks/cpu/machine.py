@@ -1,7 +1,8 @@
-"""The header of the files of benchmarks on CPUs: date, processor and versions."""
+"""Options of benchmarks on CPUs, and their files, which begin with date, processor and versions."""
 
 from __future__ import annotations
 
+import argparse
 import datetime as dt
 import json
 import platform
@@ -21,7 +22,21 @@ def processor() -> str:
     )
 
 
-def facts() -> dict[str, Any]:
+def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
+    """A parser of --repeats, --transport and --json.
+
+    Args:
+        description: the benchmark's docstring.
+        repeats: default number of rounds.
+    """
+    result = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--repeats", type=int, default=repeats, help="number of rounds")
+    result.add_argument("--transport", default="auto", help="transport of the context")
+    result.add_argument("--json", type=Path, help="write the results to this file")
+    return result
+
+
+def header() -> dict[str, Any]:
     """Date, device and versions."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
@@ -34,6 +49,6 @@ def facts() -> dict[str, Any]:
 
 
 def write(path: Path | None, report: dict[str, Any]) -> None:
-    """On rank 0, write a report with the facts to a file, if one was asked for."""
+    """On rank 0, write a report with its header to a file, if one was asked for."""
     if path is not None and MPI.COMM_WORLD.rank == 0:
-        path.write_text(json.dumps(facts() | report, indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(header() | report, indent=1) + "\n", encoding="utf-8")

@@ -357,8 +357,8 @@ def thin(repeats: int) -> list[dict[str, Any]]:
             columns = {name: partial(together, cases[name].execute) for name in ("plain", "grids")}
             times = {name: statistics.median(seconds) for name, seconds in rounds(columns, repeats).items()}
             row = {"plan": plan, "transport": transport, "ranks": COMM.size, "m": m, "n": n, "k": k}
-            row |= {"over": names["grids"]} | received | times
-            rows.append(row | {"ratio": times["plain"] / times["grids"], "taken": names["taken"]})
+            measured = {"over": names["grids"]} | received | times
+            rows.append(row | measured | {"ratio": times["plain"] / times["grids"], "taken": names["taken"]})
     return rows
 
 
@@ -426,10 +426,10 @@ def main() -> None:
         )
     if "small" in sections:
         report["small"] = small(options.repeats)
-        names: tuple[str, ...] = ("beyond", "execute", "execute, new D", "gemm", "barrier", "planning")
-        names += ("layer", "layer, planned", "gradients", "gradients, planned")
-        scaled = [row | {name: row[name] * 1e6 for name in names} for row in report["small"]]
-        print_rows("n = 64, medians, us", scaled, {"plan": "", "ranks": ""} | dict.fromkeys(names, ".1f"))
+        calls = ["beyond", "execute", "execute, new D", "gemm", "barrier", "planning"]
+        calls += ["layer", "layer, planned", "gradients", "gradients, planned"]
+        scaled = [row | {name: row[name] * 1e6 for name in calls} for row in report["small"]]
+        print_rows("n = 64, medians, us", scaled, {"plan": "", "ranks": ""} | dict.fromkeys(calls, ".1f"))
     if "thin" in sections:
         report["thin"] = thin(options.repeats)
         scaled = [row | {name: row[name] * 1e3 for name in ("plain", "grids")} for row in report["thin"]]

@@ -195,9 +195,9 @@ def main() -> None:
         return
     report = measure(options)
     if options.json:
-        from benchmarks.cpu.machine import facts
+        from benchmarks.cpu.machine import header
 
-        text = json.dumps(facts() | {"commit": options.commit, "rates": report}, indent=1)
+        text = json.dumps(header() | {"commit": options.commit, "rates": report}, indent=1)
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.chart:
         options.chart.write_text(chart(report), encoding="utf-8")

@@ -12,11 +12,9 @@ included. The goal is a ratio of medians, verb to Alltoallv, of at most 1.5.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
-from benchmarks.cpu.machine import write
+from benchmarks.cpu.machine import parser, write
 from benchmarks.rounds import rounds, together
 from pblas import Grid, MatrixDescriptor
 from pblas.layouts.messages import receives, sends
@@ -98,13 +96,10 @@ def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", default="2048,4096", help="n of the n x n matrices")
-    parser.add_argument("--cases", default="", help="run only cases whose name contains this text")
-    parser.add_argument("--repeats", type=int, default=11, help="number of rounds")
-    parser.add_argument("--transport", default="auto", help="transport of the context")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    arguments = parser.parse_args()
+    options = parser(__doc__, repeats=11)
+    options.add_argument("--sizes", default="2048,4096", help="n of the n x n matrices")
+    options.add_argument("--cases", default="", help="run only cases whose name contains this text")
+    arguments = options.parse_args()
     rows = []
     title = f"Seconds (medians of {arguments.repeats}), {COMM.size} ranks, float64, transport {arguments.transport}"
     table = Table("n", "case", "verb", "planned", "Alltoallv", "verb / Alltoallv", "GB/s per rank", title=title)

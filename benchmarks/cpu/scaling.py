@@ -148,8 +148,8 @@ def real_gemms() -> list[tuple[float, float, str]]:
     nprocs = file["ranks"]
 
     def add(name: str, n: int, machine: Hardware, seconds: float, **options: Any) -> None:
-        descs = layouts(name, n, nprocs)
-        plan = replace(next(one_dimensional("float64", *descs, nprocs)), **options)
+        a, b, d = layouts(name, n, nprocs)
+        plan = replace(next(one_dimensional("float64", a, b, d, nprocs)), **options)
         label = f"{name}, n = {n}, {options['transport']}, overlap {options['overlap']}"
         points.append((seconds, plan.simulate(machine).seconds, label))
 
@@ -166,7 +166,7 @@ def real_gemms() -> list[tuple[float, float, str]]:
     return points
 
 
-def layouts(plan: str, n: int, nprocs: int) -> tuple[MatrixDescriptor, ...]:
+def layouts(plan: str, n: int, nprocs: int) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of square A, B and D for which a plan is chosen."""
     row, column = MatrixDescriptor.row_wise(n, n, nprocs), MatrixDescriptor.column_wise(n, n, nprocs)
     nprow = 2 ** (math.isqrt(nprocs).bit_length() - 1)

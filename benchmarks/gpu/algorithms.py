@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from rich.console import Console
 from rich.table import Table
@@ -30,9 +31,9 @@ from rich.table import Table
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report, write_json
 from pblas.backends.lanes import LANES
-from pblas.operations import autotune as tuning
+from pblas.operations import autotune
 from pblas.planner import choose as planner
-from pblas.planner import granularity as portions
+from pblas.planner import granularity
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
 from pblas.plans.plan import Algorithm, ProductPlan, Topology
@@ -81,12 +82,11 @@ def algorithms_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[
 @contextmanager
 def taking(algorithm: Algorithm) -> Iterator[None]:
     """A with block in which new plans use this algorithm, and measure no other."""
-    chosen, shortlist = portions.choose_algorithm, tuning.shortlist
-    portions.choose_algorithm, tuning.shortlist = (lambda *_: algorithm), (lambda *_: [])
-    try:
+    with (
+        mock.patch.object(granularity, "choose_algorithm", return_value=algorithm),
+        mock.patch.object(autotune, "shortlist", return_value=[]),
+    ):
         yield
-    finally:
-        portions.choose_algorithm, tuning.shortlist = chosen, shortlist
 
 
 def timeline(job: Job, ours: Ours, algorithm: Algorithm) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         job.deadline.step(f"{row.title}: closing")
         ours.close()
     extra = fields(measured) | {
-        "chosen": plan.algorithm.short,
+        "chosen": plan.algorithm.short if plan.algorithm else "",
         "estimate_us": {algorithm.short: round(estimate(plan, algorithm), 1) for algorithm in algorithms},
         "sets": ops.sets,
         "rounds": len(next(iter(measured.times.values()), [])),

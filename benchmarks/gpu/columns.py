@@ -237,8 +237,8 @@ class Ours:
             if on_gpus:
                 self.poison_workspace()
 
-        facts = {"plan": str(plans[0].explain()), "workspace_poisoned": on_gpus}
-        return Column(name, lambda s: calls[s](), output, poison, facts=facts)
+        details = {"plan": str(plans[0].explain()), "workspace_poisoned": on_gpus}
+        return Column(name, lambda s: calls[s](), output, poison, details=details)
 
     def poison_workspace(self) -> None:
         """Fill the slots of both parities with bytes that are NaN in every float type; keep the flags before them."""
@@ -277,7 +277,7 @@ class Columns:
         self.job, self.ops, self.left_out = job, ops, left_out
         self.columns: list[Column] = []
         self.missing: dict[str, str] = {}
-        self.topology: dict[str, Any] = {}
+        self.details: dict[str, Any] = {}
         self.ours: Ours | None = None
         self.tried = False
         job.deadline.step(f"{ops.row.title}: cuBLAS")
@@ -285,7 +285,7 @@ class Columns:
         self.gemms = gemms = Gemms(job, ops)
         self.columns += gemms.columns
         self.missing |= gemms.missing
-        self.topology["gemm_beside_nccl"] = gemms.faster
+        self.details["gemm_beside_nccl"] = gemms.faster
         for name, make in self._makers(gemms):
             self._add(name, make)
 

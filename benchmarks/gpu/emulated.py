@@ -32,7 +32,7 @@ from pblas.plans.plan import Algorithm
 MOST_ALGORITHMS = 4
 
 
-class Play:
+class Emulation:
     """Patches of pblas under which a context of two ranks behaves like one of more ranks.
 
     Args:
@@ -58,50 +58,50 @@ class Play:
         """Set the number of ranks of a backend, before the context allocates anything."""
         pes = backend.pes
         backend.size = backend.ranks_per_node = self.size
-        backend.pes = backend.arena._pes = tuple(pes[self._player(r)] for r in range(self.size))  # noqa: SLF001
+        backend.pes = backend.arena._pes = tuple(pes[self._emulating_rank(r)] for r in range(self.size))  # noqa: SLF001
 
-    def _player(self, rank: int) -> int:
+    def _emulating_rank(self, rank: int) -> int:
         return self.rank if rank == self.rank else self.other
 
-    def patch(self) -> None:
+    def start(self) -> None:
         """Replace the functions that compute addresses in peers' memory: they use `source` instead of this rank."""
         from pblas.backends.nvshmem import workspace
         from pblas.backends.nvshmem.backend import NvshmemBackend
         from pblas.backends.nvshmem.collectives import Halves
-        from pblas.backends.nvshmem.kernels import Kernels
+        from pblas.backends.nvshmem.kernels import Kernels, all_reduce_flags_nbytes
         from pblas.execute.push.allgather_gemm import RunPushGather
         from pblas.execute.push.gemm_reduce import RunPushReduce
 
-        play, work, start = self, workspace.Workspace, NvshmemBackend.__init__
-        flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.pulled
+        emulation, work, start = self, workspace.Workspace, NvshmemBackend.__init__
+        flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.two_shot_pull
         gathered, summed = RunPushGather._target_at, RunPushReduce._target_at  # noqa: SLF001
 
         def opened(self: Any, *args: Any, **settings: Any) -> None:
             start(self, *args, **settings)
-            play.enlarge(self)
+            emulation.enlarge(self)
 
         def flag_at(self: Any, peer: int, source: int, phase: int) -> int:
-            return flag(self, peer, source if peer == play.rank else play.source(peer), phase)
+            return flag(self, peer, source if peer == emulation.rank else emulation.source(peer), phase)
 
         def slots_at(self: Any, nbytes: int) -> Any:
             layout = slots(self, nbytes)
-            return layout._replace(addresses=play.spread(layout.addresses, nbytes))
+            return layout._replace(addresses=emulation.spread(layout.addresses, nbytes))
 
         def barrier_of(self: Any, stream: int, *, flags: list[int], **rest: Any) -> None:
-            barrier(self, stream, flags=play.spread(flags, workspace.FLAG_NBYTES), **rest)
+            barrier(self, stream, flags=emulation.spread(flags, workspace.FLAG_NBYTES), **rest)
 
         def pulled_by(self: Any, *args: Any, flags: list[int], **rest: Any) -> None:
-            pitch = workspace.all_reduce_flags_nbytes(play.size) // (2 * play.size)
-            pulled(self, *args, flags=play.spread(flags, pitch), **rest)
+            pitch = all_reduce_flags_nbytes(emulation.size) // (2 * emulation.size)
+            pulled(self, *args, flags=emulation.spread(flags, pitch), **rest)
 
         def gathered_at(self: Any, peer: int, block: Any, x: Any) -> Any:
-            lines = self._gathered.first[1] * (0 if peer == play.rank else play.source(peer) - play.rank)
+            lines = self._gathered.first[1] * (0 if peer == emulation.rank else emulation.source(peer) - emulation.rank)
             return gathered(self, peer, replace(block, start=block.start + lines, stop=block.stop + lines), x)
 
         def summed_at(self: Any, peer: int, block: Any, x: Any) -> Any:
-            return summed(self, peer, replace(block, slot=play.source(peer)), x)  # a rank sends nothing to itself
+            return summed(self, peer, replace(block, slot=emulation.source(peer)), x)  # a rank sends nothing to itself
 
-        work.flag, Halves.slots, Kernels.barrier, Kernels.pulled = flag_at, slots_at, barrier_of, pulled_by
+        work.flag, Halves.slots, Kernels.barrier, Kernels.two_shot_pull = flag_at, slots_at, barrier_of, pulled_by
         RunPushGather._target_at, RunPushReduce._target_at = gathered_at, summed_at  # noqa: SLF001
         NvshmemBackend.__init__ = opened  # type: ignore[method-assign]
 
@@ -139,7 +139,7 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         job.deadline.step(f"{row.title}: closing")
         gemms.close()
         ours.close()
-    extra = fields(measured) | {"played_by": job.size, "goal": row.goal, "sm_mhz": measured.clocks}
+    extra = fields(measured) | {"emulated_by": job.size, "goal": row.goal, "sm_mhz": measured.clocks}
     extra["estimate_us"] = {algorithm.short: round(estimate(plan_of(row), algorithm), 1) for algorithm in algorithms}
     del ops, ours, gemms
     give_memory_back()
@@ -165,9 +165,9 @@ def main() -> None:
     measured = fitting(options, options.gpus, console)
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured)))
     job = Job(MPI.COMM_WORLD, options.deadline)
-    play = Play(job.rank, options.gpus)
-    play.patch()
-    file = about(job.device_name(), options.gpus, options.commit) | {"played_by": job.size, "rows": []}
+    emulation = Emulation(job.rank, options.gpus)
+    emulation.start()
+    file = about(job.device_name(), options.gpus, options.commit) | {"emulated_by": job.size, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
         print_row(file["rows"][-1], console)

@@ -154,7 +154,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
         ops = Operands(job, row)
         columns = Columns(job, ops, left_out)
         built = time.perf_counter()
-        facts = columns.topology | {column.name: column.topology for column in columns.columns if column.topology}
+        details = columns.details | {column.name: column.details for column in columns.columns if column.details}
         measured = Bench(job, ops, columns.columns, options.rounds, options.seconds).run()
         job.deadline.step(f"{row.title}: closing")
         columns.close()
@@ -169,7 +169,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace, left_out: frozenset
         "rounds": len(next(iter(measured.times.values()), [])),
         "delay_us": round(1e6 * measured.delay, 1),
         "seconds": [round(built - began, 1), round(time.perf_counter() - built, 1)],
-        "facts": facts,
+        "facts": details,
     }
     return report(row, measured.times, missing | measured.missing, **extra)
 

@@ -104,7 +104,7 @@ class Column:
         output: (s) -> D of set s, a torch tensor of the row's d_shape; None if the column is a part of the product.
         poison: (s) -> fill D and the accessible workspace with NaN.
         close: free the resources of the column; collective.
-        facts: further facts for the file.
+        details: more entries of the row in the file.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Column:
     output: Callable[[int], Any] | None
     poison: Callable[[int], Any]
     close: Callable[[], Any] = lambda: None
-    facts: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 class Job:

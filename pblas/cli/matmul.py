@@ -1,4 +1,4 @@
-"""`matmul`: multiply two .npy files into a third."""
+"""`matmul`: multiply the matrices of two files into a third."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.layout_spec import OnGrid, on_grids
-from pblas.cli.output import add_command, bytes_text, dtype, make_progress, pairs, scalar, trans
-from pblas.errors import FileFormatError
+from pblas.cli.output import add_command, dtype, make_progress, pairs, scalar, trans
+from pblas.config import bytes_text
+from pblas.errors import BackendError, FileFormatError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ layout that moves the fewest bytes, and C the layout of D. `plan` with the same 
 def add_parser(commands: Any, rank: int) -> None:
     """Add the command."""
     parser = add_command(
-        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C, with .npy files.", details=_DETAILS
+        commands, "matmul", rank, run, text="D = alpha op(A) op(B) + beta C, with .npy or .h5 files.", details=_DETAILS
     )
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="B.npy")
@@ -52,10 +53,12 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
-    from pblas.matrices.npy import destination
+    from pblas.matrices.complete_files import destination
+    from pblas.matrices.files import format_of
     from pblas.operations.matmul import plan_matmul
 
     folder = destination(arguments.output).parent
+    format_of("matmul", arguments.output)
     if not folder.is_dir():  # checked on every rank before the work, with the same result on all of them
         raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
@@ -92,10 +95,10 @@ def run(arguments: Any, console: Console) -> int:
 
 def _descriptor(path: str, layout: OnGrid, order: Any) -> MatrixDescriptor:
     """The descriptor of the matrix in a file; 0 x 0 if it is unreadable, which `Context.load` reports on all ranks."""
-    from pblas.matrices.npy import read_header
+    from pblas.matrices.files import read_header
 
     try:
         m, n = read_header(path).shape
-    except FileFormatError:
+    except (BackendError, FileFormatError):
         m, n = 0, 0
     return layout.descriptor(m, n, order=order)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import os
 import sys
 import time
@@ -14,6 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _HEAD_START = 0.5  # seconds
+_ASCII = {**dict.fromkeys("─━═╌┄╴╶", "-"), **dict.fromkeys("│┃║╎┆", "|"), "×": "x", "…": ".", "·": ".", "–": "-"}
+_ASCII |= dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰╒╕╘╛╞╡╤╧╪┏┓┗┛", "+")
+"""What stands for a character that the standard output cannot print."""
 _WIDTH = 120  # characters, if the output is not a terminal
 
 
@@ -28,7 +33,8 @@ def launcher_rank() -> int:
 
 def wait_for_rank_0(rank: int) -> None:
     """Let rank 0 print first: the first rank to exit with an error ends the job."""
-    sys.stdout.flush()
+    if sys.stdout is not None:  # it is None if the shell has closed it
+        sys.stdout.flush()
     if rank:
         time.sleep(_HEAD_START)
 
@@ -39,9 +45,22 @@ def make_console(rank: int) -> Console:
     Open MPI gives its ranks a pseudo-terminal even if the job's output goes to a file, so its output is treated as a
     file.
     """
-    plain = "OMPI_COMM_WORLD_RANK" in os.environ or not sys.stdout.isatty()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # None if the shell has closed it
+        codecs.register_error("pblas.plain", _plain)
+        sys.stdout.reconfigure(errors="pblas.plain")
+    plain = "OMPI_COMM_WORLD_RANK" in os.environ or sys.stdout is None or not sys.stdout.isatty()
     options: dict[str, Any] = {"width": _WIDTH, "force_terminal": False} if plain else {}
     return Console(markup=False, highlight=False, quiet=rank != 0, **options)
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """ASCII in place of what an encoding lacks: an error handler of `codecs`, for pictures on old terminals.
+
+    >>> _plain(UnicodeEncodeError("ascii", "│ 2 × 3", 0, 1, ""))
+    ('|', 1)
+    """
+    assert isinstance(error, UnicodeEncodeError), "text is written"
+    return "".join(_ASCII.get(letter, "?") for letter in error.object[error.start : error.end]), error.end
 
 
 def make_progress(console: Console) -> Progress:
@@ -167,16 +186,3 @@ def trans(text: str) -> str:
     if text.upper() not in {"N", "T", "C"}:
         raise argparse.ArgumentTypeError(f"expected N, T or C, got {text!r}")
     return text.upper()
-
-
-def bytes_text(nbytes: float) -> str:
-    """A number of bytes as text with a unit.
-
-    >>> bytes_text(24576), bytes_text(3 << 30)
-    ('24.0 KiB', '3.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if nbytes < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.1f} GiB"

@@ -93,7 +93,7 @@ class IndexRuns:
 
     @staticmethod
     def of_inner(plan: GemmReduceScatter, rank: int) -> IndexRuns:
-        """The columns of op(A) and rows of op(B) of which a rank forms its partial products."""
+        """The columns of op(A) and rows of op(B) that a rank multiplies to form its partial products."""
         product, ranges = plan.oriented, plan.inner.ranges(rank)
         if product.a.axis == "all":
             return IndexRuns.global_to_local(ranges)

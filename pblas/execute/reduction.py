@@ -103,12 +103,12 @@ class _Places:
         """Indices of a rank's results: a slice, or an array (local)."""
         plan = self._plan
         if plan.operation == "diagonal":
-            return _index(plan.diagonal_ranges(rank))
+            return index_of(plan.diagonal_ranges(rank))
         if plan.axis is None:
             return slice(0, 1)
         p = plan.a.grid.coordinates(rank)[1 - plan.axis]
         if p not in self._known:
-            self._known[p] = _index(_splits(plan)[1 - plan.axis].ranges(p))
+            self._known[p] = index_of(_splits(plan)[1 - plan.axis].ranges(p))
         return self._known[p]
 
 
@@ -117,7 +117,7 @@ def _splits(plan: ReductionPlan) -> tuple[Split, Split]:
     return plan.a.rows, plan.a.columns
 
 
-def _index(ranges: list[tuple[int, int]]) -> Any:
+def index_of(ranges: list[tuple[int, int]]) -> Any:
     """Ranges of indices as a slice if there is one, else as an array."""
     if len(ranges) == 1:
         return slice(*ranges[0])
@@ -132,7 +132,7 @@ def _diagonal(plan: ReductionPlan, arrays: Any, rank: int, x: Array) -> Array:
     ranges = plan.diagonal_ranges(rank)
     if not ranges:
         return np.zeros(0, x.dtype)
-    g = np.arange(plan.nresults if plan.operation == "diagonal" else min(plan.a.shape))[_index(ranges)]
+    g = np.arange(plan.nresults if plan.operation == "diagonal" else min(plan.a.shape))[index_of(ranges)]
     elements: Array = arrays.take(x, *plan.a.local_index(g, g))
     return elements
 
@@ -201,6 +201,6 @@ def _combined_roots(plan: ReductionPlan, gathered: Array) -> Array:
 
 def _product(plan: ReductionPlan, arrays: Any, rank: int, x: Array, vector: Array, conj: bool) -> Array:
     """op(X) v, with the elements of v that belong to this rank's columns."""
-    columns = _index(plan.a.columns.ranges(plan.a.grid.coordinates(rank)[1]))
+    columns = index_of(plan.a.columns.ranges(plan.a.grid.coordinates(rank)[1]))
     product: Array = arrays.multiply_vector(x, vector[columns], np.dtype(plan.partial_dtype), conj=conj)
     return product

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.dtypes import DTYPES
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matrices import npy as files
+from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
+from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.random import random_entries
 from pblas.runtime.calls import collective
@@ -222,28 +224,40 @@ class Creation:
         return matrix
 
     @collective
-    def load(self, path: str | os.PathLike[str], desc: Layout | None = None, dtype: Any = None) -> DistMatrix:
-        """**Collective.** A matrix from a .npy file; every rank reads only the elements that it owns.
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        desc: Layout | None = None,
+        dtype: Any = None,
+        *,
+        dataset: str | None = None,
+    ) -> DistMatrix:
+        """**Collective.** A matrix from a .npy or .h5 file; every rank reads only the elements that it owns.
 
         Args:
-            path: path of a file that all ranks can read (global).
+            path: path of a file that all ranks can read; HDF5, read by h5py (the extra `hdf5`), if it ends in .h5 or
+                .hdf5 (global).
             desc: distribution, of the shape of the matrix in the file; None for `MatrixDescriptor.default` (global).
             dtype: dtype of the matrix; None for that of the file (global).
+            dataset: name of the dataset in an HDF5 file; None for the only one (global).
 
         Returns:
             The matrix.
 
         Raises:
-            FileFormatError: no such file, another format, or a truncated file.
+            ArgumentError: not a path, or no name of a dataset.
+            BackendError: an .h5 file without h5py.
+            FileFormatError: no such file or dataset, another format, or a truncated file.
             DescriptorError: the matrix in the file has another shape.
             DTypeError: a dtype that pblas does not multiply; dtype= converts it.
         """
         verb = "load"
         with self.runtime.local_step(verb):
             desc = None if desc is None else self._checked_desc(verb, desc)
-            path = files.checked_path(verb, path)
-            header = files.read_header(path)
-            raw = header.dtype.kind == "V" and header.dtype.names is None
+            path = checked_path(verb, path)
+            dataset = files.checked_dataset(verb, path, dataset)
+            header = files.read_header(path, dataset)
+            raw = header.is_raw
             if raw and dtype is None:
                 nbytes = header.dtype.itemsize
                 raise errors.DTypeError(
@@ -268,13 +282,15 @@ class Creation:
                 raise errors.DescriptorError(
                     f"{verb}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
                 )
-        arguments = {"path": path, "desc": shared_descriptor(desc), "dtype": wanted.name}
+        arguments = {"path": path, "dataset": dataset, "desc": shared_descriptor(desc), "dtype": wanted.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(verb, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
             files.read_part(path, header, desc, self.runtime.rank, part)
         self.runtime.agree("load: read the parts", {})
-        return DistMatrix(desc, local, self.runtime)
+        matrix = DistMatrix(desc, local, self.runtime)
+        log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
+        return matrix
 
     def _new(self, verb: str, desc: Layout, dtype: Any, arguments: Callable[[], dict[str, Any]] = dict) -> DistMatrix:
         """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""

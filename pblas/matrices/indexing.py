@@ -41,10 +41,11 @@ def selection(shape: tuple[int, int], key: Any) -> Selection:
     parts = key if isinstance(key, tuple) else (key,)
     parts = (slice(None),) if parts == (Ellipsis,) else parts
     if not 1 <= len(parts) <= 2:
-        raise errors.ArgumentError(f"DistMatrix: expected one or two indices or slices, got A[{key!r}]")
+        raise errors.ArgumentError(f"DistMatrix: expected one or two indices or slices, got A[{_shown(key)}]")
     if not all(isinstance(part, slice) or _is_index(part) for part in parts):
         raise errors.ArgumentError(
-            f"DistMatrix: expected integers and slices, A[i, j] or A[i0:i1, j0:j1], got A[{key!r}]"
+            f"DistMatrix: expected integers and slices, A[i, j] or A[i0:i1, j0:j1], got A[{_shown(key)}]; "
+            f"A.to_global() gives an array, which takes other keys"
         )
     (i0, i1), (j0, j1) = (
         _bounds(key, part, size, name)
@@ -69,19 +70,35 @@ def _is_index(part: Any) -> bool:
     return True
 
 
+def _shown(key: Any) -> str:
+    """A key as it is written between brackets.
+
+    >>> _shown((slice(1, None), 9)), _shown(slice(None, None, 2)), _shown([1, 2])
+    ('1:, 9', '::2', '[1, 2]')
+    """
+    if isinstance(key, tuple):
+        return ", ".join(map(_shown, key))
+    if not isinstance(key, slice):
+        return repr(key)
+    start, stop, step = ("" if bound is None else repr(bound) for bound in (key.start, key.stop, key.step))
+    return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+
+
 def _bounds(key: Any, part: Any, size: int, name: str) -> tuple[int, int]:
     """The half-open range of one part of a key."""
     if not isinstance(part, slice):
         index = operator.index(part)
         if not -size <= index < size:
             raise errors.OutOfRangeError(
-                f"DistMatrix: {name} {index} does not exist, the matrix has {size} {name}s; got A[{key!r}]"
+                f"DistMatrix: {name} {index} does not exist, the matrix has {size} {name}s; got A[{_shown(key)}]"
             )
         return index % size, index % size + 1
     try:
         start, stop, step = part.indices(size)
     except (TypeError, ValueError) as caught:  # not integers; a step of 0
-        raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{key!r}]") from None
+        raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{_shown(key)}]") from None
     if step != 1:
-        raise errors.ArgumentError(f"DistMatrix: slices must have step 1, got A[{key!r}]")
+        raise errors.ArgumentError(
+            f"DistMatrix: slices must have step 1, got A[{_shown(key)}]; A.to_global() gives an array, which has others"
+        )
     return start, max(start, stop)

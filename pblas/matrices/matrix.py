@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import numpy as np
 
 from pblas import errors
-from pblas.matrices import indexing
-from pblas.matrices import npy as files
+from pblas.backends import log
+from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
+from pblas.matrices.complete_files import checked_path, discard, finish
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import check_root, shared_descriptor
@@ -68,7 +69,7 @@ class DistMatrix(Operators):
     def local(self, array: Array) -> None:
         if array is not self.stored("DistMatrix.local"):  # Python assigns the array itself after A.local += x
             raise errors.ArgumentError(
-                "DistMatrix.local is this rank's part in place: A.local[...] = x writes it, and A.local += x adds to it"
+                "DistMatrix.local cannot be replaced; A.local[...] = x writes into it, and A.local += x adds to it"
             )
 
     def conj(self) -> DistMatrix:
@@ -216,40 +217,49 @@ class DistMatrix(Operators):
         return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 
     @collective
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """**Collective.** Write the matrix as a standard .npy file; every rank writes the elements that it owns.
+    def save(self, path: str | os.PathLike[str], *, dataset: str | None = None) -> None:
+        """**Collective.** Write the matrix as a .npy or .h5 file; every rank writes the elements that it owns.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
         symbolic link is followed. NumPy's format has no bfloat16: the file then holds raw elements, which
-        `Context.load` reads with dtype="bfloat16".
+        `Context.load` reads with dtype="bfloat16". HDF5 has: other programs read such elements as float32.
 
         Args:
-            path: path of the file, in a folder that all ranks can write (global).
+            path: path that ends in .npy, or in .h5 or .hdf5, which needs h5py (the extra `hdf5`); its folder is one
+                that all ranks can write (global).
+            dataset: name of the only dataset of an HDF5 file, as "group/name"; None for "data" (global).
 
         Raises:
-            ArgumentError: not a path.
+            ArgumentError: not a path, another ending, or no name of a dataset.
+            BackendError: an .h5 file without h5py.
             FileFormatError: the file cannot be written, or the name is that of a folder, a device or a pipe.
         """
         runtime, temporary = self.runtime, ""
         with runtime.local_step("save"):
-            path = files.checked_path("save", path)
-        runtime.agree("save", {"path": path, **self.signature()})
+            path = checked_path("save", path)
+            files.format_of("save", path)
+            dataset = files.checked_dataset("save", path, dataset)
+        runtime.agree("save", {"path": path, "dataset": dataset, **self.signature()})
+        made: Any = None
         try:
             with runtime.local_step("save: create the file"):
                 if runtime.rank == 0:
-                    temporary = files.create(path, self.shape, self.dtype, self.desc.order)
+                    made = files.create(path, dataset, self.shape, self.dtype, self.desc.order)
+                    temporary = made[0]
             runtime.agree("save: create the file", {})
-            name = runtime.backend.broadcast_object(temporary, 0)
+            name, header = runtime.backend.broadcast_object(made, 0)
             with runtime.local_step("save: write the parts"):
                 part = runtime.backend.reading(self.stored("save"))
-                files.write_part(name, self.desc, runtime.rank, np.conj(part) if self.conjugated else part)
+                files.write_part(name, header, self.desc, runtime.rank, np.conj(part) if self.conjugated else part)
             runtime.agree("save: write the parts", {})
             with runtime.local_step("save: finish"):
                 if runtime.rank == 0:
-                    files.finish(temporary, path)
+                    finish(temporary, path)
             runtime.agree("save: finish", {})
+            if runtime.rank == 0:
+                log.write(log.INFO, 0, "save: %s is written, %r", path, self)
         finally:
-            files.discard(temporary)
+            discard(temporary)
 
     def signature(self) -> dict[str, Any]:
         """The properties that must be equal on all ranks, for agreements."""

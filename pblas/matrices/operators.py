@@ -141,16 +141,21 @@ class Operators:
         """
         return self._combined("x", dtype=dtype, x=self)
 
-    def redistribute(self, desc: MatrixDescriptor) -> Self:
+    def redistribute(self, desc: MatrixDescriptor | None = None, out: Self | None = None) -> Self:
         """**Collective.** The same matrix under another descriptor; `pblas.redistribute` can do more.
 
         Args:
-            desc: distribution of the new matrix, of the same shape (global).
+            desc: distribution of the new matrix, of the same shape; None if `out` is given (global).
+            out: a matrix of the same shape and dtype, in any layout, that shares no memory with this one; None for a
+                new matrix (global).
+
+        Returns:
+            `out` itself, or the new matrix.
         """
         from pblas.operations.redistribution import redistribute
 
         redistributed: Any = redistribute
-        return redistributed(self, desc)
+        return redistributed(self, desc, out=out)
 
     # Reductions and elements
 

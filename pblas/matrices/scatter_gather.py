@@ -28,6 +28,9 @@ def index_of(ranges: list[tuple[int, int]]) -> Any:
 
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
     """The elements of a global array that `rank` owns: a view if they form contiguous ranges, else a copy."""
+    shape = desc.local_shape(rank)
+    if 0 in shape:  # the other size may be long, and have many ranges
+        return whole[:0, :0].reshape(shape)
     rows, columns = map(index_of, desc.global_ranges(rank))
     if isinstance(rows, slice) or isinstance(columns, slice):
         return whole[rows, columns]
@@ -36,6 +39,8 @@ def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
 
 def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> None:
     """Write the elements that `rank` owns into a global array."""
+    if not part.size:
+        return
     rows, columns = map(index_of, desc.global_ranges(rank))
     if isinstance(rows, slice) or isinstance(columns, slice):
         whole[rows, columns] = part
@@ -54,6 +59,8 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
         root: rank that has `whole` (global).
     """
     backend = runtime.backend
+    if not desc.m * desc.n:  # the other size may be long, and have many blocks
+        return
     if runtime.rank != root:
         for panel in _panels(local, desc.order, local.itemsize):
             backend.wait(backend.plain_channel.receive(panel, root, TAG).done, f"from_global: a panel from rank {root}")
@@ -95,6 +102,8 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
         whole: m x n array on `root`, written; None on other ranks (local).
     """
     backend, rank = runtime.backend, runtime.rank
+    if not desc.m * desc.n:  # the other size may be long, and have many blocks
+        return
     holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
     if rank != root:
         if rank in holders:

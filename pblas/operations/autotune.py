@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices.matrix import DistMatrix
 from pblas.planner.algorithms import shortlist
 
@@ -63,9 +64,12 @@ def tuned(
     operands = _operands(runtime, spec, desc_d, matrices, bound=plan.replicates)
     if operands is None:
         warnings.warn(
-            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured", stacklevel=2
+            "plan_matmul: no memory for a second set of matrices, so the algorithms are not measured",
+            errors.PblasWarning,
+            stacklevel=2,
         )
         return plan
+    log.write(log.INFO, runtime.rank, "plan_matmul: measures %d algorithms", len(algorithms))
     times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "push engines have measured times"
     runtime.measured.add(spec.key(plan), times)
@@ -127,7 +131,7 @@ def _operands(
     if runtime.agree("plan_matmul: make matrices to measure with", {}, None, (error,))[0]:
         return None
     engine = runtime.backend.engine()
-    if bound and not is_in_place and out is not None and engine.homes(out.stored("plan_matmul")) is not None:
+    if bound and not is_in_place and out is not None and engine.peer_addresses(out.stored("plan_matmul")) is not None:
         d = DistMatrix(desc_d, runtime.empty(runtime.place(desc_d, spec.dtype)), runtime)
     return x, y, z, d
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.interop import current_stream
 from pblas.epilogues import Epilogue
 from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
@@ -136,6 +137,7 @@ def add_up(
     out: Array,
     epilogue: Epilogue | None,
     counts: Sequence[int] | None = None,
+    algorithm: Literal["auto", "two_shot"] = "auto",
 ) -> None:
     """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call.
 
@@ -147,8 +149,9 @@ def add_up(
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
         counts: number of rows for each rank; None: every rank gets all rows (global).
+        algorithm: of the all-reduce; a named one gives the same bits on every transport (global).
     """
-    kind, options = "allreduce", Reduction("sum", epilogue, "auto")
+    kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
     _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
@@ -282,6 +285,7 @@ def _reduce_on_hosts(
         spec = ReduceArguments(operation, runtime, x, out, options)
     shared, reversed_ = runtime.backend.shared, spec.by_columns
     by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
+    _log_choice(operation, spec, by_messages=by_messages)
     rounds = spec.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
     steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
@@ -330,6 +334,13 @@ def _reduce_on_hosts(
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     return target.result
+
+
+def _log_choice(operation: str, spec: ReduceArguments, *, by_messages: bool) -> None:
+    """Log the algorithm of a reduction and the path of its data (local)."""
+    if log.is_on(log.INFO):
+        how = "by messages" if by_messages else "through shared memory"
+        log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.backends import log
 from pblas.execute.elementwise import ElementwiseOperands, RunElementwise
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -234,7 +235,8 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
 
 def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
-    return _run(ElementwiseRequest("elementwise", expression, operands, out, dtype))
+    verb = "elementwise" if dtype is None else "astype"
+    return _run(ElementwiseRequest(verb, expression, operands, out, dtype))
 
 
 def _run(call: ElementwiseRequest) -> DistMatrix:
@@ -246,6 +248,7 @@ def _run(call: ElementwiseRequest) -> DistMatrix:
         if spec.moved:
             planned = runtime.plans.get((plan, spec.compute), lambda: _planned(spec, runtime))
             return planned.execute_once(spec)
+        log.planned(runtime.rank, PlannedElementwise.noun, plan)
         result = spec.out
         if result is None:
             result = DistMatrix(plan.out, runtime.empty(runtime.place(plan.out, spec.dtype)), runtime)

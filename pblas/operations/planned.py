@@ -16,7 +16,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from pblas import errors
+from pblas.backends import log
 from pblas.matrices.matrix import DistMatrix
+from pblas.plans.html import html_of
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
@@ -37,6 +39,14 @@ class Execution(Protocol):
     def out(self) -> Any:
         """The matrix or array that receives the result; None for a new matrix (global)."""
 
+
+_INTERNAL = frozenset(
+    (
+        *("detach", "noun", "run", "execute_once", "execute_with", "forget_operands"),
+        *("operation", "rehearse", "trial"),
+    )
+)
+"""Attributes that other modules of the package use, and TAB does not show."""
 
 ExecutionT = TypeVar("ExecutionT", bound=Execution)
 
@@ -174,6 +184,16 @@ class PlannedOperation(Generic[ExecutionT]):
     def __repr__(self) -> str:
         return f"<planned {self.noun}: {self.plan.label}>"
 
+    def __str__(self) -> str:
+        return self.explain()
+
+    def _repr_html_(self) -> str:
+        """The text of `explain` and bars of bytes, for notebooks (local)."""
+        return html_of(self.explain(), self.plan.max_received_nbytes, self.plan.lower_bound * self.plan.itemsize)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
     # For subclasses
 
     def _no_context_error(self, verb: str) -> errors.ArgumentError:
@@ -221,6 +241,7 @@ class PlannedOperation(Generic[ExecutionT]):
                 raise
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
+        log.planned(runtime.rank, self.noun, self.plan)
 
     def _run_once(self, runtime: Runtime, execution: ExecutionT) -> Any:
         """**Collective.** One execution; WorkspaceError on all ranks if shared memory does not suffice.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.execute.reduction import combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
@@ -71,7 +72,7 @@ def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A00
     dtype = np.float64 if a.dtype in (np.float64, np.complex128) else np.float32
     call_args = {"ord": kind, "axis": checked, "keepdims": keepdims}
     along: Axis = None if checked is not None else 0 if kind == "1" else 1 if kind == "inf" else None
-    if along is not None:  # the largest sum of a column, or of a row
+    if along is not None and a.size:  # the largest sum of a column, or of a row
         sums = _reduced(a, "norm", "abs_sum", along, call_args)
         results = sums.max(keepdims=True) if sums.size else np.zeros(1)
     else:
@@ -141,6 +142,17 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
     result = _rounded(_reduced(a, verb, "dot", None, call_args, parts, conj=False), a)[0]
     # With op the conjugate if `a.conjugated == b.conjugated`, the sum is that of op(a) b, or its conjugate.
     return np.conj(result) if b.conjugated else result
+
+
+def elements_of(a: DistMatrix, verb: str, call_args: dict[str, Any]) -> Array:
+    """**Collective.** The elements of an m x 1 matrix, on all ranks.
+
+    Args:
+        a: the matrix (global).
+        verb: name of the call that needs them (global).
+        call_args: its arguments that must be equal on all ranks (global).
+    """
+    return _rounded(_reduced(a, verb, "sum", 1, call_args), a)  # rows of one element
 
 
 def product_with_vector(a: DistMatrix, vector: Any) -> Array:
@@ -233,6 +245,8 @@ def _reduced(
         plan = ReductionPlan(
             a.desc, operation, axis, a.dtype.name, runtime.nprocs, runtime.topology.transport(runtime.nprocs)
         )
+        np.empty(plan.nresults, np.complex128)  # the results have space, or all ranks raise an error
+        log.planned(runtime.rank, "reduction", plan)
         partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.stored(verb),))
     gathered = _gathered(runtime, verb, call_args | a.signature(), partial, plan)
     with np.errstate(all="ignore"):

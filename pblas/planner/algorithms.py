@@ -61,7 +61,7 @@ _LEAVING_ROOM = {
 """Algorithms for plans with a queue: kernels that wait for a peer have one CTA (docs/decisions/0017-queues.md)."""
 
 
-def choose_algorithm(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> Algorithm:
+def choose_algorithm(plan: ProductPlan, count: int | None, topology: Topology) -> Algorithm:
     """The algorithm with the shortest measured time, or else with the shortest estimated time.
 
     Args:

@@ -53,8 +53,8 @@ _LITTLE = 2 << 20
 than receiving a third of it: for 64 to 512 rows and columns, general plans took up to 2.2 times as long on 8 ranks
 (docs/performance.md)."""
 _AS_GOOD = 1.02
-"""The search ends with a plan that costs at most this multiple of what its arrangement of ranks receives with the best
-layouts."""
+"""The search ends with a plan that receives at most this multiple of the bytes of the best layouts for its arrangement
+of ranks."""
 _LESS = 0.75
 """A plan over the grids of the matrices must cost less than this fraction of a one-dimensional plan, and an arrangement
 of all ranks less than this fraction of either. Both pack panels, and move partial products or D after the last GEMM;

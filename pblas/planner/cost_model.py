@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pblas.backends.tile_shapes import COPY_RATE, COPY_US, rest, shaped
+from pblas.backends.tile_shapes import COPY_RATE, COPY_US, choose_shape, side_by_side_rows
 from pblas.plans.base import ITEMSIZE
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
@@ -110,7 +110,7 @@ def _gathered_tiles(rows: int, k: int, lines: int, nprocs: int, shard: float, al
 
 def _few_tiles_us(rows: int, k: int, lines: int, nprocs: int) -> float:
     """Time of the tiles of `lines` lines of D for each rank, without waiting."""
-    _, us = shaped([(lines, rows)] * nprocs, k, CLUSTERS)
+    _, us = choose_shape([(lines, rows)] * nprocs, k, CLUSTERS)
     return max(us, 2 * rows * lines * nprocs * k / _STORES_RATE)
 
 
@@ -258,7 +258,7 @@ class _Part(NamedTuple):
 
 def _rounds(rows: int, columns: int) -> float:
     """Rounds in which all clusters form the tiles of a part of D; tiles of the last columns have twice as many rows."""
-    last = rest(columns)
+    last = side_by_side_rows(columns)
     whole = -(-rows // TILE) * -(-(columns - last) // TILE)
     return (whole + (last > 0) * -(-rows // (2 * TILE))) / CLUSTERS
 

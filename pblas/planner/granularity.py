@@ -84,12 +84,12 @@ class PlanningContext:
         plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
         plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
         plan = replace(plan, bandwidth=self.topology.bandwidth if plan.overlaps_messages else 0.0)
-        plan = replace(plan, nodes=self.topology.nodes if transport == "mixed" else ())
+        plan = replace(plan, wire=self.wire, nodes=self.topology.nodes if transport == "mixed" else ())
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or not plan.travels:
             return plan
-        plan = replace(plan, orders=self.orders, wire=self.wire)
+        plan = replace(plan, orders=self.orders)
         plan = replace(plan, measured=self.known(plan) if self.known else ())
         return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.topology))
 

@@ -32,13 +32,13 @@ def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]
         if place.copies == 1:
             down, across, _ = place.strides
             cuboids = Cuboids(place.rows, _whole(m if transposed else n), place.columns, (down, 1, across))
-            for home in _homes(product.T if transposed else product, place.columns.nprocs):
+            for sum_placement in _sum_placements(product.T if transposed else product, place.columns.nprocs):
                 yield SummaA(
                     product,
                     f"fewest bytes if op({name}) stays on its grid",
                     transposed,
                     cuboids=cuboids,
-                    home=home,
+                    sum_placement=sum_placement,
                     misfits=misfits,
                 )
 
@@ -57,9 +57,9 @@ def over_all_ranks(product: Product, misfits: tuple[str, ...], most: float) -> I
                 for k in _options(p3, natural.k, a.columns, b.rows):
                     for strides in {natural.strides, (1, p1, p1 * p2)}:
                         why = f"of all arrangements of {product.nprocs} ranks this receives the fewest bytes"
-                        for home in _homes(product, p3):
+                        for sum_placement in _sum_placements(product, p3):
                             cuboids = Cuboids(m, n, k, strides)
-                            yield SummaC(product, why, cuboids=cuboids, home=home, misfits=misfits)
+                            yield SummaC(product, why, cuboids=cuboids, sum_placement=sum_placement, misfits=misfits)
 
 
 def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
@@ -194,7 +194,7 @@ def _options(parts: int, natural: Split, *splits: Split) -> list[Split]:
     return options
 
 
-def _homes(product: Product, layers: int) -> Iterator[Placement | None]:
+def _sum_placements(product: Product, layers: int) -> Iterator[Placement | None]:
     """The placements to try for the sums of partial products: on which ranks the partial products of D are added.
 
     The first is None: at D's own placement. If there are several layers, and the rank with the largest local part of D

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pblas.plans.html import html_of
 
 if TYPE_CHECKING:
     from pblas.simulation.hardware import Hardware
@@ -31,10 +33,22 @@ def ranks_text(nprocs: int) -> str:
     return "1 rank" if nprocs == 1 else f"{nprocs} ranks"
 
 
+_PUBLIC = frozenset(
+    (
+        *("explain", "flops", "itemsize", "label", "lower_bound", "max_received_nbytes", "messages", "moves", "name"),
+        *("panels", "received_elements", "received_nbytes", "simulate", "sizes", "steps", "workspace_nbytes"),
+    )
+)
+"""Names that TAB shows besides the fields; the others are for executors and the planner."""
+
+
 class Plan(ABC):
     """The data movement and computation of a collective operation, as a value. `print(plan)` prints `explain()`."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = Plan.__repr__  # type: ignore[method-assign]  # a dataclass would make one of all fields
 
     name: ClassVar[str]
 
@@ -139,6 +153,17 @@ class Plan(ABC):
         """The plan in one line, for the titles of pictures."""
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
 
+    @property
+    def choice(self) -> str:
+        """The plan and the reason for it in one line, for the log."""
+        return f"{self.label} ({self.transport} transport): {self.why}"
+
+    def over(self, transport: Transport) -> Plan:
+        """The same plan with another transport."""
+        fields: Any = self
+        plan: Plan = replace(fields, transport=transport)
+        return plan
+
     def simulate(self, hardware: Hardware | str) -> Simulation:
         """Predict time, bytes and memory of this plan on a described machine, without running it.
 
@@ -167,8 +192,7 @@ class Plan(ABC):
 
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
-            fields: Any = self
-            plan = replace(fields, transport=described.topology.transport(self.nprocs))
+            plan = self.over(described.topology.transport(self.nprocs))
         return simulate(plan, described, self.extreme_ranks())
 
     def explain(self) -> str:
@@ -192,3 +216,15 @@ class Plan(ABC):
 
     def __str__(self) -> str:
         return self.explain()
+
+    def __repr__(self) -> str:
+        return f"<{self.label}>"
+
+    def _repr_html_(self) -> str:
+        """The text of `explain` and bars of bytes, for notebooks."""
+        return html_of(self.explain(), self.max_received_nbytes, self.lower_bound * self.itemsize)
+
+    def __dir__(self) -> list[str]:
+        plan: Any = self
+        public = _PUBLIC.union(field.name for field in fields(plan))
+        return [name for name in super().__dir__() if name.startswith("__") or name in public]

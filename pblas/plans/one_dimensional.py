@@ -254,10 +254,24 @@ class GemmReduceScatter(ProductPlan):
                 for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
                     yield ReduceStep(owner, piece, c0, c1)
 
-    def received_elements(self, rank: int) -> int:
-        """A partial product of this rank's shard of D from every other rank that holds a part of K."""
+    def received_partials(self, rank: int) -> int:
+        """Elements of a partial product of this rank's shard of D, from every other rank that holds a part of K."""
         contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
         return contributors * self.oriented.m * self.shards.count(rank)
+
+    def received_elements(self, rank: int) -> int:
+        """The partial products."""
+        return self.received_partials(rank)
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives: partial products in their dtype, sums in that of D."""
+        partials = self.received_partials(rank)
+        return partials * self.wire_itemsize + (self.received_elements(rank) - partials) * self.itemsize
+
+    def network_nbytes(self, node: range) -> int:
+        """Bytes that the ranks `node` of a node receive from other nodes: partial products in their dtype, and sums."""
+        partials = GemmReduceScatter.network_elements(self, node)
+        return partials * self.wire_itemsize + (self.network_elements(node) - partials) * self.itemsize
 
     def network_elements(self, node: range) -> int:
         """Partial products of the node's columns from the ranks of other nodes."""
@@ -305,7 +319,10 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def unit(self) -> int:
-        """Pieces start on multiples of this number of columns: half a tile if one kernel forms large pieces."""
+        """Pieces start on multiples of this number of columns.
+
+        HALF_TILE if one kernel forms all pieces and the columns suffice for a half tile in each; otherwise LINES.
+        """
         algorithm = self.algorithm
         if algorithm is None or not algorithm.is_one_kernel:
             return LINES
@@ -350,7 +367,7 @@ class GemmReduceScatter(ProductPlan):
     def moves(self) -> str:
         """Partial products, to the owners of D."""
         lines = "rows" if self.transposed else "columns"
-        return f"partial products of D to the owners of its {lines}; the owners add them"
+        return f"{self.partials_text} to the owners of its {lines}; the owners add them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,16 +499,22 @@ class GemmAllReduce(GemmReduceScatter):
             if 0 <= c0 < c1:
                 yield ReduceStep(rank, piece - 1, c0, c1)
 
+    def received_partials(self, rank: int) -> int:
+        """Elements of the partial products of the columns that this rank adds; one-shot adds all columns."""
+        if self.algorithm is None:
+            return GemmReduceScatter.received_partials(self, rank)
+        contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+        is_one_shot = self.algorithm.kind == "one-shot"
+        return contributors * (self.oriented.m * self.oriented.n if is_one_shot else self.owned_elements(rank))
+
     def received_elements(self, rank: int) -> int:
         """The partial products of its own columns, and the finished columns of the others."""
-        product = self.oriented
+        partials, product = self.received_partials(rank), self.oriented
         if self.algorithm is None:
-            return GemmReduceScatter.received_elements(self, rank) + product.m * (product.n - self.shards.count(rank))
-        contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
+            return partials + product.m * (product.n - self.shards.count(rank))
         if self.algorithm.kind == "one-shot":
-            return contributors * product.m * product.n
-        own = self.owned_elements(rank)
-        return contributors * own + product.m * product.n - own
+            return partials
+        return partials + product.m * product.n - self.owned_elements(rank)
 
     def network_elements(self, node: range) -> int:
         """Partial products of the node's columns, and the finished columns of other nodes once for all of its ranks."""
@@ -501,7 +524,7 @@ class GemmAllReduce(GemmReduceScatter):
     def moves(self) -> str:
         """Partial products to the ranks that add them, sums to all."""
         lines = "rows" if self.transposed else "columns"
-        return f"partial products of D to the ranks that add its {lines}, the sums to all ranks"
+        return f"{self.partials_text} to the ranks that add its {lines}, the sums to all ranks"
 
 
 def _counts(split: Split) -> set[int]:

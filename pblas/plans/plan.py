@@ -31,7 +31,7 @@ class Topology:
     """The properties of a machine that the planner needs; all ranks agree on them once per context.
 
     Args:
-        ranks_per_node: the most ranks n of which the first n, the next n, and so on share a node's memory (global).
+        ranks_per_node: the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global).
         shared: ranks of one node read each other's memory (global).
         push: ranks push data into the workspaces of their peers, as GPUs do (global).
         gpus: matrices are in GPU memory, where only push plans and general plans run (global).
@@ -264,7 +264,7 @@ class ProductPlan(Plan):
         bandwidth: bytes per second of messages between nodes, measured; 0: not known (global).
         nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
             not consecutive (global).
-        wire: dtype in which partial products travel, if not the dtype of D; with the push transport only (global).
+        wire: dtype in which partial products travel, if not the dtype of D (global).
     """
 
     travels: ClassVar[bool] = True
@@ -323,6 +323,12 @@ class ProductPlan(Plan):
         return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}{how}"
 
     @property
+    def choice(self) -> str:
+        """The plan, its algorithm, and the reasons for both in one line, for the log."""
+        reasons = [f"{key} {text}" for key, text in self._reasons()]
+        return "; ".join([f"{self.label} ({self.transport} transport): {self.why}", *reasons])
+
+    @property
     def lower_bound(self) -> float:
         """Lower bound on the elements that the busiest rank receives, under any plan."""
         return self.product.lower_bound
@@ -370,6 +376,16 @@ class ProductPlan(Plan):
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank
         """Elements that `rank` sends; plans that move data override it."""
         return 0
+
+    @property
+    def wire_itemsize(self) -> int:
+        """Bytes of an element of a partial product that travels."""
+        return ITEMSIZE[self.wire] if self.wire else self.itemsize
+
+    @property
+    def partials_text(self) -> str:
+        """The partial products, for `explain`, with their dtype if it is not that of D."""
+        return f"partial products of D in {self.wire}" if self.wire else "partial products of D"
 
     def network_elements(self, node: range) -> int:  # noqa: ARG002 - the same for every node
         """Elements that the ranks `node` of a node receive from other nodes; one-dimensional plans override it."""

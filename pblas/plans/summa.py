@@ -185,8 +185,8 @@ class Summa(ProductPlan):
     Args:
         cuboids: the arrangement, in the plan's orientation (global).
         width: largest width of a panel, elements (global).
-        home: placement in which partial products are added before D is sent to its owners, in the plan's orientation;
-            None: that of D (global).
+        sum_placement: placement in which partial products are added before D is sent to its owners, in the plan's
+            orientation; None: that of D (global).
         misfits: sentences for `explain` about layouts that do not conform (global).
     """
 
@@ -200,18 +200,22 @@ class Summa(ProductPlan):
 
     cuboids: Cuboids
     width: int = PANEL
-    home: Placement | None = None
+    sum_placement: Placement | None = None
     misfits: tuple[str, ...] = ()
 
     @property
     def in_place(self) -> bool:
         """Whether each rank multiplies directly into its shard of D, without partial products."""
-        return self.home is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, placed(self.oriented.d))
+        return (
+            self.sum_placement is None
+            and self.cuboids.k.nprocs == 1
+            and same_place(self.cuboids.d, placed(self.oriented.d))
+        )
 
     @property
     def sums(self) -> Placement:
         """The placement in which partial products are added."""
-        return self.home or placed(self.oriented.d)
+        return self.sum_placement or placed(self.oriented.d)
 
     @property
     def busiest_multiplies(self) -> int:
@@ -235,17 +239,19 @@ class Summa(ProductPlan):
 
     def received_elements(self, rank: int) -> int:
         """Elements of op(A) and op(B) that the rank's cuboid needs and the rank does not have."""
+        return sum(self.arriving_elements(rank))
+
+    def arriving_elements(self, rank: int) -> tuple[int, int]:
+        """Elements of op(A), and of op(B), that the rank's cuboid needs and the rank does not have."""
         product_, cuboids = self.oriented, self.cuboids
-        count = received_count(placed(product_.a), cuboids.a, rank)
-        count += received_count(placed(product_.b), cuboids.b, rank)
-        return count
+        return received_count(placed(product_.a), cuboids.a, rank), received_count(placed(product_.b), cuboids.b, rank)
 
     def received_nbytes(self, rank: int) -> int:
-        """Bytes that `rank` receives; partial products travel in the dtype of D."""
-        return (self.received_elements(rank) + self.delivered_elements(rank)) * self.product.itemsize
+        """Bytes of operands, partial products and sums that `rank` receives."""
+        return self.received_elements(rank) * self.product.itemsize + self.delivered_nbytes(rank)
 
-    def delivered_elements(self, rank: int) -> int:
-        """Elements of partial products, and of sums added by other ranks, that `rank` receives."""
+    def delivered_nbytes(self, rank: int) -> int:
+        """Bytes of partial products, in their dtype, and of sums added by other ranks that `rank` receives."""
         if self.in_place:
             return 0
         formed, d = self.cuboids.d, placed(self.oriented.d)
@@ -253,7 +259,8 @@ class Summa(ProductPlan):
         count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
         if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
             count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
-        return count + (received_count(self.home, d, rank) if self.home else 0)
+        sums = received_count(self.sum_placement, d, rank) if self.sum_placement else 0
+        return count * self.wire_itemsize + sums * self.itemsize
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
@@ -285,7 +292,7 @@ class Summa(ProductPlan):
         if self.transport != "shared":
             count += panels * self.cuboids.m.max_count * columns * sums.copies * wide
             count += panels * self.cuboids.nlayers * sums.rows.max_count * own * wide
-        if self.home is not None:
+        if self.sum_placement is not None:
             count += total * itemsize
             if self.transport != "shared":
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
@@ -308,7 +315,7 @@ class Summa(ProductPlan):
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
         p1, p2, p3 = self.cuboids.T.extents if self.transposed else self.cuboids.extents
         yield from ProductPlan.operand_lines(self)
-        flops = self.cuboids.flops * (4 if self.dtype.startswith("complex") else 1)
+        flops = 2 * self.busiest_multiplies * (4 if self.dtype.startswith("complex") else 1)
         yield "ranks", f"{p1} x {p2} x {p3} (over m, n, k), {flops:,} flops per rank at most"
         yield from (("misfit", text) for text in self.misfits)
         if self.misfits:
@@ -424,6 +431,10 @@ Panel(start=2, stop=4, owner=1)], 256)
             for g0, g1 in cut(self.cut_at, start, stop, self.width):
                 yield Panel(g0, g1)
 
+    def rows_of(self, panel: Panel) -> tuple[int, int]:  # noqa: ARG002 - triangular products use it
+        """The rows of op(A) in which a panel is moved and multiplied: all of them, half-open."""
+        return 0, self.oriented.m
+
     @property
     def cut_at(self) -> Split:
         """The split of K at whose block borders panels end, if panels span several owners."""
@@ -479,7 +490,7 @@ class SummaA(Summa):
 
     @property
     def panelled(self) -> int:
-        """All of N."""
+        """N, the dimension that SummaA cuts: each rank multiplies panels of all of it."""
         return self.cuboids.n.n
 
     @property
@@ -499,7 +510,7 @@ class SummaA(Summa):
 
     @property
     def cut_at(self) -> Split:
-        """The split of N at whose block borders panels end."""
+        """The split of N. A panel ends where one of its blocks ends."""
         splits = placed(self.oriented.b).columns, self.sums.columns
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)

@@ -1,9 +1,10 @@
-"""The door of collective calls: one thread at a time, SIGINT deferred, and no exception that only one rank knows of."""
+"""The outermost block of collective calls: one thread at a time, SIGINT deferred, exceptions raised on all ranks."""
 
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts handlers to enums, which takes 3 us
 import threading
+import time
 from collections.abc import Callable
 from functools import wraps
 from signal import SIGINT
@@ -11,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.local_step import is_agreed, local_error
 
 if TYPE_CHECKING:
@@ -34,6 +36,8 @@ class Calls:
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
+        self._start = 0.0
+        """Time when the outermost call began, if calls are timed for the log (local)."""
 
     def enter(self, verb: str) -> None:
         """Begin a call, perhaps inside another one (local).
@@ -47,6 +51,8 @@ class Calls:
                 f"turns"
             )
         self._depth += 1
+        if self._depth == 1:
+            self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         if self._depth == 1 and threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(SIGINT)
             if callable(handler):  # otherwise SIGINT is ignored, or ends the process
@@ -62,6 +68,9 @@ class Calls:
             KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
                 and so does any rank when the context is closed.
         """
+        if self._depth == 1 and self._start:
+            ms = 1e3 * (time.perf_counter() - self._start)
+            log.write(log.DEBUG, self.backend.rank, "%s: %.3f ms%s", verb, ms, "" if caught is None else ", it raised")
         try:
             if self._depth == 1 and caught is not None:
                 self._fail(verb, caught)

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.dtypes import DTYPES
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
@@ -37,6 +38,7 @@ _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
+_ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
 class Plans:
@@ -182,7 +184,8 @@ class Runtime:
 
         Args:
             verb: name of the call (global).
-            arguments: must be equal on all ranks; values are compared by their repr (global).
+            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's
+                (global).
             error: an error that this rank found (local).
             maxima: up to four integers (local).
 
@@ -191,7 +194,7 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = "\n".join([verb, *[f"{name}={value!r}" for name, value in arguments.items()]])
+            call = "\n".join([verb, *[f"{name}={_plain(value)!r}" for name, value in arguments.items()]])
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
@@ -240,6 +243,8 @@ class Runtime:
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
         rows, columns = desc.local_shape(self.rank)
+        if not rows * columns:
+            return 0
         count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
         return min(count, _COUNTABLE)  # no memory is that large
 
@@ -249,10 +254,14 @@ class Runtime:
         `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
         """
         shape, lld, itemsize = desc.local_shape(self.rank), desc.local_lld(self.rank), dtype.itemsize
+        if 0 in shape:
+            lld = desc.min_lld(self.rank)
         strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
-        return Place(
-            shape, strides, dtype, itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
-        )
+        nbytes = itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
+        extent = itemsize * max(1, desc.rows.max_count) * max(1, desc.columns.max_count)
+        if extent > _ADDRESSABLE:  # no array has this shape, not even an empty one, so ask for more than there is
+            nbytes = max(nbytes, extent)
+        return Place(shape, strides, dtype, nbytes)
 
     def empty(self, place: Place) -> Array:
         """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
@@ -295,6 +304,7 @@ class Runtime:
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
             self.backend.shared = False
+            log.write(log.INFO, self.rank, "too little shared memory: data goes by messages from now on")
         return given_up
 
 
@@ -315,6 +325,11 @@ class _CollectiveSection(AbstractContextManager[None]):
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
             self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's strings and numbers as Python's, which print alike."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:
@@ -389,6 +404,15 @@ def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> co
     if number.imag != 0:
         raise errors.ArgumentError(f"{verb}: {name} is {value!r}, the matrices are {dtype.name}; it must be real")
     return number.real
+
+
+def checked_factor(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+    """As `checked_scalar`, for alpha and beta: -0.0 becomes 0.0, which does the same.
+
+    >>> checked_factor("pmatmul", "beta", -0.0, np.dtype("float32"))
+    0.0
+    """
+    return checked_scalar(verb, name, value, dtype) + 0.0
 
 
 def shared_descriptor(desc: MatrixDescriptor) -> str:

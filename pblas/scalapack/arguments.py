@@ -12,11 +12,12 @@ from pblas.backends.local_step import LocalStep
 from pblas.errors import ArgumentError, PblasArgumentError, PblasError
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import shares_memory
+from pblas.operations.matrix_vector import real_of
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
 from pblas.scalapack.local_arrays import Local, Part, checked_part
-from pblas.scalapack.routines import OPTIONS, Operand, Routine
+from pblas.scalapack.routines import EXTENTS, OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
+TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", "zd")}
+"""Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 
-_OWN = {"TOP", "VALUE", "NOUT", "WORK", "ICTXT"}
+_OWN = {"TOP", "VALUE", "INDX", "NOUT", "WORK", "ICTXT"}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
@@ -95,6 +98,7 @@ class Call:
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
         self.verb, self.routine, self.dtype = f"p{prefix}{routine.name}", routine, TYPES[prefix]
         self._values = dict(zip(routine.arguments, values, strict=True))
+        self._real = {*routine.real, *(("ALPHA",) if len(prefix) > 1 else ())}
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
         self._entries: dict[str, Entries] = {}
         self._parts: dict[str, Part] = {}
@@ -170,10 +174,11 @@ class Call:
         return array[part.rows, part.columns]
 
     def deliver(self) -> None:
-        """Write results from a copy back into the caller's array (local)."""
-        local = self._locals[self.routine.operands[-1].name]
-        if local.copied is not None:
-            local.array[...] = local.copied
+        """Write results from copies back into the caller's arrays (local)."""
+        for name in self.routine.outputs:
+            local = self._locals[name]
+            if local.copied is not None:
+                local.array[...] = local.copied
 
     def _shared(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
@@ -233,10 +238,12 @@ class Call:
                 self._check_matrix(operands[position], findings)
             elif name in OPTIONS:
                 self._check_option(name, position, findings)
-            elif name in ("M", "N", "K"):
+            elif name in EXTENTS:
                 self._check_integer(name, 0, position, findings)
             elif name in ("ALPHA", "BETA"):
                 self._check_number(name, position, findings)
+            elif name.startswith("INC"):
+                self._check_increment(name, position, findings)
             elif name in ("IRPRNT", "ICPRNT"):
                 grid = self.grid.grid
                 most = (grid.nprow if name == "IRPRNT" else grid.npcol) - 1
@@ -249,7 +256,10 @@ class Call:
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
         value, letters = self._values[name], OPTIONS[name]
-        if isinstance(value, str) and len(value) == 1 and value.upper() in letters:
+        if name == "UPLO" and self.routine.whole and isinstance(value, str) and value:
+            first = value[0].upper()
+            self._values[name] = first if first in letters else "A"
+        elif isinstance(value, str) and len(value) == 1 and value.upper() in letters:
             self._values[name] = value.upper()
         else:
             findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
@@ -267,9 +277,27 @@ class Call:
 
     def _check_number(self, name: str, position: int, findings: Findings) -> None:
         try:
-            self._values[name] = checked_number(name, self._values[name], self.dtype)
+            self._values[name] = checked_number(name, self._values[name], self._dtype_of(name))
         except ArgumentError as caught:
             findings.add(str(caught), position)
+
+    def _dtype_of(self, name: str) -> np.dtype[Any]:
+        """The dtype of a scalar or a matrix."""
+        return real_of(self.dtype) if name in self._real else self.dtype
+
+    def _check_increment(self, name: str, position: int, findings: Findings) -> None:
+        """Check INCX, which follows DESCX: 1, or the number of rows of X."""
+        entries = self._entries.get(name[-1])
+        value = self._values[name]
+        allowed = (1,) if entries is None else (1, entries[descriptors.M])
+        if isinstance(value, bool) or value not in allowed:
+            rows = "" if entries is None else f" = {entries[descriptors.M]}"
+            findings.add(f"{name} must be 1 (a column) or M_{name[-1]}{rows} (a row), got {value!r}", position)
+
+    def is_row(self, operand: Operand) -> bool:
+        """Whether a vector is a row of its matrix: its increment is the number of rows."""
+        entries = Entries.read(self._values[f"DESC{operand.name}"])
+        return entries is not None and bool(self._values[operand.increment] == entries[descriptors.M])
 
     def _check_file(self, name: str, position: int, findings: Findings) -> None:
         """Check the file on the process that prints, (IRPRNT, ICPRNT); the others ignore theirs."""
@@ -281,8 +309,18 @@ class Call:
 
     def _extents(self, operand: Operand) -> tuple[int, int]:
         """Rows and columns of the submatrix."""
-        rows, columns = (1 if name == "1" else self._values[name] for name in (operand.rows, operand.columns))
-        return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
+        rows, columns = (self._extent(name) for name in (operand.rows, operand.columns))
+        if operand.trans and self[operand.trans] != "N":
+            rows, columns = columns, rows
+        if operand.increment:
+            return (1, rows) if self.is_row(operand) else (rows, 1)
+        return rows, columns
+
+    def _extent(self, name: str) -> int:
+        """An extent of a submatrix by the name that the routine's table gives it: see `Operand`."""
+        if name == "SIDE":
+            name = "M" if self["SIDE"] == "L" else "N"
+        return 1 if name == "1" else self._values[name]
 
     def _is_outside(self, operand: Operand) -> bool:
         """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""
@@ -360,27 +398,26 @@ class Call:
     def _check_local(self, operand: Operand, findings: Findings) -> None:
         """Check the local array: its dtype, and space for the elements that the descriptor gives this rank."""
         name, lld = operand.name, self._entries[operand.name][descriptors.LLD]
-        written, shape = operand is self.routine.written, self._parts[operand.name].shape
+        written, shape = self.routine.is_written(operand), self._parts[operand.name].shape
         try:
             self._locals[name] = Local(
-                checked_part(self.runtime, name, self._values[name], self.dtype, shape, lld, written=written)
+                checked_part(self.runtime, name, self._values[name], self._dtype_of(name), shape, lld, written=written)
             )
         except ArgumentError as caught:
             findings.add(str(caught), operand.position)
 
     def _check_overlap(self, findings: Findings) -> None:
-        """Check that the written submatrix shares no memory with another one on this rank."""
-        target = self.routine.written
-        if target is None or target.name not in self._grids:
-            return
-        z = self._submatrix(target.name)
-        for operand in self.routine.operands:
-            if operand is target or operand.name not in self._grids:
-                continue
-            x = self._submatrix(operand.name)
-            if x.size and z.size and shares_memory(self.runtime.backend.shadow(x), self.runtime.backend.shadow(z)):
-                text = f"sub({target.name}) must not share memory with sub({operand.name})"
-                findings.add(text, target.position)
+        """Check that a written submatrix shares no memory with another one on this rank."""
+        operands = [operand for operand in self.routine.operands if operand.name in self._grids]
+        for target in filter(self.routine.is_written, operands):
+            z = self._submatrix(target.name)
+            for operand in operands:
+                x = self._submatrix(operand.name)
+                if operand is target or not (x.size and z.size):
+                    continue
+                if shares_memory(self.runtime.backend.shadow(x), self.runtime.backend.shadow(z)):
+                    text = f"sub({target.name}) must not share memory with sub({operand.name})"
+                    findings.add(text, target.position)
 
     def _submatrix(self, name: str) -> Array:
         """This rank's part of sub(X), in the caller's memory."""

@@ -40,6 +40,7 @@ class ProcessGrid:
         ranks: the same ranks as numbered in the communicator that the grid was made from (global).
         world: the same ranks as numbered in COMM_WORLD (global).
         parts: cache of this process's parts of matrices, by descriptor entries (local).
+        scopes: communicators of this process's row and column, once they are used (local).
     """
 
     context: Context
@@ -48,6 +49,7 @@ class ProcessGrid:
     ranks: tuple[int, ...]
     world: tuple[int, ...]
     parts: dict[Any, Any] = field(default_factory=dict)
+    scopes: dict[str, MPI.Intracomm] = field(default_factory=dict)
 
     @property
     def runtime(self) -> Runtime:
@@ -257,7 +259,8 @@ def gridexit(ictxt: int) -> None:
     del _GRIDS[operator.index(ictxt)]
     process_grid.runtime.plans.close()
     process_grid.context.close()
-    process_grid.comm.Free()
+    for comm in (*process_grid.scopes.values(), process_grid.comm):
+        comm.Free()
 
 
 def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS

@@ -186,6 +186,12 @@ class _Placements(NamedTuple):
     trapezoid: Trapezoid | None
 
     @property
+    def choice(self) -> str:
+        """The transfer in one line, for the log."""
+        m, n = (axis.n for axis in (self.target.rows, self.target.columns))
+        return f"sub(B) := sub(A), {m} x {n}: each process receives only elements that it lacks"
+
+    @property
     def overlaps_messages(self) -> bool:
         """Whether ranks compute while messages are under way: see `Plan`."""
         return False

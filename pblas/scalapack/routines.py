@@ -11,8 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SCOPE": "RCA "}
+OPTIONS = {
+    "TRANSA": "NTC",
+    "TRANSB": "NTC",
+    "TRANS": "NTC",
+    "UPLO": "UL",
+    "DIAG": "NU",
+    "SIDE": "LR",
+    "SCOPE": "RCA ",
+    "NORM": "M1OIFE",
+}
 """The letters that an option may be, in either case."""
+
+EXTENTS = ("M", "N", "K", "NRHS")
+"""The arguments that count rows or columns."""
+
+RETURNED = ("VALUE", "INDX")
+"""Output arguments that Python returns."""
 
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
@@ -25,6 +40,8 @@ _TEXTS = {
     "IX": "first row of sub({X}), from 1 (global)",
     "JX": "first column of sub({X}), from 1 (global)",
     "DESCX": "descriptor of {X} (global, but for CTXT and LLD)",
+    "INCX": "1 if sub({X}) is a column of {X}, M_{X} if it is a row (global)",
+    "WORK": "not needed",
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
 _TWO_GRIDS = {
@@ -42,9 +59,10 @@ class Operand:
     Args:
         name: the letter.
         position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
-        rows: argument that counts the rows of the submatrix, or "1".
-        columns: argument that counts its columns, or "1".
+        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
+        columns: argument that counts its columns, as `rows`.
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
+        increment: argument that tells a row from a column, for a vector of `rows` elements; "" for a matrix.
     """
 
     name: str
@@ -52,6 +70,7 @@ class Operand:
     rows: str
     columns: str
     trans: str = ""
+    increment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,9 @@ class Routine:
         arguments: names of the arguments, in order.
         operands: the matrices, in order.
         texts: descriptions of arguments that differ from `_TEXTS`.
+        outputs: names of the matrices that the routine writes.
+        real: names of scalars and matrices that are real for complex types too.
+        whole: whether UPLO may be any other letter, for all elements.
 
     >>> GEMM.arguments.index("DESCA") + 1, GEMM.operands[2].position
     (10, 16)
@@ -72,11 +94,13 @@ class Routine:
     arguments: tuple[str, ...]
     operands: tuple[Operand, ...]
     texts: Mapping[str, str]
+    outputs: tuple[str, ...] = ()
+    real: tuple[str, ...] = ()
+    whole: bool = False
 
-    @property
-    def written(self) -> Operand | None:
-        """The matrix that the routine writes, the last of several; None for a routine with one matrix."""
-        return self.operands[-1] if len(self.operands) > 1 else None
+    def is_written(self, operand: Operand) -> bool:
+        """Whether the routine writes this matrix."""
+        return operand.name in self.outputs
 
     def described(self) -> str:
         """The docstring section that describes the arguments.
@@ -94,36 +118,64 @@ class Routine:
 
     def _text(self, name: str) -> str:
         """Description of an argument; "" for one that Python returns."""
-        if name in ("M", "N", "K"):
+        if name in EXTENTS:
             return self._extent(name)
         matrix, texts = name[-1], {**_TEXTS, **self.texts}
         text = texts.get(name) or texts.get(f"{name[:-1]}X", "")
-        inputs = [operand.name for operand in self.operands if operand is not self.written]
-        written = "" if self.written is None else self.written.name
+        inputs = [operand.name for operand in self.operands if not self.is_written(operand)]
+        written = self.outputs[-1] if self.outputs else ""
         return text.format(
             X=matrix,
             written=written,
             inputs=" and ".join(inputs) + (" is" if len(inputs) == 1 else " are"),
-            in_place=", written in place" if matrix == written else "",
+            in_place=", written in place" if matrix in self.outputs else "",
         )
 
     def _extent(self, name: str) -> str:
         """Description of an argument by the rows and columns that it counts."""
         counted: dict[str, list[str]] = {}
         for operand in self.operands:
-            matrix = f"op(sub({operand.name}))" if operand.trans else f"sub({operand.name})"
+            matrix = f"op(sub({operand.name}))" if operand.trans and not operand.increment else f"sub({operand.name})"
+            if operand.increment:
+                if operand.rows == name:
+                    counted.setdefault("elements", []).append(matrix)
+                continue
             for axis, argument in (("rows", operand.rows), ("columns", operand.columns)):
                 if argument == name:
                     counted.setdefault(axis, []).append(matrix)
         return ", ".join(f"{axis} of {' and '.join(names)}" for axis, names in counted.items()) + " (global)"
 
 
-def _routine(name: str, line: str, texts: Mapping[str, str] = MappingProxyType({}), **shapes: str) -> Routine:
-    """A routine from one line as in the manual, texts of its own and, for each matrix, "rows columns [option]"."""
+def _routine(
+    name: str,
+    line: str,
+    texts: Mapping[str, str] = MappingProxyType({}),
+    *,
+    outputs: str | None = None,
+    real: str = "",
+    whole: bool = False,
+    **shapes: str,
+) -> Routine:
+    """A routine from one line as in the manual.
+
+    Args:
+        name: see `Routine`.
+        line: the arguments; a matrix X stands for X IX JX DESCX.
+        texts: see `Routine`.
+        outputs: names of the matrices that it writes; None: the last of several.
+        real: see `Routine`.
+        whole: see `Routine`.
+        shapes: for each matrix "rows columns [option]"; for a vector with an increment "elements other [option]".
+    """
     matrices = "|".join(shapes)
     arguments = tuple(re.sub(rf"\b({matrices})\b", r"\1 I\1 J\1 DESC\1", line).split())
-    operands = tuple(Operand(x, arguments.index(x) + 1, *shape.split()) for x, shape in shapes.items())
-    return Routine(name, arguments, operands, texts)
+    operands = []
+    for x, shape in shapes.items():
+        rows, columns, trans = (*shape.split(), "")[:3]
+        increment = f"INC{x}" if f"INC{x}" in arguments else ""
+        operands.append(Operand(x, arguments.index(x) + 1, rows, columns, trans, increment))
+    written = list(shapes)[1:][-1:] if outputs is None else outputs.split()
+    return Routine(name, arguments, tuple(operands), texts, tuple(written), tuple(real.split()), whole)
 
 
 GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")
@@ -150,6 +202,13 @@ TRMR2D = _routine(
     A="M N",
     B="M N",
 )
+_TRIANGLE = {
+    "SIDE": '"L": op(sub(A)) is on the left of sub(B), "R": on the right (global)',
+    "UPLO": '"U" or "L": the triangle of sub(A) that is read (global)',
+    "DIAG": '"U": the diagonal of sub(A) is ones and is not read, "N": it is read (global)',
+}
+TRSM = _routine("trsm", "SIDE UPLO TRANS DIAG M N ALPHA A B", _TRIANGLE, A="SIDE SIDE", B="M N")
+TRTRS = _routine("trtrs", "UPLO TRANS DIAG N NRHS A B", _TRIANGLE, A="N N", B="N NRHS")
 ELSET = _routine("elset", "A ALPHA", {"ALPHA": "the element (global)", **_ONE_ELEMENT}, A="1 1")
 ELGET = _routine(
     "elget",
@@ -173,3 +232,61 @@ LAPRNT = _routine(
     },
     A="M N",
 )
+
+_TRIANGLE = {"UPLO": '"U": the upper triangle of sub(A), "L": the lower one; the other is not touched (global)'}
+_TRIANGULAR = {
+    **_TRIANGLE,
+    "DIAG": '"U": the diagonal is 1 and not read, "N": it is read (global)',
+}
+
+SWAP = _routine("swap", "N X INCX Y INCY", outputs="X Y", X="N 1", Y="N 1")
+COPY = _routine("copy", "N X INCX Y INCY", X="N 1", Y="N 1")
+SCAL = _routine("scal", "N ALPHA X INCX", {"ALPHA": "scalar (global)"}, outputs="X", X="N 1")
+AXPY = _routine("axpy", "N ALPHA X INCX Y INCY", X="N 1", Y="N 1")
+DOT = _routine("dot", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
+DOTU = _routine("dotu", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
+DOTC = _routine("dotc", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
+NRM2 = _routine("nrm2", "N VALUE X INCX", X="N 1")
+ASUM = _routine("asum", "N VALUE X INCX", X="N 1")
+AMAX = _routine("amax", "N VALUE INDX X INCX", X="N 1")
+
+_GEMV = "TRANS M N ALPHA A X INCX BETA Y INCY"
+_SYMV = "UPLO N ALPHA A X INCX BETA Y INCY"
+GEMV = _routine("gemv", _GEMV, A="M N", X="N M TRANS", Y="M N TRANS")
+AGEMV = _routine("agemv", _GEMV, real="ALPHA BETA Y", A="M N", X="N M TRANS", Y="M N TRANS")
+SYMV = _routine("symv", _SYMV, _TRIANGLE, A="N N", X="N 1", Y="N 1")
+HEMV = _routine("hemv", _SYMV, _TRIANGLE, A="N N", X="N 1", Y="N 1")
+ASYMV = _routine("asymv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
+AHEMV = _routine("ahemv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
+TRMV = _routine("trmv", "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1")
+ATRMV = _routine(
+    *("atrmv", "UPLO TRANS DIAG N ALPHA A X INCX BETA Y INCY", _TRIANGULAR),
+    real="ALPHA BETA Y",
+    A="N N",
+    X="N 1",
+    Y="N 1",
+)
+GER = _routine("ger", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
+GERU = _routine("geru", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
+GERC = _routine("gerc", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
+SYR = _routine("syr", "UPLO N ALPHA X INCX A", _TRIANGLE, X="N 1", A="N N")
+HER = _routine("her", "UPLO N ALPHA X INCX A", _TRIANGLE, real="ALPHA", X="N 1", A="N N")
+SYR2 = _routine("syr2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
+HER2 = _routine("her2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
+
+_NORM = {
+    "NORM": '"M": max abs(a_ij); "1" or "O": largest sum of a column; "I": of a row; "F" or "E": Frobenius (global)'
+}
+_WHOLE = {"UPLO": '"U" or "L": one triangle of it, with the diagonal; any other letter: all elements (global)'}
+LANGE = _routine("lange", "NORM M N A WORK", _NORM, A="M N")
+LANSY = _routine("lansy", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, A="N N")
+LANHE = _routine("lanhe", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, A="N N")
+LANTR = _routine("lantr", "NORM UPLO DIAG M N A WORK", {**_NORM, **_TRIANGULAR}, A="M N")
+LASET = _routine(
+    *("laset", "UPLO M N ALPHA BETA A"),
+    {**_WHOLE, "ALPHA": "elements beside the diagonal (global)", "BETA": "elements of the diagonal (global)"},
+    outputs="A",
+    whole=True,
+    A="M N",
+)
+LACPY = _routine("lacpy", "UPLO M N A B", _WHOLE, whole=True, A="M N", B="M N")

@@ -13,6 +13,7 @@ from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import TYPES, Call, checked_number
 from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.fortran import edited
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.local_arrays import checked_part
 from pblas.scalapack.types import of_types
@@ -203,7 +204,9 @@ def pxlaprnt(
     a: Array, ia: int, ja: int, desca: Desc,
     irprnt: int, icprnt: int, cmatnm: str, nout: int | IO[str] = 6, work: None = None,
 ) -> None:  # fmt: skip
-    """**Collective.** Print sub(A) on one process, column by column: one element per line, with its name and indices.
+    """**Collective.** Print sub(A) on one process, column by column: one element of A per line, as Fortran does.
+
+    A line is the name, the indices in A, and the element: `C(     3,     5)=      0.530000000000000000D+02`.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
@@ -216,7 +219,7 @@ def pxlaprnt(
         with call.local_step():
             out = sys.stdout if isinstance(nout, int) else nout
             for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
-                out.write(f"{cmatnm}({i + 1:6d},{j + 1:6d})={_number(element)}\n")
+                out.write(f"{cmatnm}({ia + i:6d},{ja + j:6d})={_number(element)}\n")
         call.runtime.agree(f"{call.verb}: print", {})
 
 
@@ -227,11 +230,11 @@ def _check_index(verb: str, name: str, value: Any, least: int) -> None:
 
 
 def _number(value: Any) -> str:
-    """A number as p?laprnt writes it: 30 places for double precision, 16 for single."""
-    width, digits = (30, 18) if value.dtype.itemsize == 8 * (1 + (value.dtype.kind == "c")) else (16, 8)
+    """A number as p?laprnt writes it: by D30.18 in double precision, by E16.8 in single."""
+    form = ("D", 30, 18) if value.real.dtype.itemsize == 8 else ("E", 16, 8)
     if value.dtype.kind == "c":
-        return f"{value.real:{width}.{digits}E}+i*({value.imag:{width}.{digits}E})"
-    return f"{value:{width}.{digits}E}"
+        return f"{edited(float(value.real), *form)}+i*({edited(float(value.imag), *form)})"
+    return edited(float(value), *form)
 
 
 def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> tuple[int, int] | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from pblas.scalapack.arguments import Call
+from pblas.scalapack.routines import RETURNED
 
 if TYPE_CHECKING:
     from pblas.scalapack.routines import Routine
@@ -14,7 +17,7 @@ R = TypeVar("R")
 
 
 def of_types(
-    letters: str, routine: Routine, body: Callable[Concatenate[Routine, str, P], R]
+    letters: Iterable[str], routine: Routine, body: Callable[Concatenate[Routine, str, P], R]
 ) -> tuple[Callable[P, R], ...]:
     """The function for each type letter in `letters`, with the docstring of `body` and the arguments of `routine`.
 
@@ -36,6 +39,41 @@ def of_types(
         shown.__module__ = body.__module__
         shown.__doc__ = "\n\n".join((first, routine.described(), *others))
         shown.__signature__ = signature.replace(parameters=list(signature.parameters.values())[2:])
+        return typed
+
+    return tuple(map(of_type, letters))
+
+
+def from_calls(letters: Iterable[str], routine: Routine, body: Callable[[Call], R]) -> tuple[Callable[..., R], ...]:
+    """The function for each of `letters`, whose arguments are those of `routine`; `body` gets the checked call.
+
+    >>> from pblas.scalapack.routines import NRM2
+    >>> def nrm2(call): "The norm."
+    >>> (pdznrm2,) = from_calls(["dz"], NRM2, nrm2)
+    >>> pdznrm2.__name__, str(inspect.signature(pdznrm2))
+    ('pdznrm2', '(n, x, ix, jx, descx, incx)')
+    """
+    first, *others = (inspect.getdoc(body) or "").split("\n\n")
+    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(name.lower(), kind, default=None if name == "WORK" else empty)
+            for name in routine.arguments
+            if name not in RETURNED
+        ]
+    )
+
+    def of_type(letter: str) -> Callable[..., R]:
+        def typed(*args: Any, **kwargs: Any) -> R:
+            given = signature.bind(*args, **kwargs).arguments
+            with Call(routine, letter, *(given.get(name.lower()) for name in routine.arguments)) as call:
+                return body(call)
+
+        shown: Any = typed
+        shown.__name__ = shown.__qualname__ = f"p{letter}{routine.name}"
+        shown.__module__ = body.__module__
+        shown.__doc__ = "\n\n".join((first, routine.described(), *others))
+        shown.__signature__ = signature
         return typed
 
     return tuple(map(of_type, letters))

@@ -86,7 +86,7 @@ def _partial_products(plan: GemmReduceScatter, view: View, dealt: Split, chunks:
     """Partial products of the peers' columns leave, partial products of the own columns arrive."""
     product, rank, p = plan.oriented, view.rank, view.nprocs
     k, own = plan.inner.count(rank), dealt.count(rank)
-    column = product.itemsize * product.m
+    column = plan.wire_itemsize * product.m
     for distance, repeats in view.stretches(ahead=[plan.inner], before=[dealt]):
         owner, source = (rank - distance) % p, (rank + distance) % p
         columns, arriving = dealt.count(owner) if k else 0, own if plan.contributes(source) else 0

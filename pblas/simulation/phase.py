@@ -156,7 +156,7 @@ class View:
             return replace(traffic, far=far, near=nbytes - far, near_messages=1)
         return replace(traffic, far=far, read=nbytes - far)
 
-    def stretches(self, ahead: Iterable[Split] = (), before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
+    def stretches(self, ahead: Iterable[Split], before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
         """Group the distances 1..nprocs-1 to other ranks into few runs of ranks with equal shards and equal links.
 
         Args:

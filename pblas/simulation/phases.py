@@ -11,11 +11,16 @@ from typing import Any
 
 from pblas.plans.base import Plan
 from pblas.plans.elementwise import ElementwisePlan
+from pblas.plans.factorization import CholeskyPlan, LuPlan
+from pblas.plans.matrix_vector import MatrixVectorPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
+from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
+from pblas.plans.substitution import SubstitutionPlan
 from pblas.plans.summa import SummaA, SummaC
-from pblas.simulation import elementwise, redistribution, reduction
+from pblas.plans.trsm import TrsmPlan
+from pblas.simulation import elementwise, factorization, matrix_vector, redistribution, reduction, trsm
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -40,6 +45,13 @@ def phases_of(plan: Plan, view: View) -> Iterator[Phase]:
     return _PHASES[type(plan)](plan, view)
 
 
+def _symmetric_product(plan: SymmetricProduct, view: View) -> Iterator[Phase]:
+    """Mirrored elements complete the matrix, then the phases of the product."""
+    nbytes = plan.itemsize * plan.mirrored_elements(view.rank)
+    yield from redistribution.mirrored(plan.matrix, nbytes, plan.itemsize, view)
+    yield from phases_of(plan.inner, view)
+
+
 _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     LocalGemm: lines.local_gemm,
     AllGatherGemm: lines.all_gather,
@@ -47,7 +59,15 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     GemmAllReduce: lines.all_reduce,
     SummaC: panels.summa_c,
     SummaA: panels.summa_a,
+    RankUpdate: panels.rank_update,
+    TriangularProduct: panels.triangular_product,
+    SymmetricProduct: _symmetric_product,
     RedistributionPlan: redistribution.redistribute,
     ElementwisePlan: elementwise.elementwise,
     ReductionPlan: reduction.reduction,
+    CholeskyPlan: factorization.factorization,
+    LuPlan: factorization.factorization,
+    SubstitutionPlan: factorization.substitution,
+    TrsmPlan: trsm.trsm,
+    MatrixVectorPlan: matrix_vector.matrix_vector,
 }

@@ -10,16 +10,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 
 from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
+from pblas.layouts.rectangles import area
 from pblas.layouts.split import Split
+from pblas.plans.structured import RankUpdate, TriangularProduct
 from pblas.plans.summa import Summa, SummaA, SummaC, cut_count, placed
 from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 
 def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
     """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
+    yield from _panels(plan, view)
+    yield from _delivery(plan, view)
+
+
+def rank_update(plan: RankUpdate, view: View) -> Iterator[Phase]:
+    """The panels of each term, multiplied in the triangle only, then its elements that other ranks own."""
+    n = plan.cuboids.d.local_shape(view.rank)[1]
+    rows = -(-plan.formed(view.rank) // max(1, n))
+    for term in (plan, plan.swapped)[: plan.terms]:
+        yield from _panels(term, view, rows)
+    yield from _delivery(plan, view)
+
+
+def triangular_product(plan: TriangularProduct, view: View) -> Iterator[Phase]:
+    """The shard of op(A) is copied, then panels are multiplied in the triangle only."""
+    yield Phase(1, copied=3 * plan.itemsize * prod(placed(plan.oriented.a).local_shape(view.rank)))
+    position, k = plan.cuboids.a.coordinates(view.rank), plan.oriented.k
+    whole, rows = Split(k, max(1, k), 1), plan.cuboids.m
+    triangle = 0 if position is None else area(rows, position[0], whole, 0, plan.structure.uplo)
+    yield from _panels(plan, view, -(-triangle // max(1, k)))
+    yield from _delivery(plan, view)
+
+
+def _panels(plan: SummaC, view: View, rows: int | None = None) -> Iterator[Phase]:
+    """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
     cuboids, itemsize = plan.cuboids, plan.product.itemsize
     position = cuboids.d.coordinates(view.rank)
     m, n, k = (
@@ -28,7 +56,7 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
         else (cuboids.m.count(position[0]), cuboids.n.count(position[1]), cuboids.k.count(position[2]))
     )
     a, b = placed(plan.oriented.a), placed(plan.oriented.b)
-    arrives = [itemsize * received_count(*pair, view.rank) for pair in ((a, cuboids.a), (b, cuboids.b))]
+    arrives = [itemsize * count for count in plan.arriving_elements(view.rank)]
     if position is not None and k:
         steps, width = _panels_of_layer(plan, position[2]), plan.width
         needed = [_slow(plan, a, a.columns, width), _slow(plan, b.T, b.rows, width)]
@@ -41,8 +69,8 @@ def summa_c(plan: SummaC, view: View) -> Iterator[Phase]:
             copied = 2 * (before.near + before.far)
             if not (view.transport == "shared" and plan.is_read_in_place):
                 copied = 2 * itemsize * depth * (m + n)
-            yield Phase(many, (m, n, depth), before, copied=copied, slow=slow, ahead=plan.overlap)
-    yield from _delivery(plan, view)
+            gemm = (m if rows is None else rows, n, depth)
+            yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=plan.overlap)
 
 
 def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
@@ -57,7 +85,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
         )
         yield Phase(1, copied=2 * brought)
     m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
-    arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), itemsize * plan.delivered_elements(view.rank)
+    arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), plan.delivered_nbytes(view.rank)
     slow = _slow(plan, b, b.columns, plan.width)
     kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, plan.width), _layers(plan)
     n = cuboids.n.n
@@ -77,7 +105,7 @@ def summa_a(plan: SummaA, view: View) -> Iterator[Phase]:
 
 def _delivery(plan: Summa, view: View) -> Iterator[Phase]:
     """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
-    nbytes = plan.product.itemsize * plan.delivered_elements(view.rank)
+    nbytes = plan.delivered_nbytes(view.rank)
     if nbytes:
         yield Phase(1, after=_traffic(view, nbytes, _share(plan.cuboids.d, view), _layers(plan)))
         yield Phase(1, copied=3 * nbytes, waits="sent")

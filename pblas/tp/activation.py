@@ -63,8 +63,8 @@ class Activation:
         columns = placed.shapes["y"][-1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
-                f"{caller.verb}: 'swiglu' makes one column of two, here are {columns}; weight needs as many rows of "
-                f"gate as of up"
+                f"{caller.verb}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
+                f"give weight as many rows of gate as of up"
             )
         self.columns = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.backends import log
 from pblas.backends.recorder import MOST_EVENTS, Event
-from pblas.matrices import npy as files
+from pblas.matrices import complete_files as files
 from pblas.plans.base import ranks_text
 from pblas.trace import chart, chrome
 from pblas.trace.merge import merged
@@ -46,6 +48,13 @@ class Trace:
     def __repr__(self) -> str:
         cut = "" if self.is_whole else ", not whole"
         return f"<Trace {self.title!r}: {len(self.events):,} events of {ranks_text(self.nprocs)}{cut}>"
+
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks; without Matplotlib, or where there are no events, the table of `str` (local)."""
+        if not self.events or not chart.can_draw():
+            return f"<pre>{escape(str(self) if self.events else repr(self))}</pre>"
+        svg = chart.picture(self.title, self.nprocs, self.events, "svg").decode()
+        return svg[svg.index("<svg") :]
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the events to a file, on rank 0; a failed call leaves no partial file (local).
@@ -160,11 +169,11 @@ class Tracing:
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace (rank 0)."""
-        if not self._fresh:
-            self._trace.write(path)
-            return
-        unused_path = files.unused(path)
+        unused_path = files.unused(path) if self._fresh else path
         self._trace.write(unused_path)
+        log.write(log.INFO, self._runtime.rank, "trace: %s is written", unused_path)
+        if not self._fresh:
+            return
         traced = ranks_text(self._runtime.nprocs)
         print(f"pblas: a trace of {traced} was written to {unused_path}", file=sys.stderr, flush=True)
 

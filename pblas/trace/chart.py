@@ -29,9 +29,14 @@ _MOST_RANKS = 16
 _IN, _GAP = "in", 0.6
 
 
+def can_draw() -> bool:
+    """Whether Matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
 def check() -> None:
     """Raise BackendError unless Matplotlib is installed."""
-    if find_spec("matplotlib") is None:
+    if not can_draw():
         raise BackendError("trace: pictures need Matplotlib, which is not installed; pip install 'pblas[plot]'")
 
 

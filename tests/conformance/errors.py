@@ -10,22 +10,32 @@ from typing import Any
 import numpy as np
 
 from pblas import PblasArgumentError, scalapack
+from pblas.scalapack.routines import RETURNED
 from tests.conformance.problems import DTYPES
 from tests.conformance.tables import ARGUMENTS
 
+_NOTHING = object()
+"""Stands for an output argument, which Python returns."""
+
 
 def right(routine: str, letter: str, ictxt: int) -> list[Any]:
-    """Correct arguments on a grid of one row: 2 x 2 matrices in blocks of one element."""
+    """Correct arguments on a grid of one row: 2 x 2 matrices and columns of two elements, in blocks of one."""
     _, npcol, _, mycol = scalapack.gridinfo(ictxt)
-    columns = scalapack.numroc(2, 1, mycol, 0, npcol)
     arguments: list[Any] = []
-    for name in ARGUMENTS[routine].split():
-        if name in "ABC":
-            arguments.append(np.ones((2, columns), DTYPES[letter], order="F"))
+    names = ARGUMENTS[routine].split()
+    for name in names:
+        matrix = name.removeprefix("DESC")
+        n = 1 if f"INC{matrix}" in names else 2
+        if name in ("A", "B", "C", "X", "Y"):
+            columns = scalapack.numroc(n, 1, mycol, 0, npcol)
+            arguments.append(np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F"))
         elif name.startswith("DESC"):
-            arguments.append([2, ictxt, 2, 2, 1, 1, 1, 1, 0, 0, 2])
+            arguments.append([2, ictxt, 2, n, 1, 1, 1, 1, 0, 0, 2])
+        elif name in RETURNED:
+            arguments.append(_NOTHING)
         else:
-            arguments.append({"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U"}.get(name, 1))
+            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N"}
+            arguments.append(options.get(name, 1))
     return arguments
 
 
@@ -46,7 +56,7 @@ def broken(arguments: list[Any], position: int, entry: int, value: object, ictxt
 def info(routine_name: str, arguments: list[Any]) -> int:
     """**Collective.** ScaLAPACK's number of the error that a call raises; 0 if it raises none."""
     try:
-        getattr(scalapack, routine_name)(*arguments)
+        getattr(scalapack, routine_name)(*(value for value in arguments if value is not _NOTHING))
     except PblasArgumentError as caught:
         return caught.info
     return 0

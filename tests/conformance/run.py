@@ -13,6 +13,7 @@ import argparse
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -21,10 +22,10 @@ from rich.table import Table
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems, redist
+from tests.conformance import errors, problems, redist, vectors
 from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
-ROUTINES = ("gemm", "geadd", "tradd", "tran")
+ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm")
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
 
@@ -53,6 +54,7 @@ def main() -> int:
     parser.add_argument("--routines", default=",".join(ROUTINES))
     parser.add_argument("--letters", default="sdcz")
     parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
+    parser.add_argument("--vectors", type=int, default=1, help="0 leaves out levels 1 and 2")
     options = parser.parse_args()
     start, total = time.monotonic(), dict[str, Counter[str]]()
     failures: list[str] = []
@@ -67,6 +69,7 @@ def main() -> int:
                 count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
+    run_vectors(options, total, failures)
     run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
     report(total, failures, time.monotonic() - start)
@@ -74,7 +77,7 @@ def main() -> int:
 
 
 def count(
-    cases: list[problems.Problem],
+    cases: Sequence[problems.Problem | vectors.Case],
     texts: list[list[str]],
     fits: bool,
     total: dict[str, Counter[str]],
@@ -91,22 +94,47 @@ def count(
 
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** Every error exit of every routine, on a grid of one row."""
+    """**Collective.** Every error exit of the routines of level 3."""
+    types = [(routine, letter) for routine in options.routines.split(",") for letter in options.letters]
+    _run_error_exits(types, total, failures)
+
+
+def _run_error_exits(types: list[tuple[str, str]], total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** Every error exit of some routines, on a grid of one row."""
     ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
-    for routine in options.routines.split(","):
-        for letter in options.letters:
+    for routine, letter in types:
+        routine_name = f"p{letter}{routine}"
+        if routine == "tran":
             routine_name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name
-            arguments = errors.right(routine, letter, ictxt)
-            codes = error_exits(routine)
-            assert len(codes) == ERROR_EXITS[routine]
-            for position, entry, value, expected in codes:
-                info = errors.info(routine_name, errors.broken(arguments, position, entry, value, ictxt))
-                infos = COMM.allgather(info)
-                wrong = any(info != expected for info in infos)
-                total.setdefault(f"{routine_name}, error exits", Counter())["failed" if wrong else "passed"] += 1
-                if wrong:
-                    failures.append(f"{routine_name}: INFO is {infos}, expected {expected}")
+        arguments = errors.right(routine, letter, ictxt)
+        codes = error_exits(routine)
+        assert len(codes) == ERROR_EXITS[routine]
+        for position, entry, value, expected in codes:
+            info = errors.info(routine_name, errors.broken(arguments, position, entry, value, ictxt))
+            infos = COMM.allgather(info)
+            wrong = any(info != expected for info in infos)
+            total.setdefault(f"{routine_name}, error exits", Counter())["failed" if wrong else "passed"] += 1
+            if wrong:
+                failures.append(f"{routine_name}: INFO is {infos}, expected {expected}")
     scalapack.gridexit(ictxt)
+
+
+def run_vectors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** The tables of levels 1 and 2, and random problems, on every grid; then their error exits."""
+    types = [(routine, letter) for routine in vectors.ROUTINES for letter in vectors.LETTERS[routine]]
+    types = [(routine, letter) for routine, letter in types if options.vectors and letter[-1:] in options.letters]
+    for nprow, npcol in all_grids(COMM.size) if types else []:
+        if nprow * npcol > COMM.size:
+            continue
+        ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE)
+        grid = Grid(nprow, npcol, "R")
+        for routine, letter in types:
+            cases = vectors.table(routine, letter) + vectors.holes(routine, letter, options.holes // 4, grid)
+            texts = [vectors.run(case, ictxt, grid, COMM.rank) for case in cases] if ictxt >= 0 else [""] * len(cases)
+            count(cases, COMM.allgather(texts), True, total, failures, (nprow, npcol))
+        if ictxt >= 0:
+            scalapack.gridexit(ictxt)
+    _run_error_exits(types, total, failures)
 
 
 def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:

@@ -5,6 +5,7 @@ Source: ScaLAPACK, PBLAS/TESTING/P?BLAS3TST.dat and PDBLASTST (error exits), RED
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 GRIDS = ((2, 2), (1, 2), (2, 1), (1, 4), (4, 1), (1, 3), (3, 2), (8, 1))
@@ -74,7 +75,7 @@ def error_exits(routine: str) -> list[tuple[int, int, object, int]]:
     for position, name in enumerate(ARGUMENTS[routine].split(), 1):
         if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE"):
             cases.append((position, 0, "/", -position))
-        elif name in ("M", "N", "K") or name in ("IA", "JA", "IB", "JB", "IC", "JC"):
+        elif name in ("M", "N", "K") or re.fullmatch("(I|J|INC)[ABCXY]", name):
             cases.append((position, 0, -1, -position))
         elif name.startswith("DESC"):
             for entry, which in enumerate(DESCRIPTOR_ENTRIES, 1):
@@ -91,9 +92,85 @@ ARGUMENTS = {
     "geadd": "TRANS M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "tradd": "UPLO TRANS M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "tran": "M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
+    "trsm": "SIDE UPLO TRANS DIAG M N ALPHA A IA JA DESCA B IB JB DESCB",
 }
-ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34}
+ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34, "trsm": 38}
 """Number of error exits that ScaLAPACK's tests try for each routine."""
+
+_X, _Y, _A = "X IX JX DESCX INCX", "Y IY JY DESCY INCY", "A IA JA DESCA"
+VECTOR_ARGUMENTS = {
+    **dict.fromkeys(("swap", "copy"), f"N {_X} {_Y}"),
+    "axpy": f"N ALPHA {_X} {_Y}",
+    "scal": f"N ALPHA {_X}",
+    **dict.fromkeys(("dot", "dotu", "dotc"), f"N VALUE {_X} {_Y}"),
+    **dict.fromkeys(("nrm2", "asum"), f"N VALUE {_X}"),
+    "amax": f"N VALUE INDX {_X}",
+    **dict.fromkeys(("gemv", "agemv"), f"TRANS M N ALPHA {_A} {_X} BETA {_Y}"),
+    **dict.fromkeys(("symv", "hemv", "asymv", "ahemv"), f"UPLO N ALPHA {_A} {_X} BETA {_Y}"),
+    "trmv": f"UPLO TRANS DIAG N {_A} {_X}",
+    "atrmv": f"UPLO TRANS DIAG N ALPHA {_A} {_X} BETA {_Y}",
+    **dict.fromkeys(("ger", "geru", "gerc"), f"M N ALPHA {_X} {_Y} {_A}"),
+    **dict.fromkeys(("syr", "her"), f"UPLO N ALPHA {_X} {_A}"),
+    **dict.fromkeys(("syr2", "her2"), f"UPLO N ALPHA {_X} {_Y} {_A}"),
+}
+"""Arguments of levels 1 and 2."""
+ARGUMENTS |= VECTOR_ARGUMENTS
+ERROR_EXITS |= {
+    **dict.fromkeys(("swap", "copy", "axpy", "dot", "dotu", "dotc", "syr", "her"), 35),
+    **dict.fromkeys(("scal", "nrm2", "asum", "amax"), 18),
+    **dict.fromkeys(("gemv", "agemv"), 53),
+    **dict.fromkeys(("symv", "hemv", "asymv", "ahemv", "ger", "geru", "gerc", "syr2", "her2"), 52),
+    "trmv": 37,
+    "atrmv": 54,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A vector in a matrix, as in the level 1 and 2 tables.
+
+    Args:
+        m: rows of the matrix.
+        n: columns of the matrix.
+        block: rows and columns of its blocks.
+        i: row of the first element, from 1.
+        j: column of the first element, from 1.
+        increment: 1 for a column, m for a row.
+    """
+
+    m: int
+    n: int
+    block: int
+    i: int
+    j: int
+    increment: int
+
+
+LEVEL1 = (
+    (14, Place(36, 24, 2, 5, 2, 1), Place(2, 27, 2, 1, 7, 2)),
+    (44, Place(9, 67, 5, 3, 6, 9), Place(6, 55, 5, 4, 6, 6)),
+    (28, Place(39, 3, 2, 1, 1, 1), Place(35, 43, 2, 1, 1, 35)),
+    (7, Place(53, 12, 5, 1, 1, 53), Place(14, 12, 5, 1, 1, 1)),
+)
+"""N, X and Y of each problem of level 1: P?BLAS1TST.dat."""
+
+LEVEL2 = tuple(
+    zip(
+        "L" * 8 + "U" * 8,
+        "NNNNTTTT" * 2,
+        "NU" * 8,
+        range(9, 25),
+        (8, 10, 12, 14, 16, 18, 20, 22, 24, 9, 11, 13, 15, 17, 19, 21),
+        (31, 33, 35, 36, 34, 32, 30, 31, 33, 35, 36, 34, 32, 30, 38, 40),
+        (1, 2, 3, 4, 5, 6, 7, 8, 9, 8, 7, 5, 4, 3, 5, 6),
+        (3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+        (True, False) * 8,
+        strict=True,
+    )
+)
+"""UPLO, TRANS, DIAG, M, N, the size of A, blocks, offset, and whether X and Y are rows: P?BLAS2TST.dat.
+
+X is in a 30 x 30 matrix, Y in a 40 x 40 matrix."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

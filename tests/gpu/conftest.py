@@ -23,7 +23,7 @@ if is_alone():
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:PBLAS_SHARE_GPU=1 is for tests:RuntimeWarning")
+    config.addinivalue_line("filterwarnings", "ignore:PBLAS_SHARE_GPU=1 is for tests:pblas.errors.PblasWarning")
 
 
 def has_gpu() -> bool:

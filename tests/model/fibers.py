@@ -101,6 +101,6 @@ class Kernels:
         getattr(self._library, f"launch_{name}")(ctypes.c_void_p(pointer[0]), ctypes.c_uint(ctas))
 
     def start_words(self, name: str, ctas: int, words: Sequence[int]) -> None:
-        """Run a kernel whose struct of arguments is 64-bit words, of which only the first ones are given."""
+        """Run a kernel whose struct of arguments is 64-bit words; the words after the given ones are 0."""
         memory = (ctypes.c_int64 * 64)(*words)
         getattr(self._library, f"launch_{name}")(ctypes.byref(memory), ctypes.c_uint(ctas))

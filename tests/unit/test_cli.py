@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
 from pblas.layouts import MatrixDescriptor
 from pblas.operations.matmul import plan_matmul
+from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]
 COMMANDS = ("demo", "matmul", "plan", "trace", "layout", "info")
@@ -358,3 +360,44 @@ def test_gauge_counts_roundings_and_finds_mistakes(dtype: str) -> None:
     assert not gauge(wrong, one, growth) <= 16
     assert gauge(one, np.zeros_like(one), np.zeros((3, 3))) == np.inf
     assert gauge(np.zeros_like(one), np.zeros_like(one), np.zeros((3, 3))) == 0
+
+
+COMMAND_LINES = [
+    "layout 20 12 --block 4x3 --grid 2x3",
+    "plan --m 8 --n 8 --k 8 --ranks 4 --grid 9x9",
+    "--help",
+]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp437"])
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_output_that_is_not_utf_8_gets_plain_characters(line: str, encoding: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pblas", *line.split()],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == ("9x9" in line), done.stderr
+    text = done.stdout.decode(encoding)
+    assert "?" not in text
+    assert b"Traceback" not in done.stderr
+    if line.startswith("layout") and encoding == "ascii":
+        assert "+---+" in text
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", ">/dev/full"])
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_closed_or_full_streams_end_in_a_status_and_not_in_a_traceback(line: str, closed: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'"{sys.executable}" -m pblas {line} {closed}'],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode in (0, 1)
+    assert "Traceback" not in done.stderr

@@ -36,6 +36,7 @@ GPU_MODULES = [
         "from pblas import *",
         "import pblas.errors",
         "import pblas.scalapack",
+        "import pblas; assert pblas.show_config('dicts')",
         f"import pblas.gpu, {', '.join(GPU_MODULES)}",
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
 from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.fortran import edited
 from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 
@@ -23,11 +24,18 @@ def test_positions_are_those_of_pblas(routine: routines.Routine) -> None:
         assert routine.arguments[operand.position + 2] == f"DESC{operand.name}"
 
 
-@pytest.mark.parametrize("name", [name for name in dir(scalapack) if re.fullmatch("p[sdcz](?!oord).*", name)])
+NAME = "p(?:sc|dz|cs(?=scal)|zd(?=scal)|[sdcz])(?=.)(?!oord)(.*)"
+"""Names of routines: p, the letters of the type, and the name for all types."""
+
+
+@pytest.mark.parametrize("name", [name for name in dir(scalapack) if re.fullmatch(NAME, name)])
 def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
-    routine = getattr(routines, name[2:].upper())
+    matched = re.fullmatch(NAME, name)
+    assert matched is not None
+    general = name[2:] if hasattr(routines, name[2:].upper()) else matched[1]
+    routine = getattr(routines, general.upper())
     call = getattr(scalapack, name)
-    expected = [argument.lower() for argument in routine.arguments if argument != "VALUE"]
+    expected = [argument.lower() for argument in routine.arguments if argument not in routines.RETURNED]
     assert list(inspect.signature(call).parameters) == expected
     assert call.__name__ == name
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
@@ -129,3 +137,26 @@ def test_local_arrays_are_cut_without_a_copy() -> None:
     empty = cut(x, (0, 7), 1)
     assert empty is not None
     assert empty.shape == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("x", "text"),
+    [
+        (0.0, "0.000000000000000000D+00"),
+        (-0.0, "-0.000000000000000000D+00"),
+        (-1.5, "-0.150000000000000000D+01"),
+        (1e-5, "0.100000000000000008D-04"),
+        (1e100, "0.100000000000000002+101"),
+        (-1e-100, "-0.100000000000000002D-99"),
+        (9.99999999999999999e22, "0.999999999999999916D+23"),
+        (1e-99, "0.100000000000000002D-98"),
+        (1e99, "0.999999999999999967D+99"),
+        (1.7976931348623157e308, "0.179769313486231571+309"),
+        (float("nan"), "NaN"),
+        (float("inf"), "Infinity"),
+        (float("-inf"), "-Infinity"),
+    ],
+)
+def test_numbers_are_edited_as_by_fortran(x: float, text: str) -> None:
+    """The texts are the output of GNU Fortran's D30.18."""
+    assert edited(x, "D", 30, 18) == text.rjust(30)

@@ -1,6 +1,7 @@
 import inspect
 import json
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -10,7 +11,7 @@ from pblas.backends import recorder as recording
 from pblas.backends.push_engine import Engine
 from pblas.backends.recorder import Arrival
 from pblas.cli import main
-from pblas.matrices import npy as files
+from pblas.matrices import complete_files as files
 from pblas.trace import chart
 from pblas.trace.merge import messages
 
@@ -29,6 +30,17 @@ def some_trace(nprocs: int = 2, *, last: float = 1e-3) -> Trace:
         )
     )
     return trace
+
+
+def test_notebooks_show_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = some_trace()
+    html = trace._repr_html_()
+    assert html.startswith("<svg")
+    assert ET.fromstring(html).tag.endswith("svg")
+    assert Trace("a < b", 2)._repr_html_() == "<pre>&lt;Trace &#x27;a &lt; b&#x27;: 0 events of 2 ranks&gt;</pre>"
+    monkeypatch.setattr(chart, "can_draw", lambda: False)
+    assert trace._repr_html_() == f"<pre>{trace}</pre>"
+    assert "\n" not in repr(trace)
 
 
 def test_every_operation_of_an_engine_is_recorded() -> None:

@@ -57,7 +57,7 @@ class KernelEpilogue(NamedTuple):
         fast = int(read(*parts[0][:3]).swapped)  # the axis of D's contiguous lines
         dtypes, words = terms_of(finish, fast)
         check_count(len(dtypes))
-        even = all(part.at[fast] % 2 == 0 for part in parts)
+        even = all(part.origin[fast] % 2 == 0 for part in parts)
 
         def step(dtype: np.dtype[Any] | None, address: int, along: int, across: int) -> int:
             if dtype is None or along not in (0, 1):

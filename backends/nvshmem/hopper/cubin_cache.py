@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from pblas.errors import BackendError
+from pblas.errors import BackendError, PblasWarning
 
 _ARCHITECTURE = "sm_90a"
 
@@ -54,6 +54,7 @@ def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False
         warnings.warn(
             f"compiled kernels are not kept, so that every process spends seconds on its own: {caught}; set "
             f"XDG_CACHE_HOME to a folder that can be written",
+            PblasWarning,
             stacklevel=2,
         )
         return compiled()

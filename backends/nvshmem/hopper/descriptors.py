@@ -9,7 +9,7 @@ from cuda.bindings import driver
 
 from pblas.backends.cuda.gemm_problem import Problem, Reading, read
 from pblas.backends.nvshmem.hopper.tile_scheduler import STRIPE
-from pblas.backends.tile_shapes import LINE, beside
+from pblas.backends.tile_shapes import LINE, is_side_by_side
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class Part(NamedTuple):
         partial: whether Z is alpha X Y alone.
         terms: terms, added in this order during the product; the first ones should arrive first.
         places: further places where Z is stored.
-        late: whether the terms are added after X Y, and not during the product.
-        among: number of preceding parts; its tiles are interleaved evenly with theirs.
-        at: row and column of Z in the operands of the epilogue.
+        terms_late: whether the terms are added after X Y, and not during the product.
+        interleaved: number of directly preceding parts with whose tiles those of this part alternate.
+        origin: row and column of Z in the operands of the epilogue.
     """
 
     x: Any
@@ -98,9 +98,9 @@ class Part(NamedTuple):
     partial: bool = False
     terms: tuple[Term, ...] = ()
     places: tuple[Place, ...] = ()
-    late: bool = False
-    among: int = 0
-    at: tuple[int, int] = (0, 0)
+    terms_late: bool = False
+    interleaved: int = 0
+    origin: tuple[int, int] = (0, 0)
 
     @property
     def has_signal(self) -> bool:
@@ -134,11 +134,11 @@ def list_capacity(count: int) -> int:
 
 def key_of(part: Part) -> tuple[Any, ...]:
     """The key of this part for the cache of launches."""
-    x, y, z, *words, terms, places, late, among, at = part
+    x, y, z, *words, terms, places, terms_late, interleaved, origin = part
     results = (*(term.z for term in terms), *(place.z for place in places))
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *results))
     signals = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
-    return (*arrays, z.dtype, *words, late, among, *at, *signals)
+    return (*arrays, z.dtype, *words, terms_late, interleaved, *origin, *signals)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
@@ -146,7 +146,7 @@ def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
     y, x = (part.y, part.x) if swapped else (part.x, part.y)
     a, b = (x, problem.dtype, *problem.stored_b, problem.ldb), (y, problem.dtype, *problem.stored_a, problem.lda)
     box, wide = (LINE, LINE), (LINE, 2 * LINE)
-    boxes = ((a, box if problem.transb != "N" or beside(problem.n) else wide), (b, box), (b, wide))
+    boxes = ((a, box if problem.transb != "N" or is_side_by_side(problem.n) else wide), (b, box), (b, wide))
     maps = [map_of(*operand, box) for operand, box in boxes]
     return b"".join((*maps, map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)))
 

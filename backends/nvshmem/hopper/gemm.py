@@ -43,7 +43,7 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     tiles_of_ctas,
 )
 from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
-from pblas.backends.tile_shapes import LINE, WIDEST, Shape, beside, rest, shaped
+from pblas.backends.tile_shapes import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,13 +80,13 @@ class Call:
     ) -> None:
         assert hopper.serves(parts), "see `serves`"
         readings = [read(part.x, part.y, part.z) for part in parts]
-        problem, stores = readings[0].problem, any(part.late for part in parts)
+        problem, stores = readings[0].problem, any(part.terms_late for part in parts)
         sizes = tuple((reading.problem.n, reading.problem.m) for reading in readings)
         steps = -(-problem.k // LINE)
         if are_dense(max(len(part.terms) for part in parts), steps):
-            parts = [part._replace(late=True) for part in parts]
+            parts = [part._replace(terms_late=True) for part in parts]
         if shape is None and stores:
-            shape, _ = shaped(sizes, problem.k, hopper.clusters)
+            shape, _ = choose_shape(sizes, problem.k, hopper.clusters)
         shape = (shape or WIDEST).fitting(steps)
         variant = Variant(
             problem.dtype,
@@ -105,22 +105,22 @@ class Call:
         )
         self._kernel = hopper.kernel(variant, planned=planned)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
-        among = tuple(part.among for part in parts)
-        self._table, counts = hopper.table(sizes, ready, shape, among)
+        interleaved = tuple(part.interleaved for part in parts)
+        self._table, counts = hopper.table(sizes, ready, shape, interleaved)
         self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
         store_interval = self._steps // (shape.width // LINE) if stores else 1
         self._scalars = (hopper.counters.data.ptr, max(1, store_interval))
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             rows, length = reading.problem.n, reading.problem.m
-            words = (part.flag, part.source, part.signal, count if part.has_signal else 0, beside(rows))
-            extents = (rows, length, *(part.at if reading.swapped else part.at[::-1]), part.partial)
+            words = (part.flag, part.source, part.signal, count if part.has_signal else 0, is_side_by_side(rows))
+            extents = (rows, length, *(part.origin if reading.swapped else part.origin[::-1]), part.partial)
             first = (len(terms) if part.terms else -1, len(places), len(places) + len(part.places))
-            packed = PART.pack(*words, *extents, *first, part.late, rows - rest(rows))
+            packed = PART.pack(*words, *extents, *first, part.terms_late, rows - side_by_side_rows(rows))
             described.append(maps_of(part, *reading) + packed)
             results = readings_of(part)[1:]
             terms += [
-                map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.late else STRIPE))
+                map_of(term.z, w.dtype, w.m, w.n, w.ldz, (LINE, LINE if part.terms_late else STRIPE))
                 + TERM.pack(term.flag, term.source)
                 for term, (w, _) in zip(part.terms, results, strict=False)
             ]
@@ -245,12 +245,12 @@ class Hopper:
         sizes: tuple[tuple[int, int], ...],
         ready: tuple[float, ...],
         shape: Shape,
-        among: tuple[int, ...],
+        interleaved: tuple[int, ...],
     ) -> tuple[Any, list[int]]:
         """The tiles of `cover` on the device, and their number in each part; arguments as in `cover`."""
-        key = (sizes, ready, shape, among)
+        key = (sizes, ready, shape, interleaved)
         if key not in self._tables:
-            tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, among)
+            tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, interleaved)
             counts = Counter(tile.part for cta_tiles in tiles for tile in cta_tiles if tile.width)
             places = cupy.asarray(np.array(tiles, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
 from pblas.backends.nvshmem.kernels.arguments import MAX_TERMS, TERM_WORDS
-from pblas.backends.tile_shapes import LINE, ROWS, WIDEST, WIDTH, Shape, beside, rest
+from pblas.backends.tile_shapes import LINE, ROWS, WIDEST, WIDTH, Shape, is_side_by_side, side_by_side_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -83,21 +83,21 @@ def tiles_of_ctas(
     clusters: int,
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
-    among: Sequence[int] = (),
+    interleaved: Sequence[int] = (),
 ) -> list[list[Tile]]:
     """For each tile of `cover`, the tiles of the cluster's CTAs. The arguments are those of `cover`.
 
     >>> [(tile.row, tile.column) for tile in tiles_of_ctas([(256, 8)], 2)[0]]
     [(0, 0), (128, 0)]
     """
-    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, among)]
+    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, interleaved)]
 
 
 def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
     """The tiles of the two CTAs: one below the other, side by side, or the same tile with half of K each."""
     if shape.split > 1:
         return [tile] * CLUSTER
-    if beside(parts[tile.part][0] - tile.row):
+    if is_side_by_side(parts[tile.part][0] - tile.row):
         return [tile._replace(column=tile.column + i * tile.width) for i in range(CLUSTER)]
     return [tile._replace(row=tile.row + i * HEIGHT) for i in range(CLUSTER)]
 
@@ -120,7 +120,7 @@ def cover(
     clusters: int,
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
-    among: Sequence[int] = (),
+    interleaved: Sequence[int] = (),
 ) -> list[Tile]:
     """Tiles that cover D in the order of the table: cluster c takes tiles c, c + `clusters`, ...
 
@@ -136,13 +136,13 @@ def cover(
         clusters: number of clusters.
         ready: ascending start times of the parts, in times of the widest tile; none: all start at once.
         shape: unless it is WIDEST, all tiles have its width, in the order of the parts.
-        among: for each part, the number of preceding parts with which its tiles are interleaved; 0: none.
+        interleaved: for each part, the number of preceding parts with which its tiles are interleaved; 0: none.
 
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
     """
-    wide = _mixed(_covered(parts, shape), among)
+    wide = _mixed(_covered(parts, shape), interleaved)
     if shape.width < WIDTH or shape.split > 1:
         return wide
     if any(ready):
@@ -167,18 +167,20 @@ def _covered(parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
     ]
 
 
-def _mixed(tiles: list[Tile], among: Sequence[int]) -> list[Tile]:
+def _mixed(tiles: list[Tile], interleaved: Sequence[int]) -> list[Tile]:
     """The tiles after interleaving some parts with their preceding parts."""
-    if not any(among):
+    if not any(interleaved):
         return tiles
     counts, seen = Counter(tile.part for tile in tiles), Counter[int]()
-    begins = list(itertools.accumulate((0 if mixed else counts[part] for part, mixed in enumerate(among)), initial=0))
+    begins = list(
+        itertools.accumulate((0 if mixed else counts[part] for part, mixed in enumerate(interleaved)), initial=0)
+    )
 
     def place(tile: Tile) -> float:
         part = tile.part
         seen[part] += 1
-        first, end = begins[part - among[part]], begins[part]
-        return first + (end - first) * seen[part] / counts[part] - 0.5 if among[part] else first + seen[part] - 1
+        first, end = begins[part - interleaved[part]], begins[part]
+        return first + (end - first) * seen[part] / counts[part] - 0.5 if interleaved[part] else first + seen[part] - 1
 
     return sorted(tiles, key=place)
 
@@ -205,7 +207,7 @@ def _widths(count: int) -> Iterator[list[int]]:
 
 def _grouped(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator[Tile]:
     """Tiles of one width, in groups of a few rows of tiles: consecutive tiles share operands in the L2 cache."""
-    for first, stop in itertools.pairwise((0, rows - rest(rows), rows)):
+    for first, stop in itertools.pairwise((0, rows - side_by_side_rows(rows), rows)):
         for top in range(first, stop, _GROUP * ROWS):
             for column in range(0, columns, width * _abreast(rows - top)):
                 for row in range(top, min(top + _GROUP * ROWS, stop), ROWS):
@@ -214,7 +216,7 @@ def _grouped(part: int, rows: int, columns: int, width: int = WIDTH) -> Iterator
 
 def _abreast(rows: int) -> int:
     """Number of CTAs side by side if a part has `rows` rows left."""
-    return CLUSTER if beside(rows) else 1
+    return CLUSTER if is_side_by_side(rows) else 1
 
 
 def _narrowed(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int) -> list[Tile]:

@@ -1,6 +1,6 @@
 """All-reduce, all-gather and reduce-scatter of plain arrays: rounds of staging, combining and collecting pieces.
 
-With r this rank and part q the elements that rank q combines, of which each round handles a piece:
+With r this rank, and part q the elements that rank q combines; each round handles a piece of every part:
 
     one_shot        out[:] = x_1[:] + x_2[:] + ... + x_0[:]                    on every rank
     two_shot        out[part r] = x_r+1[part r] + ... + x_r[part r];           out[part q] from rank q

@@ -64,11 +64,11 @@ class Staging:
         Args:
             region: `INPUTS` or `RESULTS`.
             peer: owner of the memory.
-            turn: of the round.
-            place: elements before them in the slot.
+            turn: number of the round; rounds use two halves of the memory in turn.
+            place: offset of the span in the slot, elements.
             span: first element and the one after the last.
             dtype: of the elements.
-            result: the number of a result, of which there may be two.
+            result: number of the result, 0 or 1.
         """
         a, b = span
         offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize

@@ -75,7 +75,7 @@ class Gather:
             group = group_of.get(peer, self._group)
             if group is not self._group and not backend.is_near(peer) and group not in self._sends_to:
                 self._sends_to.append(group)
-        self._home = SourceMatrix(backend, _placement(plan), dtype, order)
+        self._source_matrix = SourceMatrix(backend, _placement(plan), dtype, order)
         self._far = list(self._far_pieces())
         self._own = [piece for piece in self._far if piece.receiver == rank]
         nbytes = max((piece.offset + self._nbytes(piece.step) for piece in self._own), default=0)
@@ -100,19 +100,19 @@ class Gather:
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's memory for pieces, and of a copy of the own shard."""
-        return int(self._memory.nbytes) + self._home.workspace_nbytes
+        return int(self._memory.nbytes) + self._source_matrix.workspace_nbytes
 
     def publish(self, shard: Array) -> bool:
         """Publish the location of this rank's shard; true if all ranks must stage their shards first."""
-        return self._home.publish(shard)
+        return self._source_matrix.publish(shard)
 
     def stage(self) -> None:
         """**Collective** at first. Copy a shard that is not in a window into a window."""
-        self._home.stage()
+        self._source_matrix.stage()
 
     def begin(self) -> None:
         """Start to send the own shard to other nodes and to receive the pieces that this rank receives for its node."""
-        channel, shard, rank = self._backend.channel, self._home.local, self._backend.rank
+        channel, shard, rank = self._backend.channel, self._source_matrix.local, self._backend.rank
         self._leaving = [
             channel.send(shard[:, c0:c1], receiver(group, rank, piece), TAG)
             for group in self._sends_to
@@ -137,7 +137,7 @@ class Gather:
         self._progress()
         is_near = backend.is_near(step.source)
         if is_near or step.source == backend.rank:
-            columns = self._home.array(step.source)[:, step.c0 : step.c1]
+            columns = self._source_matrix.array(step.source)[:, step.c0 : step.c1]
             backend.read_nbytes += columns.nbytes if is_near else 0
             return columns
         piece = self._in_use = self._far[self._read]
@@ -158,7 +158,7 @@ class Gather:
         for transfer in self._leaving:
             self._backend.wait(transfer.done, "AllGatherGemm: sending the own shard")
         self._leaving = []
-        self._home.release()
+        self._source_matrix.release()
 
     def _release(self) -> None:
         """Note that the piece of the last fetch is read, and signal it to its receiver if that needs the memory."""

@@ -117,7 +117,7 @@ class RunPushReduce(RunPush):
                 if shots == 1:
                     engine.one_shot(lane, self._partial_block(source), self._slots, ranks, output)
                 else:
-                    memory = self._first, self._slots, self._result_at(target), self._homes(x, target)
+                    memory = self._first, self._slots, self._result_at(target), self._peer_addresses(x, target)
                     engine.two_shot(lane, self._wire, *memory, phase, ranks, output)
             case ReduceScatter(lane):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
@@ -141,18 +141,18 @@ class RunPushReduce(RunPush):
     def bind(self, d: Array | None) -> None:
         """**Collective.** See `Pushed.bind`."""
         puts = isinstance(self._plan, GemmAllReduce) and algorithm_of(self._plan).kind != "tile_signals"
-        homes = self._engine.homes(d) if puts else None
-        self._bound = None if d is None or homes is None else (self._place(d), homes)
+        peer_addresses = self._engine.peer_addresses(d) if puts else None
+        self._bound = None if d is None or peer_addresses is None else (self._place(d), peer_addresses)
 
     def _place(self, d: Array) -> Any:
         """Shape, strides and address: two equal arrays are the same memory."""
         return d.shape, d.strides, self._address(d)
 
-    def _homes(self, x: Operands, block: Block) -> list[int] | None:
+    def _peer_addresses(self, x: Operands, block: Block) -> list[int] | None:
         """Address of a block of D on every rank, if D is the bound one."""
         if self._bound is None or self._bound[0] != self._place(x.result):
             return None
-        return [home + self._results.offset(block.start) for home in self._bound[1]]
+        return [address + self._results.offset(block.start) for address in self._bound[1]]
 
     @staticmethod
     def _lines_of(block: Block, x: Operands) -> Output:
@@ -171,8 +171,8 @@ class RunPushReduce(RunPush):
 
         The put into a peer's D is safe: the peer has begun this call, since its partial products are in the sums.
         """
-        homes = self._homes(x, block) if block.buffer == "results" else None
-        return self._target(block) if homes is None else (self._engine.offset(peer, homes[peer]), "F")
+        peer_addresses = self._peer_addresses(x, block) if block.buffer == "results" else None
+        return self._target(block) if peer_addresses is None else (self._engine.offset(peer, peer_addresses[peer]), "F")
 
     def _target(self, block: Block) -> tuple[int, Order]:
         """Destination of a put in the peer's workspace: bytes from its start, and storage order."""
@@ -263,7 +263,7 @@ class RunPushReduce(RunPush):
         """Copy finished lines to D, unless peers have put them there, or from D to the workspace for peers to read."""
         if copy.target.buffer == "results":
             self._engine.copy(copy.lane, self._source(copy.source, x), self._result_block(copy.target))
-        elif self._homes(x, copy.target) is None:
+        elif self._peer_addresses(x, copy.target) is None:
             self._engine.copy(copy.lane, self._result_block(copy.source), self._source(copy.target, x))
 
     def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:

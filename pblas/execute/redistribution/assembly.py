@@ -30,7 +30,7 @@ _LONG = 64
 """Minimum length of a run, in elements, whose rows are copied as fast as items."""
 
 _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
-"""Elements of a panel: for copies so many that views cost little; otherwise as many as stay in cache."""
+"""Elements of a panel. A copied panel is so large that its views cost little; other panels fit into the cache."""
 
 
 class Assembly:

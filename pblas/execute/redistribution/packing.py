@@ -136,7 +136,7 @@ def _copy_by_views(views: _Views, x: Array, origin: int, out: Array, goal: int, 
 
 
 def _copy_by_tiles(views: _Views, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-    """A transposing copy by tiles, each of which is first copied without a transposition."""
+    """A transposing copy by tiles. Each tile is first copied as it is to a small array, then transposed from there."""
     high, wide = _TILE
     memory = np.empty((high, wide + _APART), x.dtype)
     for column_run, row_run in itertools.product(*reversed(views)):

@@ -49,36 +49,36 @@ class RunRedistribution:
         *,
         reads_a: bool = True,
     ) -> None:
-        self._home = SourceMatrix(backend, source if reads_a else target, dtype, order)
-        self._movement = Movement(self._home, target, trapezoid=trapezoid)
+        self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
+        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid)
         self.lends = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property
     def reads_in_place(self) -> bool:
         """Whether peers read this rank's published array itself, and not a copy (local)."""
-        return self._home.local.size > 0 and not self._home.staged
+        return self._source_matrix.local.size > 0 and not self._source_matrix.staged
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of buffers that this rank holds now."""
-        return self._home.workspace_nbytes + self._movement.workspace_nbytes
+        return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: RedistributionOperands) -> bool:
         """Publish the location of A; true if it must be staged first."""
-        return self._home.publish(x.source if self.lends else x.target)
+        return self._source_matrix.publish(x.source if self.lends else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
         """Stage A if any rank must."""
         if scratch and self.lends:
-            self._home.stage()
+            self._source_matrix.stage()
         return scratch and self.lends
 
     def run(self, x: RedistributionOperands) -> None:
         """B = alpha op(A) + beta B."""
         self._movement.begin()
         self._movement.finish(x.target, x.put)
-        self._home.release()
+        self._source_matrix.release()
 
     def free_buffers(self) -> None:
         """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""

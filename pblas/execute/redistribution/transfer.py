@@ -4,7 +4,7 @@ A `SourceMatrix` publishes the local arrays of a matrix; a `Movement` transfers 
 are built once and used many times. Several movements of one source may be under way at once: a product starts the next
 panel before it multiplies with the current one.
 
-    home.publish(x)                 # an agreement of all ranks comes next, which may ask for home.stage()
+    matrix.publish(x)               # an agreement of all ranks comes next, which may ask for matrix.stage()
     movement.begin()                # starts the messages to and from far ranks, and returns at once
     movement.finish(out)            # returns when the rank's part is in `out` and its messages have left
                                     # all ranks agree before x is overwritten: near ranks read it in place
@@ -153,7 +153,7 @@ class Movement:
     """Transfer of a part of a matrix to another placement.
 
     Args:
-        home: the source matrix (global).
+        source_matrix: the matrix that is read (global).
         target: placement of the part after the transfer (global).
         part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
         place: another placement of the same local arrays, to which `part` refers: one process column as a matrix, or
@@ -166,7 +166,7 @@ class Movement:
 
     def __init__(
         self,
-        home: SourceMatrix,
+        source_matrix: SourceMatrix,
         target: Placement,
         part: tuple[int, int, int, int] | None = None,
         *,
@@ -175,10 +175,10 @@ class Movement:
         buffers: Buffers | None = None,
         tag: int = TAG,
     ) -> None:
-        backend, rank = home.backend, home.backend.rank
-        self.home, self._backend, self._tag = home, backend, tag
+        backend, rank = source_matrix.backend, source_matrix.backend.rank
+        self.source_matrix, self._backend, self._tag = source_matrix, backend, tag
         self._buffers = Buffers(backend) if buffers is None else buffers
-        self._place = home.placement if place is None else place
+        self._place = source_matrix.placement if place is None else place
         i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
         self._corner = i0, j0
         self._offsets: dict[int, tuple[int, int]] = {}
@@ -193,7 +193,7 @@ class Movement:
         self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
-            for move in (sends(source, target, rank) if home.has_far else ())
+            for move in (sends(source, target, rank) if source_matrix.has_far else ())
             if not backend.is_near(move.peer)
         )
         self._outgoing = [message for message in outgoing if message.nelements]
@@ -299,31 +299,31 @@ class Movement:
     def free_buffers(self) -> None:
         """Free the memory of messages and copies; the next use allocates it again. All ranks do so (local)."""
         self._buffers.drop()
-        self.home.drop()
+        self.source_matrix.drop()
 
     def _array(self, peer: int) -> Array:
         """The elements of the part that rank `peer` holds."""
         if peer not in self._offsets:
             self._offsets[peer] = self._place.local_offset(*self._corner, peer)
         i, j = self._offsets[peer]
-        return self.home.array(peer)[i:, j:]
+        return self.source_matrix.array(peer)[i:, j:]
 
     def _count(self, message: Message) -> None:
         """Count the bytes that are read in a near rank's memory."""
         if message.peer != self._backend.rank:
-            self._backend.read_nbytes += message.nelements * self.home.dtype.itemsize
+            self._backend.read_nbytes += message.nelements * self.source_matrix.dtype.itemsize
 
     def _message(self, move: Move, place: Placement, side: int, trapezoid: Trapezoid | None) -> Message:
         """A move as a message; `place` is its placement on this rank, `side` is 0 to send and 1 to receive."""
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
             parts = trapezoid.cut(move, place, self._backend.rank, side)
-        return Message(move.peer, parts, self.home.order, self._known, self._backend.arrays.block_copy)
+        return Message(move.peer, parts, self.source_matrix.order, self._known, self._backend.arrays.block_copy)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:
         """Memory for the elements of a message, and its buffer."""
-        buffer = self._buffers.take(message.nelements * self.home.dtype.itemsize)
-        return self._backend.arrays.array(buffer, (message.nelements,), self.home.dtype), buffer
+        buffer = self._buffers.take(message.nelements * self.source_matrix.dtype.itemsize)
+        return self._backend.arrays.array(buffer, (message.nelements,), self.source_matrix.dtype), buffer
 
     def _some_arrived(self) -> bool:
         return any(transfer.done() for transfer, *_ in self._arriving)

@@ -21,7 +21,7 @@ class Panels:
     """The panels of an operand that this rank multiplies, and its messages for panels of other ranks.
 
     Args:
-        home: the operand (global).
+        source_matrix: the operand (global).
         steps: for each step, the movements in which this rank takes part (local).
         own_panels: for each step, the placement of this rank's panel and its movement; None without a panel (local).
         offered: movements in which this rank only sends. Receivers need them in different orders, so this rank
@@ -30,12 +30,12 @@ class Panels:
 
     def __init__(
         self,
-        home: SourceMatrix,
+        source_matrix: SourceMatrix,
         steps: Sequence[Sequence[Movement]],
         own_panels: Sequence[tuple[Placement, Movement] | None],
         offered: Sequence[Movement] = (),
     ) -> None:
-        self._home, rank = home, home.backend.rank
+        self._home, rank = source_matrix, source_matrix.backend.rank
         self._steps = [[movement for movement in step if movement.has_messages] for step in steps]
         self._offered = [movement for movement in offered if movement.has_messages]
         self._own_panels = [None if own is None else (own[0].local_shape(rank), own[1]) for own in own_panels]
@@ -126,14 +126,14 @@ class Panels:
 
     def _buffer(self, step: int, shape: tuple[int, int]) -> Array:
         """Memory for a panel, in the operand's order, so that BLAS gets the same arguments as in place."""
-        home, i = self._home, step % 2
-        arrays = home.backend.arrays
-        nbytes = shape[0] * shape[1] * home.dtype.itemsize
+        source_matrix, i = self._home, step % 2
+        arrays = source_matrix.backend.arrays
+        nbytes = shape[0] * shape[1] * source_matrix.dtype.itemsize
         buffer = self._buffers[i]
         if buffer is None or buffer.nbytes < nbytes:
             widest = max(m * n for m, n in (own[0] for own in self._own_panels if own is not None))
-            buffer = self._buffers[i] = own_memory(home.backend, widest * home.dtype.itemsize)
-        panel: Array = arrays.array(buffer, shape, home.dtype, home.order)
+            buffer = self._buffers[i] = own_memory(source_matrix.backend, widest * source_matrix.dtype.itemsize)
+        panel: Array = arrays.array(buffer, shape, source_matrix.dtype, source_matrix.order)
         return panel
 
 
@@ -142,11 +142,11 @@ class RunSumma:
 
     lends = True
     """See `RunLocalGemm` (global)."""
-    _homes: Sequence[SourceMatrix]
+    _source_matrices: Sequence[SourceMatrix]
     """The operands that move."""
 
     def prepare(self, *, scratch: bool) -> bool:
         """**Collective.** Stage the operands that move if any rank must; true if the ranks must then agree again."""
-        for home in self._homes if scratch else ():
-            home.stage()
+        for source_matrix in self._source_matrices if scratch else ():
+            source_matrix.stage()
         return scratch

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
     from pblas.execute.operands import Operands
+    from pblas.execute.summa.triangle import Triangle
     from pblas.plans.summa import Summa
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
@@ -38,6 +39,7 @@ class Partials:
         dtype: of D (global).
         wire: dtype in which partial products are sent (global).
         order: storage order of D in the plan's orientation, "F" or "C" (global).
+        triangle: the elements of D that are written, if not all (global).
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class Partials:
         dtype: np.dtype[Any],
         wire: np.dtype[Any],
         order: Literal["F", "C"],
+        triangle: Triangle | None = None,
     ) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
+        self._triangle, trapezoid = triangle, None if triangle is None else triangle.trapezoid
         self._total = accumulator_dtype(dtype)
         self._panels = list(panels)
         formed, rank = plan.cuboids.d, backend.rank
@@ -61,9 +65,9 @@ class Partials:
         # The blocks are kept because arrays on them do not keep them.
         self._blocks = blocks = [backend.allocate_scratch(nbytes, window=backend.shared) for _ in self._panels[:2]]
         self._parts = [backend.peer_block(block, rank, 0, self._shape, wire, order) for block in blocks]
-        self._homes = [SourceMatrix(backend, formed, wire, order) for _ in blocks]
-        for home, part in zip(self._homes, self._parts, strict=True):
-            home.publish(part)
+        self._source_matrices = [SourceMatrix(backend, formed, wire, order) for _ in blocks]
+        for source_matrix, part in zip(self._source_matrices, self._parts, strict=True):
+            source_matrix.publish(part)
         self._workspace_nbytes = sum(int(part.nbytes) for part in self._parts)
         self._buffers = buffers = Buffers(backend)
         self._movements: list[list[Movement]] = []
@@ -73,9 +77,14 @@ class Partials:
             cut = (0, formed.rows.n, 0, n1 - n0)
             target = plan.sums.part(0, formed.rows.n, n0, n1)
             layers = [formed.layer(l) for l in plan.cuboids.layers]
-            home = self._homes[s % 2]
+            source_matrix = self._source_matrices[s % 2]
             self._movements.append(
-                [Movement(home, target, cut, place=layer, buffers=buffers, tag=TAG_PART) for layer in layers]
+                [
+                    Movement(
+                        source_matrix, target, cut, place=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
+                    )
+                    for layer in layers
+                ]
             )
             sources = [layer.part(*cut) for layer in layers]
             self._readers.append(self._near(move.peer for source in sources for move in sends(source, target, rank)))
@@ -89,24 +98,26 @@ class Partials:
         """Memory for sums that are not formed in D, and their transfer to D."""
         backend, plan, rank = self._backend, self._plan, self._backend.rank
         self._sums: Array | None = None
-        self._sums_home: SourceMatrix | None = None
+        self._sums_matrix: SourceMatrix | None = None
         shape = plan.sums.local_shape(rank)
-        if plan.home is None:
+        if plan.sum_placement is None:
             if self._total != self._dtype:
                 self._sums = self._private(shape)
         else:
-            nbytes = max(1, plan.home.rows.max_count * plan.home.columns.max_count) * self._dtype.itemsize
+            nbytes = (
+                max(1, plan.sum_placement.rows.max_count * plan.sum_placement.columns.max_count) * self._dtype.itemsize
+            )
             block = backend.allocate_scratch(nbytes, window=backend.shared)
             self._blocks.append(block)
             self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
             same = self._total == self._dtype
             self._sums = self._rounded if same else self._private(shape)
-            self._sums_home = SourceMatrix(backend, plan.home, self._dtype, self._order)
-            self._sums_home.publish(self._rounded)
+            self._sums_matrix = SourceMatrix(backend, plan.sum_placement, self._dtype, self._order)
+            self._sums_matrix.publish(self._rounded)
             d = placed(plan.oriented.d)
-            self._last = Movement(self._sums_home, d, buffers=buffers, tag=TAG_SUM)
-            self._sum_readers = self._near(move.peer for move in sends(plan.home, d, rank))
-            self._sum_sources = self._near(move.peer for move in receives(plan.home, d, rank))
+            self._last = Movement(self._sums_matrix, d, buffers=buffers, tag=TAG_SUM)
+            self._sum_readers = self._near(move.peer for move in sends(plan.sum_placement, d, rank))
+            self._sum_sources = self._near(move.peer for move in receives(plan.sum_placement, d, rank))
             self._workspace_nbytes += int(self._rounded.nbytes)
         if self._sums is not None and self._total != self._dtype:
             self._workspace_nbytes += int(self._sums.nbytes)
@@ -130,11 +141,9 @@ class Partials:
         self._signals: list[Transfer] = []
         self._collected: list[Any] = [None] * len(self._panels)
         self._target: Array = x.result if self._sums is None else self._sums
-        self._adds = x.old is not None and self._plan.home is None
-        if self._adds and x.old is not None:
-            if self._target is not x.old:
-                self._backend.arrays.assign(x.old, self._target)
-            self._backend.arrays.scale(x.beta, self._target)
+        self._adds = x.old is not None and self._plan.sum_placement is None
+        if self._adds and x.old is not None and self._target is not x.old:
+            self._backend.arrays.assign(x.old, self._target)
 
     def part(self, s: int) -> Array:
         """Memory for this rank's partial product of panel s, once no rank needs its old contents."""
@@ -168,9 +177,9 @@ class Partials:
         n0, n1 = self._panels[s]
         first = self._plan.sums.local_offset(0, n0, backend.rank)[1]
         last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
-        out, put = self._target[:, first:last], ADD if self._adds else COPY
+        out, put = self._target[:, first:last], Scaling(1.0, self._x.beta) if self._adds else COPY
         for movement in self._movements[s]:
-            # D[i, j] = partial product of the first layer, += that of the next
+            # D[i, j] = beta C[i, j] + partial product of the first layer, += that of the next
             movement.receive(out, put)
             put = ADD
         with backend.arrays.beside():
@@ -193,8 +202,10 @@ class Partials:
                 movement.sent()
         for collected in self._collected:
             self._backend.arrays.follow(collected)
-        if self._sums_home is not None:
+        if self._sums_matrix is not None:
             self._share()
+        elif self._target is not self._x.result and self._triangle is not None:
+            self._triangle.put(self._target, self._x.result)
         elif self._target is not self._x.result:
             self._backend.arrays.assign(self._target, self._x.result)
         for transfer in self._signals:

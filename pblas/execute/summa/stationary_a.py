@@ -33,13 +33,13 @@ class RunSummaA(RunSumma):
         self._arrays = backend.arrays
         self._buffers = buffers = Buffers(backend)
         self._left: Panels | None = None
-        self._homes = [SourceMatrix(backend, b, dtype, orders.right)]
+        self._source_matrices = [SourceMatrix(backend, b, dtype, orders.right)]
         if not plan.stays:
-            home = SourceMatrix(backend, a, dtype, orders.left)
-            whole = Movement(home, cuboids.a, buffers=buffers, tag=TAG_A)
+            source_matrix = SourceMatrix(backend, a, dtype, orders.left)
+            whole = Movement(source_matrix, cuboids.a, buffers=buffers, tag=TAG_A)
             own_panel = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
-            self._homes.append(home)
-            self._left = Panels(home, [[whole]], [own_panel])
+            self._source_matrices.append(source_matrix)
+            self._left = Panels(source_matrix, [[whole]], [own_panel])
         panels = list(plan.panels())
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
@@ -48,10 +48,10 @@ class RunSummaA(RunSumma):
             # op(B)[k, n] goes from the ranks that have these n to all ranks (i, l) that multiply k(l)
             target = Placement(k, Split(width, width, 1), (l, 1, i), cuboids.m.nprocs)
             part = (0, k.n, panel.start, panel.stop)
-            movement = Movement(self._homes[0], target, part, buffers=buffers, tag=TAG_B)
+            movement = Movement(self._source_matrices[0], target, part, buffers=buffers, tag=TAG_B)
             steps.append([movement])
             own.append((target, movement) if target.coordinates(rank) is not None else None)
-        self._right = Panels(self._homes[0], steps, own)
+        self._right = Panels(self._source_matrices[0], steps, own)
         coordinates = cuboids.a.coordinates(rank)
         self._multiplies = coordinates is not None and k.count(coordinates[1]) > 0
         self._count = len(panels)
@@ -61,14 +61,16 @@ class RunSummaA(RunSumma):
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        total = self._partials.workspace_nbytes + sum(home.workspace_nbytes for home in self._homes)
+        total = self._partials.workspace_nbytes + sum(
+            source_matrix.workspace_nbytes for source_matrix in self._source_matrices
+        )
         total += self._buffers.nbytes
         return total + self._right.nbytes + (self._left.nbytes if self._left else 0)
 
     def publish(self, operands: Operands) -> bool:
         """Publish the locations of the operands that move; true if one must be staged first."""
-        alone = self._homes[0].publish(operands.right)
-        return (self._left is not None and self._homes[1].publish(operands.left)) or alone
+        alone = self._source_matrices[0].publish(operands.right)
+        return (self._left is not None and self._source_matrices[1].publish(operands.left)) or alone
 
     def run(self, x: Operands) -> None:
         """partial D[m, n] = alpha op(A)[m, k] op(B)[k, n] for the m and k of this rank, panel after panel of n."""
@@ -102,5 +104,5 @@ class RunSummaA(RunSumma):
         self._right.end()
         if self._left is not None:
             self._left.end()
-        for home in self._homes:
-            home.release()
+        for source_matrix in self._source_matrices:
+            source_matrix.release()

@@ -39,26 +39,32 @@ class RunSummaC(RunSumma):
         self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
+        self.total_dtype = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
-        self._homes = SourceMatrix(backend, a, dtype, orders.left), SourceMatrix(backend, b, dtype, orders.right)
+        self._source_matrices = (
+            SourceMatrix(backend, a, dtype, orders.left),
+            SourceMatrix(backend, b, dtype, orders.right),
+        )
         panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
         coordinates = cuboids.a.coordinates(backend.rank)
         layer = None if coordinates is None else coordinates[1]
         self._buffers = Buffers(backend), Buffers(backend)
         self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
-        self._partials: Partials | None = None
-        if not plan.in_place:
-            self._partials = Partials(backend, plan, [(0, plan.oriented.n)], dtype, wire, orders.result)
+        self._partials = None if plan.in_place else self._new_partials(dtype, wire, orders)
         self._programs = Programs()
         self._read_nbytes = 0  # of near ranks' memory, in an execution
         self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
 
+    def _new_partials(self, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Partials | None:
+        """**Collective.** The partial products of a plan that does not multiply directly into D."""
+        return Partials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtype, wire, orders.result)
+
     def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
         """The panels of op(A) (x = 0) or op(B) (x = 1); `layer` is this rank's, or None."""
-        home, panel_of = self._homes[x], (self._panel_of_a, self._panel_of_b)[x]
-        coordinates = home.placement.coordinates(self._backend.rank)
+        source_matrix, panel_of = self._source_matrices[x], (self._panel_of_a, self._panel_of_b)[x]
+        coordinates = source_matrix.placement.coordinates(self._backend.rank)
         own_part = None if coordinates is None else coordinates[1 - x]
         steps: list[list[Movement]] = [[] for _ in range(self._count)]
         own_panels: list[tuple[Placement, Movement] | None] = [None] * self._count
@@ -72,36 +78,36 @@ class RunSummaC(RunSumma):
                     offered.append(movement)
                 else:
                     steps[s].append(movement)
-        return Panels(home, steps, own_panels, offered)
+        return Panels(source_matrix, steps, own_panels, offered)
 
     def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(A): rows m(i) to all ranks (i, j, layer)."""
-        home, width = self._homes[0], panel.stop - panel.start
-        (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
-        target = Placement(cuboids.m, Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
-        place = home.placement if panel.owner is None else column_of(home.placement, panel.owner)
-        part = (0, cuboids.m.n, panel.start, panel.stop)
-        return target, Movement(home, target, part, place=place, buffers=buffers, tag=TAG_A)
+        source_matrix, width = self._source_matrices[0], panel.stop - panel.start
+        (i, j, l), cuboids, (r0, r1) = self._plan.cuboids.strides, self._plan.cuboids, self._plan.rows_of(panel)
+        target = Placement(cuboids.m.part(r0, r1), Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
+        place = source_matrix.placement if panel.owner is None else column_of(source_matrix.placement, panel.owner)
+        part = (r0, r1, panel.start, panel.stop)
+        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_A)
 
     def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(B): columns n(j) to all ranks (i, j, layer)."""
-        home, width = self._homes[1], panel.stop - panel.start
+        source_matrix, width = self._source_matrices[1], panel.stop - panel.start
         (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
         target = Placement(Split(width, width, 1), cuboids.n, (1, j, i), cuboids.m.nprocs, l * layer)
-        place = home.placement if panel.owner is None else row_of(home.placement, panel.owner)
+        place = source_matrix.placement if panel.owner is None else row_of(source_matrix.placement, panel.owner)
         part = (panel.start, panel.stop, 0, cuboids.n.n)
-        return target, Movement(home, target, part, place=place, buffers=buffers, tag=TAG_B)
+        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_B)
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
         total = self._a.nbytes + self._b.nbytes + sum(x.nbytes for x in self._buffers)
-        total += sum(home.workspace_nbytes for home in self._homes)
+        total += sum(source_matrix.workspace_nbytes for source_matrix in self._source_matrices)
         return total + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, operands: Operands) -> bool:
         """Publish the locations of the operands; true if one must be staged first."""
-        left, right = self._homes
+        left, right = self._source_matrices
         alone = left.publish(operands.left)
         return right.publish(operands.right) or alone
 
@@ -116,8 +122,8 @@ class RunSummaC(RunSumma):
             self._backend.read_nbytes += self._read_nbytes
         for operand_panels in panels:
             operand_panels.end()
-        for home in self._homes:
-            home.release()
+        for source_matrix in self._source_matrices:
+            source_matrix.release()
 
     def _key(self, x: Operands) -> Any:
         """Key of a recording: the addresses of all arrays, and the scalars."""
@@ -156,8 +162,7 @@ class RunSummaC(RunSumma):
             for columns in parts:
                 before, mark = mark, next(arrived, None)  # the copy of the next part starts before this product
                 self._arrays.follow(before)
-                # D[m, n] += alpha op(A)[m, k] op(B)[k, n]
-                self._arrays.gemm(x.alpha, a, b[:, columns], beta, total[:, columns], conj=x.conj)
+                self._multiply(s, x, a, b[:, columns], beta, total[:, columns])
                 if s == self._last and total is not result:
                     self._round(total[:, columns], result[:, columns])
             beta = 1.0
@@ -165,6 +170,10 @@ class RunSummaC(RunSumma):
             self._arrays.scale(beta, total)
             if total is not result:
                 self._arrays.assign(total, result)
+
+    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        """D[m, n] := alpha op(A)[m, k] op(B)[k, n] + beta D[m, n], for the panels of step s."""
+        self._arrays.gemm(x.alpha, a, b, beta, total, conj=x.conj)
 
     def _begin(self, s: int) -> None:
         self._a.begin(s)

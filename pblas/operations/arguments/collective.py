@@ -249,7 +249,7 @@ class Reduction(NamedTuple):
 
 
 class ReduceArguments(Arguments):
-    """Arguments of an all-reduce, or of a reduce-scatter, whose `counts` may give the rows of each rank."""
+    """Checked arguments of an all-reduce or a reduce-scatter; the latter has `counts`, the rows that each rank gets."""
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
         super().__init__(name, runtime, x, out)

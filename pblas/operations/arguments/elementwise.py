@@ -34,7 +34,7 @@ class ElementwiseRequest(NamedTuple):
 
     Args:
         verb: name of the call, for messages (global).
-        expression: in the language of `pblas.Epilogue`, with `pblas.epilogues.PARTS` (global).
+        expression: in the language of `pblas.Epilogue`; it may also use conj, real and imag (global).
         operands: by name (global).
         out: the result's matrix, or None (global).
         dtype: of descriptors; of the new result if there are matrices (global).
@@ -90,7 +90,7 @@ class ElementwiseArguments(NamedTuple):
         if runtime is not None:
             runtime.backend.arrays.check_operands(verb, len(operands))
         m, n = _broadcast_shape(verb, operands)
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype)
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True)
         dtypes = {name: _dtype_of(verb, name, z, asked) for name, z in operands.items()}
         promoted = _promoted(verb, dtypes, operands)
         real_names = {name for name, z in operands.items() if not _is_complex(z, dtypes.get(name))}
@@ -274,7 +274,8 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         return z
     if not has_memory(z):
-        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}")
+        remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
+        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
     try:
         array = runtime.backend.as_array(z)
     except errors.ArgumentError as caught:
@@ -369,7 +370,7 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
 
 
 def _checked_out(verb: str, out: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of out, which the result of a dtype and shape goes to."""
+    """The dtype of `out`, checked to take a result of this shape and dtype (local)."""
     if not isinstance(out, DistMatrix):
         raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
     check_not_conjugated(verb, "out", out)

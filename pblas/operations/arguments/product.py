@@ -15,7 +15,7 @@ from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.planner.choose import choose, choose_layouts, choose_output
-from pblas.runtime.runtime import checked_dtype, checked_flag, checked_scalar, shared_descriptor
+from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,7 +116,7 @@ class ProductArguments(NamedTuple):
         dtype = _common_dtype(call)
         options["wire"] = checked_wire(verb, call.wire_dtype, dtype)
         beta = float(c is not None) if call.beta is None else call.beta
-        options |= {name: checked_scalar(verb, name, x, dtype) for name, x in (("alpha", call.alpha), ("beta", beta))}
+        options |= {name: checked_factor(verb, name, x, dtype) for name, x in (("alpha", call.alpha), ("beta", beta))}
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
         conj_a, conj_b = (isinstance(x, DistMatrix) and x.conjugated for x in (a, b))
         is_complex = dtype.kind == "c"

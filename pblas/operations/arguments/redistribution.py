@@ -20,7 +20,7 @@ from pblas.operations.arguments.product import (
     matrix_remedy,
 )
 from pblas.plans.redistribution import RedistributionPlan
-from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
+from pblas.runtime.runtime import checked_dtype, checked_factor, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.plans.plan import Topology
@@ -87,7 +87,7 @@ class RedistributionArguments(NamedTuple):
             raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
         if diagonal and uplo is None:
             raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
-        trapezoid = None if uplo is None else Trapezoid(uplo, int(diagonal))  # type: ignore[arg-type]  # U or L
+        trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
             raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
@@ -97,18 +97,20 @@ class RedistributionArguments(NamedTuple):
         if desc is not None and not isinstance(desc, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
-            raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, got {type(out).__name__}; else pass desc=")
+            raise errors.ArgumentError(
+                f"{verb}: out must be a DistMatrix, got {type(out).__name__}; for a new matrix pass desc="
+            )
         desc_a, conj_view = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
         dtype = _dtype_of(verb, a, call.dtype)
         if out is not None and out.dtype != dtype:
             raise errors.DTypeError(
                 f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
-                f"convert with ctx.from_local(A.local.astype(...), A.desc)"
+                f"convert with A.astype({out.dtype.name!r})"
             )
         check_not_conjugated(verb, "out", out)
-        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
-        beta = checked_scalar(verb, "beta", call.beta, dtype)
+        alpha = checked_factor(verb, "alpha", call.alpha, dtype)
+        beta = checked_factor(verb, "beta", call.beta, dtype)
         if beta != 0 and out is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
         (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape

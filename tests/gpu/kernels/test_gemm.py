@@ -13,6 +13,7 @@ from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.push_engine import Finish
 from pblas.epilogues import NAMED, parse, substituted
+from pblas.errors import PblasWarning
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of, gauge
 
 cupy = pytest.importorskip("cupy")
@@ -375,7 +376,7 @@ def test_an_algorithm_for_another_gpu_is_rejected(stream: Any) -> None:
     problem = read(*(part.array for part in stored)).problem
     with Gemm() as fresh:
         fresh.choices.entries[problem] = Choice(b"\xff" * 64, 1e-6, 1e-6)
-        with pytest.warns(UserWarning, match="refuses the algorithm"):
+        with pytest.warns(PblasWarning, match="refuses the algorithm"):
             result = run(fresh, stream, 1.0, *stored[:2], 0.0, stored[2])
         assert gauge(result, x, y) <= THRESHOLD
 

@@ -177,7 +177,7 @@ def test_epilogues_apply_to_the_sums(
     operands = {name: cupy.broadcast_to(w, (m, n)) for name, w in on_device.items()}
     operands["wide"] = cupy.asarray(host["wide"], order=order)
     blocks = [(slice(*a), slice(*b)) for a in [(0, 264), (264, m)] for b in [(0, 136), (136, n)]]
-    parts = [Part(X[a], Y[:, b], Z[a, b], at=(a.start, b.start), partial=i == 1) for i, (a, b) in enumerate(blocks)]
+    parts = [Part(X[a], Y[:, b], Z[a, b], origin=(a.start, b.start), partial=i == 1) for i, (a, b) in enumerate(blocks)]
     exact = {name: w.astype(float) for name, w in host.items()}
     for s in (40.0, 20.0):
         Z.view(np.uint16)[...] = cupy.asarray(host["z"].view(np.uint16))
@@ -303,7 +303,7 @@ class Shares:
         return [Part(x, self.y, z, signal=self.flag(i), partial=True) for i, (x, z) in pairs]
 
     def own(self, signal: int = 0, places: tuple[Any, ...] = (), *, late: bool = False) -> Part:
-        return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places, late=late)
+        return Part(self.x[-1], self.y, self.z, signal=signal, terms=self.terms(), places=places, terms_late=late)
 
     def check(self, alpha: float = 1.0, beta: float = 0.0) -> None:
         """Check that slots hold products, Z their sum rounded once, and that flags are 0 again."""
@@ -405,7 +405,7 @@ def test_sums_are_stored_at_all_places_between_products(hopper: Hopper, stream: 
     ]
     parts = [*pieces[0].sent(), *pieces[1].sent()]
     for first, later in zip(own, pieces[2:], strict=False):
-        parts += [*later.sent(), first._replace(among=3)]
+        parts += [*later.sent(), first._replace(interleaved=3)]
     parts += own[-2:]
     for _ in range(5):
         for piece in pieces:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
+from pblas.errors import PblasWarning
 from pblas.matrices.random import random_entries
 from pblas.matrices.scatter_gather import part_of
 from tests.common.ranks import COMM, DTYPES, entries, layouts, raises_on_all_ranks, same_on_all_ranks
@@ -239,7 +240,7 @@ def test_memory_of_dropped_matrices_is_reused(ctx: Context) -> None:
 def test_an_array_that_outlives_its_context_is_named() -> None:
     context = Context(backend="nvshmem", timeout=60.0)
     kept = context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).local
-    with pytest.warns(RuntimeWarning, match="still in use after the context was closed"):
+    with pytest.warns(PblasWarning, match="still in use after the context was closed"):
         context.close()
     del kept
 

@@ -16,8 +16,8 @@ from tests.common.ranks import raises_on_all_ranks
 from tests.conformance.tables import GEMR2D
 from tests.gpu.products.general import BACKENDS, context
 from tests.gpu.products.products import Placed
+from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_matmul import part
-from tests.mpi.operations.test_redistribution import some_descriptor
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 

@@ -1,12 +1,15 @@
 """The command line on several ranks, called as a function: files are shared, and only rank 0 prints."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import pblas
 from pblas.backends.gpu_info import Device, Diagnostics
 from pblas.cli import main
 from tests.common.ranks import printed
@@ -98,6 +101,8 @@ def test_matmul_writes_the_product_of_numpy(options: str, folder: Path, capsys: 
         ("matmul none.npy a.npy -o d.npy", "No such file"),
         ("matmul a.npy a.npy -o none/d.npy", "there is no folder"),
         ("matmul a.npy a.npy -o .", "a folder, device or pipe has this name"),
+        ("matmul a.npy a.npy -o d.txt", "d.txt ends in '.txt'; a matrix is saved as .npy or .h5: pass 'd.npy'"),
+        ("matmul a.npy none.h5 -o d.npy", "No such file"),
         (f"matmul a.npy a.npy -o d.npy --grid {NPROCS + 1}x1", "use a smaller grid"),
     ],
 )
@@ -120,6 +125,18 @@ def test_matmul_adds_c_and_converts(folder: Path) -> None:
     assert d.dtype == np.complex128
     wide = [x.astype(np.complex128) for x in (a, b, c)]
     np.testing.assert_allclose(d, 2j * wide[0] @ wide[1] + 0.5 * wide[2], rtol=0, atol=2 * 6 * np.finfo(float).eps * 20)
+
+
+def test_matmul_multiplies_hdf5_files(folder: Path) -> None:
+    a, b = random((6, 5)), random((5, 7))
+    path = save(folder / "a.npy", a)
+    if RANK == 0:
+        with h5py.File(folder / "b.h5", "w") as file:
+            file.create_dataset("b", data=b, chunks=(2, 2))
+    COMM.Barrier()
+    assert main(["matmul", path, str(folder / "b.h5"), "-o", str(folder / "d.h5")]) == 0
+    with h5py.File(folder / "d.h5", "r") as file:
+        np.testing.assert_allclose(file["data"][...], a @ b, rtol=0, atol=2 * 6 * np.finfo(float).eps * 5)
 
 
 def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> None:
@@ -149,6 +166,34 @@ def test_info_describes_all_ranks(capsys: Capture) -> None:
         "openblas",
     ):
         assert fact in out
+
+
+def test_info_as_json_has_the_lines_of_the_table_and_the_facts_of_show_config(capsys: Capture) -> None:
+    assert main(["info", "--json"]) == 0
+    out = printed(capsys)
+    if out is None:
+        return
+    facts = json.loads(out)
+    local = pblas.show_config("dicts")
+    assert isinstance(facts.pop("missing"), list)
+    assert {name: facts[name] for name in local if name != "shared memory"} == {
+        name: text for name, text in local.items() if name != "shared memory"
+    }
+    assert facts["ranks"] == str(NPROCS)
+    assert all(isinstance(text, str) for text in facts.values())
+
+
+def test_show_config_prints_what_it_returns(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PBLAS_SYMMETRIC_SIZE", "2G")
+    facts = pblas.show_config("dicts")
+    assert "PBLAS_SYMMETRIC_SIZE=2G" in facts["settings"]
+    assert f"pblas {pblas.__version__}" in facts["packages"]
+    assert "openblas" in facts["BLAS"]
+    pblas.show_config()
+    out = capsys.readouterr().out
+    assert all(f"{name}:" in out for name in facts)
+    with pytest.raises(pblas.ArgumentError, match="mode must be 'stdout' or 'dicts', got 'json'"):
+        pblas.show_config("json")  # type: ignore[call-overload]
 
 
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

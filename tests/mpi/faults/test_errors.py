@@ -29,6 +29,7 @@ from pblas import (
     pmatmul,
 )
 from pblas.backends import select as opening
+from pblas.errors import PblasWarning
 from tests.common.ranks import (
     COMM,
     check_product,
@@ -636,7 +637,7 @@ def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: p
 def test_all_ranks_use_cpus_and_warn_if_one_rank_lacks_a_gpu(state: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for ranks in some_wrong() if state == opening.ABSENT else culprits():
         pretend(monkeypatch, state if COMM.rank in ranks else opening.READY)
-        with pytest.warns(RuntimeWarning, match=LACK) as call_args:
+        with pytest.warns(PblasWarning, match=LACK) as call_args:
             ctx = Context(timeout=TIMEOUT)
         with ctx:
             assert ctx.runtime.backend.name == "mpi"

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import Context, Grid, MatrixDescriptor, scalapack, tp
+from pblas import Context, Grid, MatrixDescriptor, linalg, scalapack, tp
 from pblas.backends.local_step import LocalStep
 from pblas.scalapack import grids
 from tests.common.ranks import COMM, check_product, same_on_all_ranks
@@ -50,6 +50,7 @@ class Cast:
         self.folder, self.transport = folder, transport
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
         self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
+        self.large = ctx.eye(400, "float32")  # enough columns to be factored by three ranks
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
         self.own = ctx.from_local(self.part, ROWS)  # in no window
@@ -57,6 +58,7 @@ class Cast:
         self.moved = pblas.plan_redistribution(self.rows, COLUMNS)
         self.combined = pblas.plan_elementwise("x * s + y", x=self.rows, y=self.columns, s=1.0)
         self.columns.save(folder / "matrix.npy")
+        self.columns.save(folder / "matrix.h5")
         self.ictxt = scalapack.gridinit(COMM, "R", 1, P, timeout=TIMEOUT, transport=transport)
         self.desc = [1, self.ictxt, N, N, 3, 3, 0, 0, N]
         self.blocks = np.ones((N, N), order="F"), np.ones((N, N), order="F"), np.zeros((N, N), order="F")
@@ -115,6 +117,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "tril": lambda x: pblas.tril(x.grid),
     "load": lambda x: x.ctx.load(x.folder / "matrix.npy", ROWS),
     "save": lambda x: x.rows.save(x.folder / "saved.npy"),
+    "load, HDF5": lambda x: x.ctx.load(x.folder / "matrix.h5"),
+    "save, HDF5": lambda x: x.grid.save(x.folder / "saved.h5"),
     "to_global": lambda x: x.grid.to_global(),
     "to_global, for all": lambda x: x.rows.to_global(None),
     "pmatmul, gathered": lambda x: x.rows @ x.rows,
@@ -127,11 +131,21 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "redistribute": lambda x: x.rows.redistribute(GRID),
     "plan_redistribution": lambda x: pblas.plan_redistribution(x.grid, ROWS),
     "execute, redistribution": lambda x: x.moved.execute(x.own),
+    "trsm": lambda x: pblas.blas.trsm(x.rows, x.columns, diag="U"),
+    "trsm, redistributed": lambda x: pblas.blas.trsm(x.grid, x.own, side="R", diag="U"),
+    "plan_trsm": lambda x: pblas.blas.plan_trsm(x.grid, x.rows),
+    "solve_triangular": lambda x: pblas.linalg.solve_triangular(x.grid, np.ones(N)),
     "elementwise": lambda x: x.rows * 2 + x.rows,
     "elementwise, in place": lambda x: pblas.elementwise("x * 0.5", x=x.rows, out=x.rows),
     "elementwise, redistributed": lambda x: x.rows + x.grid,
     "plan_elementwise": lambda x: pblas.plan_elementwise("x + y", x=x.rows, y=x.columns),
     "execute, elementwise": lambda x: x.combined.execute(x=x.own, y=x.columns, s=2.0),
+    "cholesky": lambda x: linalg.cholesky(x.large),
+    "lu_factor, solve": lambda x: linalg.lu_factor(x.large).solve(x.large[:, :4]),
+    "solve, of an array": lambda x: linalg.solve(x.large, np.ones(400), assume_a="pos"),
+    "inv": lambda x: linalg.inv(x.rows),
+    "slogdet": lambda x: linalg.slogdet(x.grid),
+    "plan_lu": lambda x: linalg.plan_lu(x.large),
     "allreduce, one_shot": lambda x: summed(x, "one_shot"),
     "allreduce, two_shot": lambda x: summed(x, "two_shot", 3000),
     "allreduce, naive": lambda x: summed(x, "naive"),
@@ -146,11 +160,28 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "Linear": lambda x: tp.Linear(x.weight, "allgather", max_tokens=2 * P, ctx=x.ctx),
     "pdgemm": gemm,
     "pdgeadd": lambda x: scalapack.pdgeadd("T", N, N, 1.0, x.blocks[0], 1, 1, x.desc, 0.0, x.blocks[2], 1, 1, x.desc),
+    "pdtrsm": lambda x: scalapack.pdtrsm(
+        *("L", "U", "N", "U", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, x.desc)
+    ),
     "pdgemr2d": lambda x: scalapack.pdgemr2d(
         N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt
     ),
     "pdelget": lambda x: scalapack.pdelget("A", " ", x.blocks[0], 2, 3, x.desc),
     "pdlaprnt": lambda x: scalapack.pdlaprnt(2, 2, x.blocks[0], 1, 1, x.desc, 0, 0, "A", io.StringIO()),
+    "dot": lambda x: pblas.blas.dot(x.rows[:, 1], x.columns[2]),
+    "amax": lambda x: pblas.blas.amax(x.grid[:, 3]),
+    "axpy": lambda x: pblas.blas.axpy(2.0, x.rows[:, 1], x.grid[2]),
+    "swap": lambda x: pblas.blas.swap(x.rows[:, 1], x.grid[:, 2]),
+    "gemv": lambda x: pblas.blas.gemv(x.grid, x.rows[:, 1], x.columns[:, 2]),
+    "symv, arrays": lambda x: pblas.blas.symv(x.columns, np.ones(N)),
+    "trmv": lambda x: pblas.blas.trmv(x.grid, x.rows[:, 1], diag="U"),
+    "syr2": lambda x: pblas.blas.syr2(x.rows[:, 1], np.ones(N), x.own),
+    "pdgemv": lambda x: scalapack.pdgemv(
+        *("N", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[1], 1, 1, x.desc, 1, 0.0),
+        *(x.blocks[2], 1, 1, x.desc, N),
+    ),
+    "pdlange": lambda x: scalapack.pdlange("F", N, N, x.blocks[0], 1, 1, x.desc),
+    "pdlaset": lambda x: scalapack.pdlaset("U", N, N, 0.0, 1.0, x.blocks[2], 1, 1, x.desc),
     "trace": lambda x: x.planned.trace(x.rows, x.rows, paths=x.folder / "trace.json"),
 }
 """Every public collective call of a context, and every plan."""
@@ -279,7 +310,7 @@ SAMPLES = 2
 
 # An exception may strike while a generator ends, where Python only reports it, and its frames keep arrays alive.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
 @pytest.mark.skipif(P != 3, reason="a law of all numbers of ranks, tried with an odd one")
 @pytest.mark.parametrize("name", CALLS)
 def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(

@@ -21,6 +21,7 @@ import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.peers import MpiPeers
+from pblas.errors import PblasWarning
 from pblas.execute.one_dimensional import allgather_gemm
 from tests.common.ranks import (
     COMM,
@@ -305,7 +306,7 @@ def test_an_array_held_past_the_context_warns_on_its_rank_and_can_still_be_used(
                 del choices
                 del x
         expected = shared and COMM.rank in keepers and kind != "matrix"  # a matrix lets go of its memory
-        assert [entry.category for entry in caught] == [RuntimeWarning] * expected
+        assert [entry.category for entry in caught] == [PblasWarning] * expected
         if expected:
             assert site in str(caught[0].message)
             assert f"rank {COMM.rank}" in str(caught[0].message)
@@ -323,7 +324,7 @@ def test_a_context_that_was_never_closed_warns_and_nothing_else_does() -> None:
         parts = backend(ctx)
         del ctx
         gc.collect()
-    assert [entry.category for entry in caught] == [RuntimeWarning]
+    assert [entry.category for entry in caught] == [PblasWarning]
     assert "never closed" in str(caught[0].message)
     COMM.Barrier()
     parts.close(free=True)

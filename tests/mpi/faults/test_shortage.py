@@ -86,7 +86,7 @@ SCENES: dict[str, Callable[[Shelf], None]] = {
 
 
 class Windows:
-    """Small shared windows, of which only a limited number can be allocated (global)."""
+    """Small shared windows; only a limited number can be allocated (global)."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.most, self.refused = 0, True

@@ -99,9 +99,11 @@ def test_wire_dtype_doubles_the_bytes_of_partial_products_only(message: pblas.Co
     backend, received = message.runtime.backend, {}
     for layout, wire in itertools.product(("RS to rows", "AR", "AG(A) columns"), (None, "float32")):
         x = Product(message, layout, (9, 12, 8), "bfloat16", 0)
-        before = backend.channel.received_nbytes
-        pblas.pmatmul(x.A.view, x.B.view, out=x.D.view, wire_dtype=wire)
-        received[layout, wire] = backend.channel.received_nbytes - before
+        with pblas.plan_matmul(x.A.view, x.B.view, out=x.D.view, wire_dtype=wire) as planned:
+            before = backend.channel.received_nbytes
+            planned.execute(x.A.view, x.B.view, out=x.D.view)
+            received[layout, wire] = backend.channel.received_nbytes - before
+            assert received[layout, wire] == planned.plan.received_nbytes(message.rank)
         x.check(x.D.view)
     assert received["RS to rows", "float32"] == 2 * received["RS to rows", None]
     assert received["AG(A) columns", "float32"] == received["AG(A) columns", None]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
+from pblas.errors import MismatchError
 from tests.common.gauge import Array, dtype_of, entries
+from tests.common.ranks import check_product, raises_on_all_ranks, some_wrong
 
 SIZES = (0, 1, 2, 7, 8, 9)
 
@@ -62,8 +66,15 @@ def wide(x: Any) -> Array:
     return array.astype(np.clongdouble if array.dtype.kind == "c" else np.longdouble)
 
 
-def collected(a: DistMatrix) -> Array:
-    """**Collective.** The elements of a matrix, on every rank."""
-    whole = a.to_global(None)
-    assert whole is not None
-    return whole
+T = TypeVar("T")
+Mistake = tuple[type[Exception], str, Callable[[T], object], Callable[[T], object]]
+"""An error, a part of its text, a call that raises it, and the call without the mistake; both take a T."""
+
+
+def check_mistake(ctx: Context, mistake: Mistake[T], arguments: T) -> None:
+    """**Collective.** Assert that all ranks raise the error if any of them or all make the mistake, and go on."""
+    kind, text, wrong, right = mistake
+    everyone = [frozenset(range(ctx.nprocs))] if kind is not MismatchError else []
+    for culprits in [*some_wrong(), *everyone]:
+        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in culprits else right, arguments))
+        check_product(ctx)

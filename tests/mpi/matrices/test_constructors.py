@@ -15,8 +15,8 @@ from pblas import Context, DistMatrix, Grid, MatrixDescriptor
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, LayoutError, MismatchError
 from pblas.matrices.random import random_entries
 from tests.common.gauge import NAMES, dtype_of, entries
-from tests.common.ranks import Contexts, check_product, raises_on_all_ranks, some_wrong
-from tests.mpi.matrices.arrays import collected, some_descriptor
+from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.mpi.matrices.arrays import Mistake, check_mistake, some_descriptor
 
 pytestmark = pytest.mark.mpi
 SETTINGS = ("shared", "message")
@@ -162,7 +162,7 @@ def test_a_replicated_matrix_is_whole_on_every_rank(contexts: Contexts) -> None:
 
 Calls = tuple[type[Exception], str, Callable[[Context], object], Callable[[Context], object]]
 BIG = Grid(100, 100)
-WRONG: dict[str, Calls] = {
+WRONG: dict[str, Mistake[Context]] = {
     "a layout": (ArgumentError, "or a shape", lambda c: c.ones("4 x 4"), lambda c: c.ones((4, 4))),  # type: ignore[arg-type]
     "three sizes": (ArgumentError, "or a shape", lambda c: c.zeros((4, 4, 4)), lambda c: c.zeros((4, 4))),  # type: ignore[arg-type]
     "a negative size": (LayoutError, "m is -1", lambda c: c.full((-1, 4), 1), lambda c: c.full((1, 4), 1)),
@@ -228,11 +228,7 @@ WRONG: dict[str, Calls] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_of_one_rank_is_raised_on_all(contexts: Contexts, name: str) -> None:
     ctx = contexts["shared"]
-    kind, text, wrong, right = WRONG[name]
-    everyone = [frozenset(range(ctx.nprocs))] if kind is not MismatchError else []
-    for culprits in [*some_wrong(), *everyone]:
-        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in culprits else right, ctx))
-        check_product(ctx)
+    check_mistake(ctx, WRONG[name], ctx)
 
 
 def test_zeros_like_an_array_are_refused(contexts: Contexts) -> None:

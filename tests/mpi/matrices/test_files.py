@@ -26,7 +26,7 @@ from pblas import (
     MismatchError,
     PblasError,
 )
-from pblas.matrices import npy as files
+from pblas.matrices import files
 from pblas.runtime.runtime import checked_dtype
 from tests.common.ranks import (
     COMM,
@@ -261,7 +261,12 @@ def test_a_missing_folder_or_a_folder_as_the_file_is_refused_on_every_rank(ctx: 
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
     on_one_rank((folder / "taken.npy").mkdir)
     on_one_rank((folder / "file").touch)
-    for path in (folder / "missing" / "a.npy", folder / "file" / "a.npy", folder / "taken.npy", folder / ("x" * 300)):
+    for path in (
+        folder / "missing" / "a.npy",
+        folder / "file" / "a.npy",
+        folder / "taken.npy",
+        folder / ("x" * 300 + ".npy"),
+    ):
         raises_on_all_ranks(FileFormatError, "cannot be written", partial(a.save, path))
         check_product(ctx)
     assert contents(folder) == ["file", "taken.npy"]
@@ -270,12 +275,12 @@ def test_a_missing_folder_or_a_folder_as_the_file_is_refused_on_every_rank(ctx: 
 def test_special_files_are_neither_replaced_nor_waited_for(ctx: Context, folder: Path) -> None:
     """An administrator could put a file in the place of /dev/null."""
     a = ctx.zeros(MatrixDescriptor.row_wise(8, 7, ctx.nprocs))
-    pipe = folder / "pipe"
+    pipe = folder / "pipe.npy"
     on_one_rank(partial(os.mkfifo, pipe))
     raises_on_all_ranks(FileFormatError, "a folder, device or pipe has this name", partial(a.save, pipe))
     raises_on_all_ranks(FileFormatError, "it is a pipe", partial(ctx.load, pipe, a.desc))
     assert pipe.is_fifo()
-    assert contents(folder) == ["pipe"]
+    assert contents(folder) == ["pipe.npy"]
 
 
 def test_a_link_stays_and_what_it_names_is_written(ctx: Context, folder: Path) -> None:
@@ -366,7 +371,7 @@ def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident
     assert grown < 1 << 16, f"{grown} KiB more for a part of 64 KiB"
     COMM.Barrier()
-    files.write_part(str(path), first, COMM.size + COMM.rank, part)
+    files.write_part(str(path), header, first, COMM.size + COMM.rank, part)
     COMM.Barrier()
     assert path.stat().st_blocks * 512 < 1 << 24, "holes stay holes"
 
@@ -388,7 +393,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_on_every_rank(
     ctx.zeros(desc).save(path)
     header = files.read_header(path)
     COMM.Barrier()
-    monkeypatch.setattr(files, "read_header", lambda _: header)
+    monkeypatch.setattr(files, "read_header", lambda *_: header)
     on_one_rank(lambda: os.truncate(path, 300))
     raises_on_all_ranks(FileFormatError, "cannot be read", partial(ctx.load, path, desc))
     check_product(ctx)
@@ -413,27 +418,6 @@ def test_a_folder_unreadable_by_one_rank_is_an_error_on_every_rank(
     long = folder / ("x" * 300 if COMM.rank in wrong else "x.npy")
     raises_on_all_ranks(FileFormatError, "too long", lambda: ctx.load(long, desc))
     ctx.load(folder / "x.npy", desc)
-    check_product(ctx)
-
-
-HEADERS = {
-    "a list as a key": "{[]: 1}",
-    "a number as a key": "{1: 2, 'descr': '<f8', 'fortran_order': False, 'shape': (8, 7)}",
-    "9000 signs": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'-' * 9000}8, 7)}}",
-    "4300 digits": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({'9' * 4300}, {'9' * 4300})}}",
-    "truth": "{'descr': '<f8', 'fortran_order': False, 'shape': (True, True)}",
-    "a negative size": "{'descr': '<f8', 'fortran_order': False, 'shape': (-8, 7)}",
-    "an open bracket": "(" * 5000,
-}
-
-
-@pytest.mark.parametrize("name", HEADERS)
-def test_a_hostile_header_is_refused_on_every_rank(name: str, ctx: Context, folder: Path) -> None:
-    header, path = HEADERS[name].encode(), folder / "hostile.npy"
-    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + bytes(1000)
-    on_one_rank(partial(path.write_bytes, content))
-    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
-    raises_on_all_ranks(FileFormatError, "hostile.npy: not a .npy file", partial(ctx.load, path, desc))
     check_product(ctx)
 
 
@@ -479,7 +463,8 @@ def test_an_error_of_the_disk_on_one_rank_is_raised_on_every_rank(
                 if ctx.rank in ranks:
                     patch.setattr(place, fails)
                 kind, text = same_on_all_ranks(outcome_of(partial(a.save, path)))
-                assert kind == "FileFormatError" or (place.startswith("pathlib") and 0 not in ranks), text
+                used = place == "numpy.memmap" or (place == "pathlib.Path.open" and 0 in ranks)
+                assert kind == ("FileFormatError" if used else "no exception"), text
         unwilling: Any = Unwilling()
         for call in (lambda p: ctx.load(p, a.desc), a.save):
             raises_on_all_ranks(PblasError, "stale handle", partial(call, unwilling if ctx.rank in ranks else path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,8 +13,8 @@ import pblas
 from pblas import Context, DistMatrix
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError, OutOfRangeError, PblasError
 from tests.common.gauge import NAMES, Array, dtype_of, entries
-from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
-from tests.mpi.matrices.arrays import collected, placed, some_descriptor, some_matrix
+from tests.common.ranks import Contexts, collected, few, same_on_all_ranks
+from tests.mpi.matrices.arrays import Mistake, check_mistake, placed, some_descriptor, some_matrix
 
 pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message")
@@ -167,7 +166,7 @@ def put(key: Any, value: Any) -> Callable[[Cast], object]:
 
 
 FINE = put(..., ".b")
-WRONG: dict[str, tuple[type[Exception], str, Callable[[Cast], object], Callable[[Cast], object]]] = {
+WRONG: dict[str, Mistake[Cast]] = {
     "an element": (OutOfRangeError, "row 7 does not exist", lambda c: c.a[7, 0], lambda c: c.a[6, 0]),
     "an element of a column": (OutOfRangeError, "column -9", lambda c: c.a[0, -9], lambda c: c.a[0, -8]),
     "another element": (MismatchError, "i differs", lambda c: c.a[1, 0], lambda c: c.a[2, 0]),
@@ -205,12 +204,7 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[Cast], object], Callable[
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_of_one_rank_is_raised_on_all(contexts: Contexts, name: str) -> None:
     ctx = contexts["shared"]
-    cast = Cast(ctx, contexts["message"])
-    kind, text, wrong, right = WRONG[name]
-    everyone = [frozenset(range(ctx.nprocs))] if kind is not MismatchError else []
-    for culprits in [*some_wrong(), *everyone]:
-        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in culprits else right, cast))
-        check_product(ctx)
+    check_mistake(ctx, WRONG[name], Cast(ctx, contexts["message"]))
 
 
 def test_an_index_out_of_range_is_an_index_error(contexts: Contexts) -> None:

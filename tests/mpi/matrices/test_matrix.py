@@ -340,7 +340,7 @@ def test_properties_of_an_array(ctx: Context) -> None:
     a.local[...] = 1 + 2j
     a.local += 1
     assert np.array_equal(a.local, np.full_like(a.local, 2 + 2j))
-    with pytest.raises(ArgumentError, match=r"A\.local\[\.\.\.\] = x writes it"):
+    with pytest.raises(ArgumentError, match=r"A\.local\[\.\.\.\] = x writes into it"):
         a.local = a.local.copy()
     assert np.array_equal(a.conj().local, a.local.conj())
     assert np.array_equal(a.conj().conj().local, a.local)

@@ -16,8 +16,8 @@ from pblas import Context, DistMatrix, Grid, MatrixDescriptor
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError
 from pblas.plans.reduction import ReductionPlan
 from tests.common.gauge import NAMES, Array, dtype_of, eps_of
-from tests.common.ranks import Contexts, check_product, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
-from tests.mpi.matrices.arrays import placed, some_descriptor, some_matrix, wide
+from tests.common.ranks import Contexts, few, raises_on_all_ranks, same_on_all_ranks
+from tests.mpi.matrices.arrays import Mistake, check_mistake, placed, some_descriptor, some_matrix, wide
 
 pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message", "mixed")
@@ -255,7 +255,7 @@ class Cast:
         self.single, self.complex, self.foreign = ctx.ones((7, 8), "float32"), ctx.full((7, 8), 1j), other.ones((7, 8))
 
 
-WRONG: dict[str, tuple[type[Exception], str, Callable[[Cast], object], Callable[[Cast], object]]] = {
+WRONG: dict[str, Mistake[Cast]] = {
     "axis": (ArgumentError, "axis must be", lambda c: c.a.sum(axis=2), lambda c: c.a.sum()),
     "an axis that is no integer": (ArgumentError, "axis must be", lambda c: c.a.max(axis="0"), lambda c: c.a.max()),  # type: ignore[arg-type]
     "another axis": (MismatchError, "axis differs", lambda c: c.a.mean(0), lambda c: c.a.mean(1)),
@@ -288,12 +288,7 @@ WRONG: dict[str, tuple[type[Exception], str, Callable[[Cast], object], Callable[
 @pytest.mark.parametrize("name", WRONG)
 def test_a_mistake_of_one_rank_is_raised_on_all(contexts: Contexts, name: str) -> None:
     ctx = contexts["shared"]
-    cast = Cast(ctx, contexts["message"])
-    kind, text, wrong, right = WRONG[name]
-    everyone = [frozenset(range(ctx.nprocs))] if kind is not MismatchError else []
-    for culprits in [*some_wrong(), *everyone]:
-        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in culprits else right, cast))
-        check_product(ctx)
+    check_mistake(ctx, WRONG[name], Cast(ctx, contexts["message"]))
 
 
 def test_the_plan_counts_what_ranks_send(contexts: Contexts) -> None:

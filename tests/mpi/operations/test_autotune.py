@@ -14,6 +14,7 @@ import pytest
 
 import pblas
 from pblas.backends.mpi.push_engine import WindowEngine
+from pblas.errors import PblasWarning
 from pblas.execute.push.base import RunPush
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner.algorithms import shortlist
@@ -118,7 +119,7 @@ def test_the_estimated_algorithm_stays_where_nothing_is_gained_or_known(
         with monkeypatch.context() as patch:
             if COMM.rank == COMM.size - 1:
                 patch.setattr("pblas.operations.autotune._drawn", lambda *_: np.empty(1 << 57))
-            with pytest.warns(UserWarning, match="no memory for a second set of matrices"):
+            with pytest.warns(PblasWarning, match="no memory for a second set of matrices"):
                 plan = planned(ctx, case)
         assert not plan.measured
         first, *others = shortlist(plan, None, ctx.runtime.topology)

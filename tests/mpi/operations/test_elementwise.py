@@ -16,7 +16,8 @@ import pblas
 from pblas import ArgumentError, DescriptorError, DistMatrix, DTypeError, Grid, MatrixDescriptor, MismatchError
 from tests.common.gauge import BFLOAT16, NAMES, Array, dtype_of, entries, eps_of
 from tests.common.ranks import COMM, Contexts, check_product, collected, few, raises_on_all_ranks, some_wrong
-from tests.mpi.operations.test_redistribution import Guarded, some_descriptor
+from tests.mpi.matrices.arrays import some_descriptor
+from tests.mpi.operations.test_redistribution import Guarded
 
 SETTINGS = ("shared", "message", "mixed", "push")
 pytestmark = [pytest.mark.mpi, few]
@@ -347,7 +348,7 @@ def test_names_of_epilogues(ctx: pblas.Context) -> None:
 
 
 class Two:
-    """Arguments of a call on all ranks, of which some are wrong."""
+    """Arguments of a call on all ranks; those of some ranks are wrong."""
 
     def __init__(self, ctx: pblas.Context, wrong: frozenset[int]) -> None:
         p = ctx.nprocs

@@ -16,6 +16,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import Contexts, check_product, collected, one_host, raises_on_all_ranks, some_wrong
+from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_matmul import Placed, part
 
 POISON = -99
@@ -50,18 +51,6 @@ class Guarded(Placed):
 def numbered(m: int, n: int, start: int = 0) -> Array:
     """A matrix whose entries are all different."""
     return np.arange(start, start + m * n, dtype=np.float64).reshape(m, n)
-
-
-def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
-    """Any layout: idle ranks, blocks of any size, first blocks of another, sources, copies, both orders."""
-    nprow = rng.randint(1, nprocs)
-    grid = Grid(nprow, rng.randint(1, nprocs // nprow), rng.choice("CR"))  # type: ignore[arg-type]
-    return MatrixDescriptor(
-        *(m, n, rng.choice([1, 2, 3, 5, 40]), rng.choice([1, 2, 3, 5, 40]), grid),
-        *(rng.randint(-1, grid.nprow - 1), rng.randint(-1, grid.npcol - 1), rng.choice("FC")),  # type: ignore[arg-type]
-        imb=rng.choice([None, 1, 4]),
-        inb=rng.choice([None, 1, 4]),
-    )
 
 
 class Case:
@@ -244,7 +233,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "read-only": ({"out": "read-only"}, pblas.ArgumentError, "read-only"),
     "other": ({"out": "another context"}, pblas.ArgumentError, "matrices of different contexts"),
     "no matrix": ({"out": 3}, pblas.ArgumentError, "out must be a DistMatrix, got int"),
-    "no out": ({"out": "row_wise"}, pblas.ArgumentError, "got MatrixDescriptor; else pass desc="),
+    "no out": ({"out": "row_wise"}, pblas.ArgumentError, "got MatrixDescriptor; for a new matrix pass desc="),
     "nothing": ({"a": None}, pblas.ArgumentError, "a must be a DistMatrix, got NoneType"),
     "a descriptor": ({"a": "row_wise"}, pblas.ArgumentError, "a must be a DistMatrix, got MatrixDescriptor"),
 }

@@ -11,7 +11,7 @@ import pytest
 
 import pblas
 from pblas import tp
-from pblas.errors import ArgumentError
+from pblas.errors import ArgumentError, DTypeError, LayoutError, OutOfRangeError
 from tests.common.ranks import COMM, raises_on_all_ranks
 
 P = COMM.size
@@ -132,3 +132,65 @@ def test_a_function_is_applied_after_a_product(ctx: pblas.Context) -> None:
 def test_a_maximum_of_complex_numbers_is_refused_with_the_remedy(ctx: pblas.Context) -> None:
     raises_on_all_ranks(ArgumentError, "; use 'sum' or 'prod'", lambda: ctx.allreduce(1j * X, op="max"))
     assert np.array_equal(ctx.allreduce(1j * X, op="sum"), P * 1j * X)
+
+
+@pytest.mark.mpi
+def test_a_c_without_a_beta_is_added(ctx: pblas.Context) -> None:
+    """And a beta of 0 is obeyed, also where a C is given."""
+    a, c = _matrix(ctx, X), _matrix(ctx, np.ones((3, 3)))
+    for beta, factor in ((None, 1.0), (0, 0.0), (0.5, 0.5), (1, 1.0)):
+        for result in (
+            pblas.pmatmul(a, a, c, transb="T", beta=beta),
+            pblas.plan_matmul(a, a, c, transb="T", beta=beta).execute(a, a, c),
+        ):
+            assert np.allclose(_whole(result), X @ X.T + factor)
+    assert np.allclose(_whole(pblas.pmatmul(a, a, c, transb="T")), X @ X.T + 1)
+    assert np.allclose(_whole(pblas.pmatmul(a, a, transb="T")), X @ X.T)
+
+
+@pytest.mark.mpi
+def test_a_matrix_is_redistributed_into_another_one(ctx: pblas.Context) -> None:
+    a, b = _matrix(ctx, X), ctx.zeros(pblas.MatrixDescriptor.column_wise(3, 4, P, order="C"))
+    assert a.redistribute(out=b) is b
+    assert np.array_equal(_whole(b), X)
+    assert np.array_equal(_whole(a.redistribute(b.desc)), X)
+    raises_on_all_ranks(ArgumentError, "both of desc and out", lambda: a.redistribute(b.desc, out=b))
+    raises_on_all_ranks(ArgumentError, "neither of desc and out", a.redistribute)
+    narrow = ctx.zeros((3, 4), "float32")
+    raises_on_all_ranks(DTypeError, "convert with A.astype('float32')", lambda: a.redistribute(out=narrow))
+    assert np.array_equal(_whole(a.astype("float32").redistribute(out=narrow)), X)
+
+
+@pytest.mark.mpi
+def test_arrays_that_no_matrix_can_be_made_of_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    whole = pblas.MatrixDescriptor.replicated(3, 4, P)
+    wide = np.arange(48.0).reshape(6, 8)
+    raises_on_all_ranks(LayoutError, "; pass copy=True", lambda: ctx.from_local(wide[::2, ::2], whole))
+    assert np.array_equal(_whole(ctx.from_local(wide[::2, ::2], whole, copy=True)), wide[::2, ::2])
+    raises_on_all_ranks(
+        ArgumentError,
+        "the array is None on rank 0; pass the m x n array there",
+        lambda: ctx.from_global(None, whole, None),
+    )
+    assert np.array_equal(_whole(ctx.from_global(X if ctx.rank == 0 else None, whole, root=0)), X)
+    sparse: Any = Sparse()
+    raises_on_all_ranks(ArgumentError, "pass its .toarray()", lambda: ctx.from_global(sparse, whole, None))
+    assert np.array_equal(_whole(ctx.from_global(sparse.toarray(), whole, None)), X)
+
+
+@pytest.mark.mpi
+def test_operands_and_keys_that_do_not_fit_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    a: Any = _matrix(ctx, X)
+    raises_on_all_ranks(ArgumentError, "got list; pass np.asarray(y)", lambda: a + X[0].tolist())
+    assert np.array_equal(_whole(a + np.asarray(X[0].tolist())), X + X[0])
+    raises_on_all_ranks(ArgumentError, "array that is equal on all ranks, got str", lambda: a + "x")
+    raises_on_all_ranks(DTypeError, "astype: dtype must be one of", lambda: a.astype(int))
+    raises_on_all_ranks(DTypeError, "; pass dtype='float64'", lambda: a.astype(int))
+    raises_on_all_ranks(ArgumentError, "got A[::2]; A.to_global() gives", lambda: a[::2])
+    raises_on_all_ranks(ArgumentError, "got A[[0, 2]]; A.to_global() gives", lambda: a[[0, 2]])
+    raises_on_all_ranks(OutOfRangeError, "row 9 does not exist, the matrix has 3 rows; got A[9, 1:]", lambda: a[9, 1:])
+
+
+def _whole(matrix: pblas.DistMatrix) -> Any:
+    """**Collective.** The elements of a matrix, on every rank."""
+    return matrix.to_global(root=None)

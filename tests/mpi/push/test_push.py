@@ -688,7 +688,7 @@ def test_debug_finds_executions_with_another_d(bound: bool, monkeypatch: pytest.
         a, b = context.random(MatrixDescriptor.column_wise(8, 8, p)), context.random(MatrixDescriptor.row_wise(8, 8, p))
         d, another = (context.zeros(MatrixDescriptor.replicated(8, 8, p)) for _ in range(2))
         if bound:
-            monkeypatch.setattr(WindowEngine, "homes", lambda *_: [0] * p)
+            monkeypatch.setattr(WindowEngine, "peer_addresses", lambda *_: [0] * p)
         planned = pblas.plan_matmul(a, b, out=d, overlap=False)
         bound_d = (d, another if bound else None)[context.rank == p - 1]
         expected = "out is the planned matrix" if bound else "out is given"

@@ -186,7 +186,7 @@ def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> N
 # Errors
 
 
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
     """All error exits of ScaLAPACK's tests, with the wrong argument on all ranks, and on one rank only."""
@@ -251,7 +251,7 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_every_rank(ictxt: int, name
 
 
 @pytest.mark.parametrize("entry", ["M", "N"])
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "trsm"])
 def test_a_matrix_larger_than_any_array_is_an_error_on_every_rank(ictxt: int, routine: str, entry: str) -> None:
     """The submatrix may be small in a matrix of any size, whose local array is too small on some ranks or on all."""
     arguments = errors.right(routine, "d", ictxt)
@@ -378,25 +378,46 @@ def test_elements_are_set_and_read(ictxt: int) -> None:
         assert caught.value.info == info
 
 
-@pytest.mark.parametrize("letter", "dz")
-def test_laprnt_prints_on_one_process(ictxt: int, letter: str) -> None:
+PRINTED = {
+    "s": [
+        "X(     4,     6)=  0.40600000E+03",
+        "X(     5,     6)=  0.50600000E+03",
+        "X(     4,     7)=  0.40700000E+03",
+        "X(     5,     7)=  0.50700000E+03",
+    ],
+    "d": [
+        "X(     4,     6)=      0.406000000000000000D+03",
+        "X(     5,     6)=      0.506000000000000000D+03",
+        "X(     4,     7)=      0.407000000000000000D+03",
+        "X(     5,     7)=      0.507000000000000000D+03",
+    ],
+    "c": [
+        "X(     4,     6)=  0.40600000E+03+i*( -0.50000000E+00)",
+        "X(     5,     6)=  0.50600000E+03+i*( -0.50000000E+00)",
+        "X(     4,     7)=  0.40700000E+03+i*( -0.50000000E+00)",
+        "X(     5,     7)=  0.50700000E+03+i*( -0.50000000E+00)",
+    ],
+    "z": [
+        "X(     4,     6)=      0.406000000000000000D+03+i*(     -0.500000000000000000D+00)",
+        "X(     5,     6)=      0.506000000000000000D+03+i*(     -0.500000000000000000D+00)",
+        "X(     4,     7)=      0.407000000000000000D+03+i*(     -0.500000000000000000D+00)",
+        "X(     5,     7)=      0.507000000000000000D+03+i*(     -0.500000000000000000D+00)",
+    ],
+}
+"""What the Fortran routines print for the same elements."""
+
+
+@pytest.mark.parametrize("letter", PRINTED)
+def test_laprnt_prints_on_one_process_as_fortran_does(ictxt: int, letter: str) -> None:
     a, out = Distribution(ictxt, 5, 7, 2, 3), io.StringIO()
-    dtype = {"d": float, "z": complex}[letter]
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
-    local: Array = (a.local + (0.5j if letter == "z" else 0)).astype(dtype)
+    local: Array = (a.local + (-0.5j if letter in "cz" else 0)).astype(
+        {"s": "f4", "d": "f8", "c": "c8"}.get(letter, "c16")
+    )
     laprnt = getattr(scalapack, f"p{letter}laprnt")
     laprnt(2, 2, local, 4, 6, a.desc, nprow - 1, npcol - 1, "X", out)
-    lines = out.getvalue().splitlines()
-    if (myrow, mycol) != (nprow - 1, npcol - 1):
-        assert not lines
-        return
-    assert [line.partition("=")[0] for line in lines] == [f"X({i:6d},{j:6d})" for j in (1, 2) for i in (1, 2)]
-    values = [line.partition("=")[2].strip() for line in lines]
-    first = values[0].partition("+i*(")
-    assert float(first[0]) == 406.0
-    assert len(values[1].split("+i*(")) == (2 if letter == "z" else 1)
-    if letter == "z":
-        assert float(first[2].rstrip(")")) == 0.5
+    here = (myrow, mycol) == (nprow - 1, npcol - 1)
+    assert out.getvalue().splitlines() == (PRINTED[letter] if here else [])
 
 
 @pytest.mark.parametrize(("position", "value"), [(7, "a"), (8, 99), (10, "x")])
@@ -490,11 +511,32 @@ def test_gemr2d_needs_a_context_of_all() -> None:
     scalapack.gridexit(whole)
 
 
+def test_trtrs_returns_info_and_leaves_b_alone(ictxt: int) -> None:
+    n, nrhs, nb = 7, 3, 2
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    rows, columns, right = (
+        scalapack.numroc(size, nb, p, 0, extent)
+        for size, p, extent in ((n, myrow, nprow), (n, mycol, npcol), (nrhs, mycol, npcol))
+    )
+    i = [scalapack.indxl2g(l + 1, nb, myrow, 0, nprow) for l in range(rows)]
+    j = [scalapack.indxl2g(l + 1, nb, mycol, 0, npcol) for l in range(columns)]
+    desc_a, desc_b = ([1, ictxt, n, size, nb, nb, 0, 0, max(1, rows)] for size in (n, nrhs))
+    for zero in (0, 3, 7):
+        # A is 2 on the diagonal, but 0 in row `zero`; the lower triangle is not read
+        full = np.where(np.subtract.outer(i, j) > 0, np.nan, 2.0 * np.equal.outer(i, j))
+        for l, g in enumerate(i):
+            full[l, [c for c, h in enumerate(j) if h == g == zero]] = 0
+        a, b = np.asfortranarray(full), np.ones((rows, right), order="F")
+        info = scalapack.pdtrtrs("U", "N", "N", n, nrhs, a, 1, 1, desc_a, b, 1, 1, desc_b)
+        assert same_on_all_ranks(info) == zero
+        assert (b == (1.0 if zero else 0.5)).all()
+
+
 # A part of `make conformance`
 
 
 @pytest.mark.skipif(COMM.size not in {1, 2, 4}, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     """Two columns of the table with all options, and a few random problems of kinds that the tables leave out."""

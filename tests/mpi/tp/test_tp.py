@@ -337,10 +337,10 @@ def test_an_all_reduce_after_the_product_is_the_same_layer(
 
 
 def cancelling() -> tuple[Array, Array, Array]:
-    """A (T x 2P) and B (2P x O) of bfloat16, and A B, of which rank r has columns and rows 2r and 2r + 1.
+    """A (T x 2P) and B (2P x O) of bfloat16, and A B; rank r has columns 2r and 2r + 1 of A, and these rows of B.
 
-    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: 16 bits have s only. The sum,
-    P 2^-10 times these, they have.
+    Its partial product is s + 2^-10 times powers of two, with s = 1, or 1 - P on rank 0: In 16 bits it is
+    rounded to s times these powers. The sum, P 2^-10 times the powers, has no rounding error in 16 bits.
     """
     rows, columns = 2.0 ** (np.arange(T) % 3), 2.0 ** -(np.arange(O) % 4)
     terms = np.full((P, 2), (1.0, 2.0**-10))
@@ -638,7 +638,14 @@ def test_arguments_that_do_not_fit_are_refused_on_every_rank(mode_ctx: pblas.Con
         refused(errors.ArgumentError, "allgather_linear: bias must be an array of shape (2,) on rank 0", x, w, odd)
     refused(errors.ArgumentError, "'x * s': s must be a number or", x, w, None, Epilogue("x * s", s=np.array(2.0)))
     refused(errors.ArgumentError, "there is no operand gate", x, w, bias, Epilogue("swiglu"))
-    refused(errors.ArgumentError, "makes one column of two, here are 3", x, np.zeros((3, 4)), None, "swiglu")
+    refused(
+        errors.ArgumentError,
+        "needs pairs of columns, gate and up; the product has 3",
+        x,
+        np.zeros((3, 4)),
+        None,
+        "swiglu",
+    )
     refused(errors.ArgumentError, "leave it out", x, w, aux=np.zeros((3 * P, 2)))
     refused(errors.ArgumentError, "out is 1 x 1", x, w, out=np.zeros((1, 1)))
     if P > 1:

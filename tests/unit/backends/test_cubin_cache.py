@@ -11,6 +11,7 @@ import pytest
 
 from pblas import errors
 from pblas.backends.nvshmem.hopper.cubin_cache import machine_code
+from pblas.errors import PblasWarning
 
 MACROS = [("TYPE", "1")]
 
@@ -96,7 +97,7 @@ def test_a_damaged_file_is_replaced(compiler: Compiler) -> None:
 def test_without_a_folder_each_call_compiles_and_warns(compiler: Compiler) -> None:
     compiler.folder.write_text("no folder")
     for count in (1, 2):
-        with pytest.warns(UserWarning, match="compiled kernels are not kept.*XDG_CACHE_HOME"):
+        with pytest.warns(PblasWarning, match="compiled kernels are not kept.*XDG_CACHE_HOME"):
             assert machine_code("a", MACROS, anew=count == 2) == f"machine code {count}".encode()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from pblas.backends.cuda.algorithm_cache import ALGORITHM_NBYTES, Choice, Choices
 from pblas.backends.cuda.gemm_problem import Problem, alignment, needs_copy, read
+from pblas.errors import PblasWarning
 from tests.common.gauge import NAMES, Array, dtype_of
 
 SHAPES = ((7, 8, 9), (1, 8, 9), (7, 1, 9), (7, 8, 1), (1, 1, 1), (1, 8, 1), (7, 1, 1), (1, 1, 9), (9, 2, 3))
@@ -214,5 +215,5 @@ def test_choices_of_wrong_types_are_rejected(choices: Choices, field: str, value
     (entry,) = content["choices"]
     (entry if field in entry else entry["problem"])[field] = value
     choices.path.write_text(json.dumps(content), encoding="utf-8")
-    with pytest.warns(UserWarning, match="tuned products are ignored"):
+    with pytest.warns(PblasWarning, match="tuned products are ignored"):
         assert not again().entries

@@ -33,7 +33,7 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     tiles_of_ctas,
 )
 from pblas.backends.nvshmem.kernels import COPY_THREADS, source
-from pblas.backends.tile_shapes import LINE, ROWS, WIDTH, Shape, beside, shaped
+from pblas.backends.tile_shapes import LINE, ROWS, WIDTH, Shape, choose_shape, is_side_by_side
 from pblas.epilogues import operand_names, parse
 from pblas.errors import BackendError
 from tests.common.gauge import BFLOAT16
@@ -214,7 +214,7 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
                 assert not any(later.width for later in tiles[i::clusters])
                 continue
             assert tile.width in COSTS
-            columns = tile.width * (CLUSTER if beside(parts[tile.part][0] - tile.row) else 1)
+            columns = tile.width * (CLUSTER if is_side_by_side(parts[tile.part][0] - tile.row) else 1)
             region = counts[tile.part][tile.row : tile.row + ROWS, tile.column : tile.column + columns]
             assert region.size
             region += 1
@@ -228,18 +228,18 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
 @pytest.mark.parametrize("clusters", [7, 66])
 def test_tiles_with_terms_are_interleaved_with_another_pieces_tiles(rows: int, pieces: int, clusters: int) -> None:
     """Evenly, and after all tiles that peers need for the same piece."""
-    peers, among = 7, [0] * 7
+    peers, interleaved = 7, [0] * 7
     for _ in range(pieces - 1):
-        among += [0] * peers + [peers]
-    among.append(0)
-    parts = [(rows, 4096)] * len(among)
-    tiles = cover(parts, clusters, among=among)
+        interleaved += [0] * peers + [peers]
+    interleaved.append(0)
+    parts = [(rows, 4096)] * len(interleaved)
+    tiles = cover(parts, clusters, interleaved=interleaved)
     area = [sum(tile.width for tile in tiles if tile.part == part) for part in range(len(parts))]
     assert area == [
         sum(tile.width for tile in cover(parts, clusters) if tile.part == part) for part in range(len(parts))
     ]
     gaps = set[int]()
-    for part, mixed in enumerate(among):
+    for part, mixed in enumerate(interleaved):
         places = [i for i, tile in enumerate(tiles) if tile.width and tile.part == part]
         needed = [i for i, tile in enumerate(tiles) if tile.width and tile.part < part - mixed]
         for cluster in range(clusters):
@@ -259,7 +259,9 @@ def test_tiles_of_a_shape_cover_every_part_once(shape: Shape) -> None:
         assert len(tiles) == shape.tiles(parts)
         for tile in tiles:
             rows = ROWS // shape.split
-            columns = tile.width * (CLUSTER if shape.split == 1 and beside(parts[tile.part][0] - tile.row) else 1)
+            columns = tile.width * (
+                CLUSTER if shape.split == 1 and is_side_by_side(parts[tile.part][0] - tile.row) else 1
+            )
             assert tile.width == shape.width
             counts[tile.part][tile.row : tile.row + rows, tile.column : tile.column + columns] += 1
         assert all((part == 1).all() for part in counts)
@@ -284,7 +286,7 @@ def test_tiles_of_ctas_cover_every_part_once(shape: Shape) -> None:
 
 def test_a_short_k_is_not_split() -> None:
     for rows, columns, k in itertools.product((8, 128, 512), (200, 1792, 6656), (64, 4096, 16384)):
-        shape, us = shaped([(rows, columns)] * 4, k, 66)
+        shape, us = choose_shape([(rows, columns)] * 4, k, 66)
         assert shape == shape.fitting(k // 64)
         assert us > 0
 

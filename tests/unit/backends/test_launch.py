@@ -235,3 +235,60 @@ def test_too_little_shared_memory_is_the_same_error_on_all_ranks_or_none(tmp_pat
     for part in ("WorkspaceError: ", "/dev/shm", "--shm-size", "transport='message'", "found on rank"):
         assert part in refusals[0]
     assert verdicts == ["right"] * RANKS
+
+
+ERRORS = {
+    "wrong on all ranks": ("pblas.pmatmul(a, ctx.zeros((5, 5)))", "DescriptorError: ", 0),
+    "wrong on the last rank": ("pblas.pmatmul(a, a, alpha=1.0 if ctx.rank < 2 else 'x')", "ArgumentError: ", 2),
+    "different on one rank": ("pblas.pmatmul(a, a, alpha=1.0 + (ctx.rank == 1))", "MismatchError: ", 0),
+    "in a class of the user": ("a.save(Broken())", "PblasError: save: ZeroDivisionError", 1),
+}
+BROKEN = """
+class Broken:
+    def __fspath__(self):
+        return str(1 / (ctx.rank - 1))
+
+a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs))
+"""
+TRACEBACK = "Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_all_ranks_prints_one_traceback(tmp_path: Path, form: str, name: str) -> None:
+    call, text, printer = ERRORS[name]
+    ended = job(tmp_path, f"{BROKEN}print(f'I am {{ctx.rank}}', flush=True)\nwith ctx:\n    {call}\n", form)
+    assert ended.status != 0
+    assert ended.left == []
+    chained = text.startswith("PblasError")  # the traceback of its cause comes first
+    assert ended.output.count(TRACEBACK) == 1 + chained
+    assert ended.output.count(text) == 1
+    assert ended.output.count("in __fspath__") == chained
+    lines = [f"rank {rank}: {text.partition(':')[0]}, as on all ranks" for rank in range(RANKS)]
+    assert lines[printer] not in ended.output
+    assert all(ended.output.count(line) == 1 for rank, line in enumerate(lines) if rank != printer)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_traceback_is_not_lost_if_some_ranks_catch_the_error(tmp_path: Path, form: str) -> None:
+    call = "pblas.pmatmul(a, ctx.zeros((5, 5)))"
+    body = f"{BROKEN}try:\n    {call}\nexcept ValueError:\n    if ctx.rank != 1: product(ctx)\n    else: raise"
+    ended = job(tmp_path, body, form)
+    assert ended.status != 0
+    assert ended.output.count(TRACEBACK) == 1
+    assert ended.output.count("DescriptorError: ") == 1
+    assert ended.output.count("rank 1: DescriptorError, as on all ranks") == 1
+
+
+def test_a_hook_of_the_program_gets_every_error(tmp_path: Path) -> None:
+    own = "def hook(kind, error, trace): print(f'MINE {kind.__name__} {trace is not None}', flush=True)\n"
+    script = tmp_path / "script.py"
+    before = f"import sys\n{own}sys.excepthook = hook\n"
+    script.write_text(before + PREAMBLE.replace("TIMEOUT", "30") + BROKEN + "pblas.pmatmul(a, ctx.zeros((5, 5)))\n")
+    ended = run([MPIEXEC, "-n", str(RANKS), sys.executable, str(script)], tmp_path)
+    assert ended.status != 0
+    assert 1 <= ended.output.count("MINE DescriptorError True") <= RANKS
+    assert "as on all ranks" not in ended.output
+    after = job(tmp_path, f"{BROKEN}{own}sys.excepthook = hook\npblas.pmatmul(a, ctx.zeros((5, 5)))\n", "plain")
+    assert after.output.count("MINE DescriptorError True") == RANKS
+    assert "Traceback" not in after.output

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 import pblas
-from pblas import Grid, MatrixDescriptor
+from pblas import Grid, MatrixDescriptor, linalg
 from tests.common.pages import PAGES, ROOT, RUN, Block, blocks_of, running
 
 PICTURES = [block for page in PAGES for block in blocks_of(page) if block.language == "{layout}"]
@@ -20,7 +20,7 @@ def glossary() -> tuple[list[str], str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs_or_says_why_not(page: str) -> None:
-    """Outputs are compared with what a script prints, so a page that has some has a script."""
+    """Tests compare the `text` blocks of a page with the output of its script, so a page with such blocks has one."""
     blocks = blocks_of(page)
     silent = [
         str(block) for block in blocks if not (block.language in RUN or block.language[:1] == "{" or block.reason)
@@ -58,6 +58,7 @@ def test_the_glossary_defines_every_row_of_explain() -> None:
         pblas.plan_matmul(*general, dtype="float64").explain(),
         pblas.plan_matmul(rows, rows, dtype="float64").explain(),
         pblas.plan_redistribution(rows, rows.T, trans="T", dtype="float64").explain(),
+        linalg.plan_lu(rows, dtype="float64").explain(),
         "\n".join(line for line in elementwise.splitlines() if line.split()[0] not in ("x", "y", "s")),
     ]
     rows_of_plans = [line for text in texts for line in text.splitlines()[1:] if line[2] != " "]  # else it goes on

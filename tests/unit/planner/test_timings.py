@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pblas.errors import PblasWarning
 from pblas.planner.algorithms import SHORTLIST_LENGTH, candidates, shortlist
 from pblas.planner.cost_model import estimate
 from pblas.planner.granularity import PlanningContext
@@ -147,10 +148,10 @@ def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entr
     cache.mkdir()
     for text in (content, content[:-3], "[" * 100_000, "", "[]", '{"format": 1}', "\xff"):
         path.write_text(text, encoding="latin-1")
-        with pytest.warns(UserWarning, match="measured algorithms are ignored"):
+        with pytest.warns(PblasWarning, match="measured algorithms are ignored"):
             context = measured()
         assert context.times("a") == ()
-        with pytest.warns(UserWarning, match="measured algorithms are ignored"):
+        with pytest.warns(PblasWarning, match="measured algorithms are ignored"):
             context.add("b", TIMES)
         assert measured().times("b") == TIMES
 
@@ -175,13 +176,13 @@ def test_a_warning_that_is_an_error_is_raised_on_all_ranks(cache: Path) -> None:
     cache.mkdir()
     file_of(first).write_text("no JSON", encoding="utf-8")
     for call in (lambda: Measured(First()), lambda: first.add("a", TIMES)):  # type: ignore[arg-type]
-        with pytest.raises(UserWarning, match="measured algorithms are ignored"):
+        with pytest.raises(PblasWarning, match="measured algorithms are ignored"):
             call()
     _, read, added = call_args
-    with pytest.raises(UserWarning, match="measured algorithms are ignored"):
+    with pytest.raises(PblasWarning, match="measured algorithms are ignored"):
         measured(1, read)
     other._backend = Ranks(1, added)  # type: ignore[assignment]
-    with pytest.raises(UserWarning, match="measured algorithms are ignored"):
+    with pytest.raises(PblasWarning, match="measured algorithms are ignored"):
         other.add("a", TIMES)
     assert first.times("a") == other.times("a") == TIMES
 
@@ -201,11 +202,11 @@ def test_without_a_home_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.warns(UserWarning, match="measured algorithms are ignored"):
+    with pytest.warns(PblasWarning, match="measured algorithms are ignored"):
         context = measured()
     with (
-        pytest.warns(UserWarning, match="algorithms are ignored"),
-        pytest.warns(UserWarning, match="algorithms are not kept"),
+        pytest.warns(PblasWarning, match="algorithms are ignored"),
+        pytest.warns(PblasWarning, match="algorithms are not kept"),
     ):
         context.add("a", TIMES)
     assert context.times("a") == TIMES

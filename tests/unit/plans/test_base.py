@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from math import prod
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -14,7 +19,7 @@ from pblas import Grid, MatrixDescriptor, Plan, ProductPlan, plan_matmul, plan_r
 from pblas.plans.base import Transport
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.simulation.hardware import PRESETS
-from pblas.simulation.phases import View, phases_of
+from tests.common.plans import check_transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +94,52 @@ def test_plans_of_products_and_redistributions_are_plans() -> None:
     assert isinstance(redistributed.plan, RedistributionPlan)
     assert repr(product) == f"<planned product: {product.plan.label}>"
     assert repr(redistributed) == "<planned redistribution: RedistributionPlan, 8 x 8, float64, 4 ranks>"
+    assert repr(redistributed.plan) == "<RedistributionPlan, 8 x 8, float64, 4 ranks>"
     for planned in (product, redistributed):
+        assert str(planned) == str(planned.plan) == planned.explain()
         assert isinstance(planned.plan, Plan)
         assert planned.explain() == planned.plan.explain()
+
+
+def public(x: object) -> set[str]:
+    return {name for name in dir(x) if not name.startswith("_")}
+
+
+def test_tab_shows_public_names() -> None:
+    rows = MatrixDescriptor.row_wise(8, 8, 4)
+    for planned in (plan_matmul(rows, rows, dtype="float64"), plan_redistribution(rows, rows.T, dtype="float64")):
+        methods = {"close", "execute", "explain", "out", "plan", "trace", "workspace_nbytes"}
+        assert public(planned) - {"descriptors"} == methods
+        fields = {field.name for field in dataclasses.fields(planned.plan)}
+        shown = public(planned.plan)
+        assert fields | {"explain", "simulate", "max_received_nbytes", "lower_bound", "moves", "label"} <= shown
+        assert shown.isdisjoint({"choice", "detail_lines", "extreme_ranks", "operand_lines", "title", "is_pushed"})
+        assert all(hasattr(planned.plan, name) for name in shown)
+
+
+def widths(html: str) -> list[float]:
+    """Lengths of the bars of received bytes and of the lower bound."""
+    return [float(width) for width in re.findall(r'<rect [^>]*width="([^"]*)"', html)]
+
+
+@pytest.mark.parametrize("nprocs", [1, 4])
+def test_notebooks_show_the_explanation_and_bars(nprocs: int) -> None:
+    rows, columns = (make(8, 8, nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+    product = plan_matmul(columns, rows, dtype="float64", epilogue="where(x < 0, 0, x)")
+    moved = plan_redistribution(rows, columns, dtype="float64")
+    shown: list[tuple[Any, Any]] = [(product, product.plan), (product.plan, product.plan), (moved, moved.plan)]
+    for planned, plan in shown:
+        html = planned._repr_html_()
+        assert f"<pre>{escape(planned.explain())}</pre>" in html
+        received, bound = widths(html)
+        ET.fromstring(html[html.index("<svg") :])
+        assert f"{plan.max_received_nbytes:,} bytes<" in html
+        assert received >= bound * 0.999
+        if plan.lower_bound:
+            ratio = plan.max_received_nbytes / plan.itemsize / plan.lower_bound
+            assert received / bound == pytest.approx(ratio, rel=0.01)
+        else:
+            assert bound == 0
 
 
 @st.composite
@@ -108,13 +156,9 @@ def relayouts(draw: st.DrawFn) -> RedistributionPlan:
 
 @given(relayouts())
 def test_ranks_receive_all_sent_data_and_all_of_it_is_in_the_phases(plan: RedistributionPlan) -> None:
-    ranks = range(plan.nprocs)
-    assert sum(map(plan.sent_elements, ranks)) == sum(map(plan.received_elements, ranks))
-    for rank in ranks:
-        phases = list(phases_of(plan, View(rank, plan.nprocs, 2, plan.transport)))
-        assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank)
+    check_transfers(plan)
     assert (plan.workspace_nbytes == 0) == (plan.max_received_nbytes == 0)
-    assert sum(map(plan.operands_nbytes, ranks)) == 8 * (prod(plan.a.shape) + prod(plan.b.shape))
+    assert sum(map(plan.operands_nbytes, range(plan.nprocs))) == 8 * (prod(plan.a.shape) + prod(plan.b.shape))
 
 
 @pytest.mark.parametrize("hardware", PRESETS)

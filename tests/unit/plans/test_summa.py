@@ -76,7 +76,7 @@ def test_the_plans_are_of_all_kinds() -> None:
     assert set(names) == {"SummaA", "SummaB", "SummaC"}
     assert min(names.values()) > 20
     assert {plan.in_place for plan in PLANS} == {True, False}
-    assert any(plan.home for plan in PLANS)
+    assert any(plan.sum_placement for plan in PLANS)
     assert any(isinstance(plan, SummaA) and plan.stays for plan in PLANS)
     assert any(isinstance(plan, SummaC) and plan.cuboids.k.nprocs > 1 for plan in PLANS)
 
@@ -107,8 +107,8 @@ def test_a_rank_receives_what_it_needs_and_does_not_have() -> None:
                 for layer in range(cuboids.k.nprocs):
                     if cuboids.k.count(layer):
                         count += len(elements(plan.sums, rank) - elements(cuboids.d.layer(layer), rank))
-            if plan.home is not None:
-                count += len(elements(d, rank) - elements(plan.home, rank))
+            if plan.sum_placement is not None:
+                count += len(elements(d, rank) - elements(plan.sum_placement, rank))
             assert plan.received_nbytes(rank) == 8 * count, (plan, rank)
             received.append(count)
         assert plan.max_received_nbytes == 8 * max(received)

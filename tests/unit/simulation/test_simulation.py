@@ -386,3 +386,23 @@ def test_the_command_line_simulates_the_plan_that_it_shows(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main([*sizes, "--simulate", "moon"])
     assert "choose from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_partial_products_of_a_wider_dtype_count_in_bytes(seed: int) -> None:
+    """In plans and in phases; operands and finished sums travel in their own dtype."""
+    rng = random.Random(seed)
+    nprocs, (m, n, k) = rng.randint(2, 6), rng.choice(SIZES)
+    descs = [descriptor(rng, *shape, nprocs) for shape in ((m, k), (k, n), (m, n))]
+    for transport, nodes in (("shared", 6), ("message", 1), ("mixed", 2)):
+        topology = Topology(nodes, shared=transport != "message")
+        narrow, wide = (
+            choose("bfloat16", *descs, nprocs=nprocs, topology=topology, wire=wire) for wire in ("", "float32")
+        )
+        for rank in range(nprocs):
+            phases = phases_of(wide, View(rank, nprocs, nodes, wide.transport))
+            assert sum(phase.nbytes for phase in phases) == wide.received_nbytes(rank)
+            assert narrow.received_nbytes(rank) <= wide.received_nbytes(rank) <= 2 * narrow.received_nbytes(rank)
+        if type(wide) is GemmReduceScatter:
+            assert wide.max_received_nbytes == 2 * narrow.max_received_nbytes
+        assert wide.received_elements(0) == narrow.received_elements(0)

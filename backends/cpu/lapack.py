@@ -1,0 +1,150 @@
+"""Factorizations of local blocks and triangular solves, on NumPy arrays in Fortran order, in place, GIL released.
+
+As in `pblas.backends.cpu.gemm` the routines are those of the BLAS and LAPACK that SciPy ships, called by pointer: they
+take any leading dimension, and copy nothing. Sizes are below 2^31, as in LAPACK.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from scipy.linalg import cython_blas, cython_lapack
+
+from pblas.backends.cpu.gemm import pointer
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+
+_PREFIXES = dict(zip("fdFD", "sdcz", strict=True))
+"""First letters of routines, by NumPy's letters of dtypes."""
+
+
+def potrf(x: Array) -> int:
+    """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal.
+
+    Args:
+        x: n x n; what is above the diagonal and the imaginary parts on it are not used (local).
+
+    Returns:
+        LAPACK's INFO: 0, or k if the leading k x k block is not positive definite. A NaN on the diagonal counts as
+        such, which OpenBLAS lets pass.
+
+    Source: LAPACK, xPOTRF.
+
+    >>> x = np.array([[4.0, 9.0], [2.0, 5.0]], order="F"); potrf(x), x.tolist()
+    (0, [[2.0, 0.0], [1.0, 2.0]])
+    >>> potrf(np.array([[4.0, 0.0], [2.0, 1.0]], order="F"))
+    2
+    """
+    n = x.shape[0]
+    if not n:
+        return 0
+    for j in range(1, n):
+        x[:j, j] = 0
+    if x.dtype.kind == "c":
+        x.imag[np.diag_indices(n)] = 0
+    info = ctypes.c_int()
+    _call(cython_lapack, x, "potrf", b"L", n, x, _lda(x), info)
+    factored = np.diagonal(x)[: info.value - 1 if info.value else n]
+    invalid = np.flatnonzero(np.isnan(factored))
+    return int(invalid[0]) + 1 if invalid.size else info.value
+
+
+def getrf(x: Array, pivots: Array) -> int:
+    """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
+
+    Args:
+        x: m x n (local).
+        pivots: min(m, n) numbers of 32 bits; afterwards row i was exchanged with row pivots[i], from 1 (local).
+
+    Returns:
+        LAPACK's INFO: 0, or the least k, from 1, for which U[k, k] is 0.
+
+    Source: LAPACK, xGETRF.
+
+    >>> x = np.array([[1.0, 2.0], [2.0, 2.0]], order="F"); pivots = np.empty(2, np.intc)
+    >>> getrf(x, pivots), x.tolist(), pivots.tolist()
+    (0, [[2.0, 2.0], [0.5, 1.0]], [2, 2])
+    """
+    if not x.size:
+        return 0
+    info = ctypes.c_int()
+    _call(cython_lapack, x, "getrf", *x.shape, x, _lda(x), pivots, info)
+    return info.value
+
+
+def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+    """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
+
+    Args:
+        x: m x n (local).
+        pivots: numbers of 32 bits, from 1, of which the first `start` are not used (local).
+        start: the first row that is exchanged (local).
+        backward: begin with the last row, which undoes the exchanges (global).
+
+    Source: LAPACK, xLASWP.
+
+    >>> x = np.array([[1.0], [2.0], [3.0]], order="F")
+    >>> swap_rows(x, np.array([3, 3, 3], np.intc)); x.ravel().tolist()
+    [3.0, 1.0, 2.0]
+    """
+    if x.size and start < len(pivots):
+        _call(cython_lapack, x, "laswp", x.shape[1], x, _lda(x), start + 1, len(pivots), pivots, -1 if backward else 1)
+
+
+def trsm(
+    t: Array,
+    x: Array,
+    *,
+    side: Literal["L", "R"] = "L",
+    uplo: Literal["L", "U"] = "L",
+    trans: Literal["N", "T", "C"] = "N",
+    unit: bool = False,
+) -> None:
+    """X := op(T)^-1 X, or X op(T)^-1, for a triangular T.
+
+    Args:
+        t: n x n; only one triangle is read (local).
+        x: n x k; k x n if T is on the right (local).
+        side: side of T (global).
+        uplo: the triangle (global).
+        trans: op (global).
+        unit: the diagonal of T is 1, and not read (global).
+
+    Source: BLAS, xTRSM.
+
+    >>> x = np.array([[2.0], [5.0]], order="F"); trsm(np.array([[2.0, 9.0], [1.0, 2.0]], order="F"), x); x.tolist()
+    [[1.0], [2.0]]
+    """
+    if x.size:
+        one, flags = np.ones(1, x.dtype), (side.encode(), uplo.encode(), trans.encode(), b"U" if unit else b"N")
+        _call(cython_blas, x, "trsm", *flags, *x.shape, one, t, _lda(t), x, _lda(x))
+
+
+def _call(module: Any, like: Array, name: str, *arguments: Any) -> None:
+    """Call a routine of the dtype of an array; integers are passed by reference."""
+    converted = [ctypes.c_int(argument) if isinstance(argument, int) else argument for argument in arguments]
+    _routine(module, _PREFIXES[like.dtype.char] + name, len(arguments))(*map(_address, converted))
+
+
+@lru_cache
+def _routine(module: Any, name: str, count: int) -> Any:
+    """A routine with so many arguments, all of which are pointers."""
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(pointer(module, name))
+
+
+def _address(argument: Any) -> Any:
+    """The pointer that a Fortran routine takes for an argument."""
+    if isinstance(argument, np.ndarray):
+        return argument.__array_interface__["data"][0]
+    return argument if isinstance(argument, bytes) else ctypes.addressof(argument)
+
+
+def _lda(x: Array) -> int:
+    """Leading dimension of an array in Fortran order, which may have one column."""
+    m, n = x.shape
+    assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"
+    return int(x.strides[1] // x.itemsize) if n > 1 else max(m, 1)

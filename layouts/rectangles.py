@@ -1,0 +1,101 @@
+"""Rectangles that cover the part of a triangle that one rank holds: products of a triangle are products of these.
+
+Local indices of a block-cyclic split grow with the global ones. So the rows of a local array that are on or below the
+diagonal in a range of its columns are a range too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from pblas.layouts.split import Split
+
+_LEAF = 64
+"""Columns of a block across the diagonal: its elements outside the triangle are multiplied in vain."""
+
+
+_SAMPLE = 256
+"""Largest number of columns that `area` examines."""
+
+
+class Rectangle(NamedTuple):
+    """Rows r0..r1-1 and columns c0..c1-1 of a local array; `inside` if all elements belong to the triangle (local)."""
+
+    r0: int
+    r1: int
+    c0: int
+    c1: int
+    inside: bool
+
+
+def rectangles(
+    rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"], c0: int = 0, c1: int | None = None
+) -> Iterator[Rectangle]:
+    """Disjoint rectangles that contain all local elements of a triangle, the largest first.
+
+    Those that are not wholly inside the triangle are small, and no two of them share a column.
+
+    Args:
+        rows: split of the rows (global).
+        r: coordinate whose rows the local array has (local).
+        columns: split of the columns (global).
+        c: coordinate whose columns the local array has (local).
+        uplo: "L" for the elements on and below the diagonal, "U" for those on and above it (global).
+        c0: first column (local).
+        c1: one past the last column; None for all (local).
+
+    >>> whole = Split(200, 200, 1)
+    >>> for rectangle in rectangles(whole, 0, whole, 0, "L"):
+    ...     print(*rectangle)
+    64 200 0 64 True
+    0 64 0 64 False
+    128 200 64 128 True
+    64 128 64 128 False
+    192 200 128 192 True
+    128 192 128 192 False
+    192 200 192 200 False
+    """
+    stop = columns.count(c) if c1 is None else c1
+    yield from _cover(rows, r, columns, c, uplo, c0, stop, 0, rows.count(r))
+
+
+def _cover(
+    rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"], c0: int, c1: int, low: int, high: int
+) -> Iterator[Rectangle]:
+    """`rectangles` of the rows low..high-1."""
+    if c0 >= c1 or low >= high:
+        return
+    first, last = columns.global_from_local(c0, c), columns.global_from_local(c1 - 1, c)
+    before, after = (min(max(rows.local_start(min(g, rows.n), r), low), high) for g in (first, last + 1))
+    whole = (after, high) if uplo == "L" else (low, before)
+    if whole[0] < whole[1]:
+        yield Rectangle(*whole, c0, c1, True)
+    low, high = before, after  # rows across the diagonal
+    if low >= high:
+        return
+    if c1 - c0 <= _LEAF and high - low <= 2 * _LEAF:
+        yield Rectangle(low, high, c0, c1, False)
+        return
+    half = (c1 - c0) // 2
+    middle = c0 + (max(_LEAF, half - half % _LEAF) if c1 - c0 > _LEAF else half)
+    yield from _cover(rows, r, columns, c, uplo, c0, middle, low, high)
+    yield from _cover(rows, r, columns, c, uplo, middle, c1, low, high)
+
+
+def area(rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"]) -> int:
+    """Number of local elements of a triangle: exact for few columns, from a sample of the columns for many.
+
+    >>> halves = Split(8, 4, 2)
+    >>> [area(halves, r, Split(8, 8, 1), 0, "L") for r in range(2)]
+    [10, 26]
+    """
+    m_loc, n_loc = rows.count(r), columns.count(c)
+    if not m_loc or not n_loc:
+        return 0
+    count, total = min(n_loc, _SAMPLE), 0
+    for s in range(count):
+        g = columns.global_from_local((2 * s + 1) * n_loc // (2 * count), c)
+        above = rows.local_start(min(g if uplo == "L" else g + 1, rows.n), r)
+        total += m_loc - above if uplo == "L" else above
+    return total * n_loc // count

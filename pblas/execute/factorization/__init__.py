@@ -1,0 +1,1 @@
+"""Executors of factorizations and of solves with their factors."""

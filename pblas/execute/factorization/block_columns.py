@@ -1,0 +1,107 @@
+"""Block columns of a matrix on a 1 x P grid, as the ranks that need them read them: in place, or from messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pblas.execute.redistribution.transfer import own_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.peers import Transfer
+    from pblas.execute.redistribution.transfer import SourceMatrix
+    from pblas.plans.factorization import Panel
+
+TAG = 1040
+
+
+class Part(NamedTuple):
+    """A panel of which the rows i0..i1-1 are read, and the ranks that read it, without its owner (global)."""
+
+    panel: Panel
+    i0: int
+    i1: int
+    readers: Sequence[int]
+
+
+class BlockColumns:
+    """Parts of block columns, read one after the other by this rank. Near ranks' parts are read in place.
+
+    The part of a far rank arrives in one of two buffers: the next part arrives while the current one is used.
+
+        columns.request(s)        # start to receive part s, if it is a far rank's
+        columns.offer(s)          # on its owner: start to send part s, which does not change before `sent`
+        columns.fetch(s)          # the part, after its arrival; it stays valid until request(s + 2)
+
+    Args:
+        home: the matrix, whose ranks hold all rows of their columns (global).
+        parts: what is read, in order (global).
+    """
+
+    def __init__(self, home: SourceMatrix, parts: Sequence[Part]) -> None:
+        self._home, self._backend, self._parts = home, home.backend, parts
+        self._buffers: list[Any] = [None, None]
+        self._arriving: dict[int, Transfer] = {}
+        self._sending: list[Transfer] = []
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers (local)."""
+        return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
+
+    def is_far(self, s: int) -> bool:
+        """Whether this rank reads part s, and gets it in a message (local)."""
+        part, rank = self._parts[s], self._backend.rank
+        return rank in part.readers and not self._backend.is_near(part.panel.owner)
+
+    def request(self, s: int) -> None:
+        """Start to receive part s; nothing if it is read in place, not read, or does not exist."""
+        if s < len(self._parts) and self.is_far(s):
+            out = self._buffer(s)
+            if out.size:
+                self._arriving[s] = self._backend.channel.receive(out, self._parts[s].panel.owner, TAG)
+
+    def offer(self, s: int) -> None:
+        """Start to send part s to the far ranks that read it."""
+        part, block = self._parts[s], self.own(s)
+        far = [peer for peer in part.readers if not self._backend.is_near(peer)]
+        if block.size:
+            self._sending += [self._backend.channel.send(block, peer, TAG) for peer in far]
+
+    def own(self, s: int) -> Array:
+        """Part s in the memory of its owner (local)."""
+        part = self._parts[s]
+        panel = part.panel
+        matrix: Array = self._home.array(panel.owner)
+        return matrix[part.i0 : part.i1, panel.j_loc : panel.j_loc + panel.width]
+
+    def fetch(self, s: int) -> Array:
+        """Part s, which this rank reads or owns; the rank has been told that it is complete."""
+        if self.is_far(s):
+            if s in self._arriving:  # it has elements
+                owner = self._parts[s].panel.owner
+                self._backend.wait(self._arriving.pop(s).done, f"panel of a factorization, of rank {owner}")
+            return self._buffer(s)
+        block = self.own(s)
+        if self._parts[s].panel.owner != self._backend.rank:
+            self._backend.read_nbytes += block.nbytes
+        return block
+
+    def sent(self) -> None:
+        """Return when all parts that this rank offered have left."""
+        for transfer in self._sending:
+            self._backend.wait(transfer.done, "sending panels of a factorization")
+        self._sending = []
+
+    def _buffer(self, s: int) -> Array:
+        """Memory for part s, in Fortran order."""
+        home, part = self._home, self._parts[s]
+        buffer = self._buffers[s % 2]
+        if buffer is None:
+            largest = max((x.i1 - x.i0) * x.panel.width for x in self._parts)
+            buffer = self._buffers[s % 2] = own_memory(home.backend, largest * home.dtype.itemsize)
+        shape = part.i1 - part.i0, part.panel.width
+        block: Array = home.backend.arrays.array(buffer, shape, home.dtype, "F")
+        return block

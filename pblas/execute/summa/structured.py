@@ -1,0 +1,245 @@
+"""Executors of rank-k updates and of triangular products: SummaC, where rectangles cover a triangle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pblas.execute.operands import Orders
+from pblas.execute.redistribution.scaling import Scaling
+from pblas.execute.redistribution.transfer import own_memory
+from pblas.execute.summa.completion import meet
+from pblas.execute.summa.partials import Partials
+from pblas.execute.summa.stationary_c import RunSummaC
+from pblas.execute.summa.triangle import Triangle
+from pblas.plans.summa import placed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute.operands import Operands
+    from pblas.execute.redistribution.packing import Message
+    from pblas.layouts.rectangles import Rectangle
+    from pblas.plans.structured import RankUpdate, TriangularProduct
+
+TAG_READ = 1029
+"""Of the signals that B has been read."""
+
+
+class _Term(RunSummaC):
+    """One product of a rank-k update, added to given sums.
+
+    A block across the diagonal is formed beside D, in `blocks`, whose columns are those of D: D itself may hold other
+    data on the other side of the diagonal. Sums outside D have no such data, and `blocks` is None.
+    """
+
+    def __init__(
+        self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        super().__init__(plan, backend, dtype, wire, orders)
+        self.places = plan.rectangles(backend.rank)
+        self.blocks: Array | None = None
+        self.first = True
+
+    def _new_partials(self, *unused: Any) -> None:
+        """None: the update has them."""
+
+    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
+        """All columns of D at once."""
+        return [slice(0, total.shape[1])]
+
+    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        for r0, r1, c0, c1, inside in self.places:
+            left, right, added = a[r0:r1], b[:, c0:c1], beta
+            out = total[r0:r1, c0:c1]
+            if not inside and self.blocks is not None:
+                out, added = self.blocks[: r1 - r0, c0:c1], float(not (self.first and s == 0))
+            # D[i, j] += alpha op(A)[i, k] op(A)^T[k, j]
+            self._arrays.gemm(x.alpha, left, right, added, out, conj=x.conj)
+
+    def add(self, x: Operands, total: Array, beta: complex) -> None:
+        """Sums := alpha op(A) op(B) + beta sums, in the rectangles."""
+        self._multiply_panels(x, total, beta, total)
+        for panels in (self._a, self._b):
+            panels.end()
+        for source_matrix in self._source_matrices:
+            source_matrix.release()
+
+
+class RunRankUpdate:
+    """Runs a RankUpdate plan on one rank."""
+
+    lends = True
+    """See `RunLocalGemm` (global)."""
+
+    def __init__(
+        self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        self._plan, self._backend, self._arrays = plan, backend, backend.arrays
+        self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
+        self._terms = [_Term(plan, backend, dtype, wire, orders)]
+        if plan.terms == 2:
+            flipped = Orders(_flip(orders.left), orders.result, _flip(orders.right))
+            self._terms.append(_Term(plan.swapped, backend, dtype, wire, flipped))
+        self._total = self._terms[0].total_dtype
+        self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
+        self._partials: Partials | None = None
+        if not plan.in_place:
+            n = plan.product.n
+            self._partials = Partials(backend, plan, [(0, n)], dtype, wire, orders.result, self._triangle)
+        self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not x.inside]
+        self._to_d: Message | None = None
+        self._blocks: Array | None = None
+        if plan.in_place and self._total == dtype:
+            height = max((x.r1 - x.r0 for x in self._across), default=0)
+            shape = height, plan.cuboids.d.local_shape(backend.rank)[1]
+            memory = own_memory(backend, shape[0] * shape[1] * dtype.itemsize)
+            self._blocks = backend.arrays.array(memory, shape, dtype, "F")
+            self._to_d = self._triangle.blocks(self._across)
+        for term in self._terms:
+            term.blocks, term.first = self._blocks, term is self._terms[0]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace (local)."""
+        total = sum(term.workspace_nbytes for term in self._terms)
+        total += 0 if self._blocks is None else int(self._blocks.nbytes)
+        return total + (self._partials.workspace_nbytes if self._partials else 0)
+
+    def publish(self, x: Operands) -> bool:
+        """Publish the locations of the operands; true if one must be staged first."""
+        alone = False
+        for term, operands in zip(self._terms, self._operands(x), strict=False):
+            alone = term.publish(operands) or alone
+        return alone
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
+        for term in self._terms:
+            term.prepare(scratch=scratch)
+        return scratch
+
+    def _operands(self, x: Operands) -> list[Operands]:
+        """The operands of each term: D = alpha op(A) op(B)^T + alpha op(B) op(A)^T, or with conjugates."""
+        conj_a, conj_b = (conj != self._is_hermitian for conj in x.conj)
+        alpha = complex(x.alpha).conjugate() if self._is_hermitian else x.alpha
+        return [x, replace(x, left=x.right.T, right=x.left.T, conj=(conj_b, conj_a), alpha=alpha)]
+
+    def run(self, x: Operands) -> None:
+        """**Collective.** The triangle of D = alpha (sum of the terms) + beta C."""
+        if x.old is not None:
+            if x.old is not x.result:
+                self._triangle.put(x.old, x.result)
+                x = replace(x, old=x.result)
+            self._make_real(x.result)
+        partials, result, beta = self._partials, x.result, x.beta if x.old is not None else 0.0
+        if partials is not None:
+            partials.begin(x)
+            sums, beta = partials.part(0), 0.0
+            total = sums if sums.dtype == self._total else self._arrays.like(sums, self._total)
+            self._add(x, total, beta)
+            if total is not sums:
+                self._arrays.assign(total, sums)
+            partials.send(0)
+            partials.collect(0)
+            partials.end()
+        elif self._total != result.dtype:
+            total = self._arrays.like(result, self._total)
+            if x.old is not None:
+                self._arrays.assign(result, total)
+            self._add(x, total, beta)
+            self._triangle.put(total, result)
+        else:
+            self._add(x, result, beta)
+            assert self._to_d is not None, "D is formed in place"
+            assert self._blocks is not None, "D is formed in place"
+            self._to_d.bring(self._blocks, result, Scaling(1.0, beta))
+        self._make_real(result)
+
+    def _add(self, x: Operands, total: Array, beta: complex) -> None:
+        for term, operands in zip(self._terms, self._operands(x), strict=False):
+            term.add(operands, total, beta)
+            beta = 1.0
+
+    def _make_real(self, result: Array) -> None:
+        """Set the imaginary parts of a Hermitian D's diagonal to 0."""
+        if self._is_hermitian:
+            self._arrays.settle()
+            self._triangle.set_diagonal(result.imag, 0.0)
+
+
+class RunTriangleScaling:
+    """Runs a rank-k update without products: K is empty, or alpha is 0. The triangle of D = beta C."""
+
+    workspace_nbytes = 0
+    lends = False
+    """See `RunLocalGemm` (global)."""
+
+    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
+        self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
+        self._arrays = backend.arrays
+        self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
+
+    def publish(self, operands: Operands) -> bool:
+        """False: peers read nothing."""
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """False: no agreement is needed."""
+        return False
+
+    def run(self, x: Operands) -> None:
+        """The triangle of D = beta C on this rank."""
+        old = x.result if x.old is None else x.old
+        beta = 0.0 if x.old is None else x.beta
+        if x.old is not None and x.old is not x.result:
+            self._triangle.put(old, x.result)
+        for factor in (1.0, beta):  # imaginary parts of the diagonal are not scaled: they may be NaN
+            if factor != 1:
+                self._triangle.put(x.result, x.result, Scaling(0.0, factor))
+            if self._is_hermitian:
+                self._arrays.settle()
+                self._triangle.set_diagonal(x.result.imag, 0.0)
+
+
+class RunTriangularProduct(RunSummaC):
+    """Runs a TriangularProduct plan on one rank; zeros fill the other triangle of the left operand."""
+
+    _plan: TriangularProduct
+
+    def __init__(
+        self, plan: TriangularProduct, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
+    ) -> None:
+        super().__init__(plan, backend, dtype, wire, orders)
+        coordinates = plan.cuboids.a.coordinates(backend.rank)
+        self._places: list[tuple[int, list[Rectangle]]] = []
+        if coordinates is not None and coordinates[1] in plan.cuboids.layers:
+            for panel in plan.panels(coordinates[1], plan.first(backend.rank)):
+                above = plan.cuboids.m.local_start(plan.rows_of(panel)[0], coordinates[0])
+                self._places.append((above, plan.rectangles(panel, backend.rank)))
+
+    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
+        """All columns of D at once."""
+        return [slice(0, total.shape[1])]
+
+    def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
+        super()._multiply_panels(x, total, beta, result)
+        if self._plan.aliased:
+            meet(self._backend, TAG_READ, "other ranks read B before it is overwritten")
+
+    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        if beta != 1:
+            self._arrays.scale(beta, total)
+        above, places = self._places[s]
+        for r0, r1, c0, c1, _ in places:
+            # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle
+            left = a[r0 - above : r1 - above, c0:c1]
+            self._arrays.gemm(x.alpha, left, b[c0:c1], 1.0, total[r0:r1], conj=x.conj)
+
+
+def _flip(order: Any) -> Any:
+    return "C" if order == "F" else "F"

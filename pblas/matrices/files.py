@@ -1,0 +1,143 @@
+"""Matrices in files: .npy and .h5, by the ending of the path. Every rank reads and writes only what it owns."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.errors import ArgumentError, FileFormatError
+from pblas.matrices import hdf5, mapped_files, npy
+from pblas.matrices.complete_files import begin, discard
+from pblas.matrices.mapped_files import Header
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+_HDF5 = (".h5", ".hdf5")
+
+
+def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
+    """The format of a new file, by the ending of its path.
+
+    Args:
+        verb: name of the call, for messages.
+        path: the path.
+
+    Raises:
+        ArgumentError: another ending.
+
+    >>> format_of("save", "a/b.h5")
+    'hdf5'
+    >>> format_of("save", "b.txt")
+    Traceback (most recent call last):
+    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy or .h5: pass 'b.npy'
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix == ".npy":
+        return "npy"
+    if suffix in _HDF5:
+        return "hdf5"
+    name, ends = Path(path).name, f"ends in {suffix!r}" if suffix else "has no ending"
+    raise ArgumentError(f"{verb}: {path} {ends}; a matrix is saved as .npy or .h5: pass {Path(name).stem + '.npy'!r}")
+
+
+def checked_dataset(verb: str, path: str, dataset: Any) -> str | None:
+    """The name of a dataset in an HDF5 file, or None.
+
+    Args:
+        verb: name of the call, for messages.
+        path: the path of the file.
+        dataset: the argument of the user.
+
+    Raises:
+        ArgumentError: no such name, or a file that has no datasets.
+    """
+    if dataset is None:
+        return None
+    if Path(path).suffix.lower() not in _HDF5:
+        raise ArgumentError(f"{verb}: dataset={dataset!r} is for .h5 files; leave it out for {path}")
+    pieces = dataset.strip("/").split("/") if isinstance(dataset, str) else [""]
+    if any(piece in ("", ".", "..") for piece in pieces) or "\0" in dataset:
+        raise ArgumentError(f"{verb}: dataset must be a name, as 'data' or 'group/data', got {dataset!r}")
+    return str(dataset)
+
+
+def read_header(path: str | os.PathLike[str], dataset: str | None = None) -> Header:
+    """Shape, dtype and place of the matrix in a file: HDF5 if the path ends in .h5 or .hdf5, else .npy.
+
+    Args:
+        path: path of the file (global).
+        dataset: name of the dataset in an HDF5 file; None for the only one (global).
+
+    Raises:
+        BackendError: an HDF5 file without h5py.
+        FileFormatError: no such file, another format, not a matrix, or a truncated file.
+    """
+    return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else npy.read_header(path)
+
+
+def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
+
+    Args:
+        path: path of the file (global).
+        header: its header (global).
+        desc: distribution, of the shape in the header (global).
+        rank: this rank (local).
+        local: this rank's local array, written (local).
+
+    Raises:
+        FileFormatError: the file cannot be read.
+    """
+    read = hdf5.read_part if header.dataset and header.offset is None else mapped_files.read_part
+    read(path, header, desc, rank, local)
+
+
+def create(
+    path: str, dataset: str | None, shape: tuple[int, int], dtype: np.dtype[Any], order: str
+) -> tuple[str, Header]:
+    """Create a file of the right size under a temporary name in the folder of `path`.
+
+    Args:
+        path: final path of the file.
+        dataset: name of the dataset in an HDF5 file; None for "data" (global).
+        shape: rows and columns of the matrix (global).
+        dtype: dtype of the matrix (global).
+        order: storage order in a .npy file, "F" or "C"; HDF5 stores rows one after the other (global).
+
+    Returns:
+        The temporary name, and the header, for `write_part`.
+
+    Raises:
+        BackendError: an HDF5 file without h5py.
+        FileFormatError: the folder is missing or not writable, the disk is too small, or a folder, device or pipe has
+            the name.
+    """
+    temporary = ""
+    try:
+        temporary, file = begin(path)
+        with file:
+            if format_of("save", path) == "npy":
+                header = npy.write_header(file, shape, dtype, order)
+            else:
+                header = hdf5.write_header(temporary, dataset or "data", shape, dtype)
+            offset, nbytes = header.offset, shape[0] * shape[1] * dtype.itemsize
+            if nbytes and offset is not None:
+                if hasattr(os, "posix_fallocate"):  # a full disk raises here; a memory map would get a SIGBUS later
+                    os.posix_fallocate(file.fileno(), offset, nbytes)
+                elif os.fstat(file.fileno()).st_size < offset + nbytes:
+                    os.ftruncate(file.fileno(), offset + nbytes)
+    except OSError as error:
+        discard(temporary)
+        raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except BaseException:
+        discard(temporary)
+        raise
+    return temporary, header
+
+
+write_part = mapped_files.write_part

@@ -1,0 +1,167 @@
+"""Matrices in HDF5 files, through h5py, which is imported when it is needed.
+
+A saved matrix is one contiguous dataset, whose place in the file is known before its elements are written. So ranks
+write their parts as into a .npy file, at the same time and without an HDF5 library that knows MPI. Datasets of other
+programs may be compressed, in chunks, or of another type: HDF5 itself reads them, a few rows at a time.
+
+Source: HDF5 reference manual, H5Pset_alloc_time, H5Dget_offset; h5py, "Low-Level API".
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.dtypes import BFLOAT16
+from pblas.errors import BackendError, FileFormatError
+from pblas.matrices.complete_files import reading
+from pblas.matrices.mapped_files import Header
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+_PANEL_NBYTES = 16 << 20
+"""Memory for the rows that are read at a time, unless one chunk is larger."""
+_SHOWN = 5
+"""Names of datasets in a message."""
+
+
+def library() -> Any:
+    """The module h5py.
+
+    Raises:
+        BackendError: it is not installed.
+    """
+    try:
+        return import_module("h5py")
+    except ImportError as caught:
+        raise BackendError(f".h5 files need h5py: {caught}; pip install 'pblas[hdf5]', or use a .npy file") from None
+
+
+def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
+    """The shape, dtype and place of a matrix in an HDF5 file.
+
+    Args:
+        path: path of the file (global).
+        dataset: name of the dataset; None for the only one of the file (global).
+
+    Raises:
+        BackendError: h5py is not installed.
+        FileFormatError: no such file or dataset, another format, or not a matrix.
+    """
+    h5py = library()
+    with reading(path) as raw:
+        try:
+            with h5py.File(path, "r", locking="best-effort") as file:
+                name, found = _dataset(h5py, path, file, dataset)
+                shape, dtype = found.shape, _dtype(h5py, found)
+                is_plain = _memory_type(h5py, dtype).equal(found.id.get_type()) and not found.external
+                offset = found.id.get_offset() if is_plain and found.chunks is None else None
+            size = os.fstat(raw.fileno()).st_size
+        except FileFormatError:
+            raise
+        except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
+            raise FileFormatError(f"{path}: not an HDF5 file: {type(error).__name__}: {error}") from None
+    if shape is None or len(shape) != 2 or dtype.hasobject or dtype.subdtype is not None:
+        raise FileFormatError(f"{path}: expected a matrix of numbers, got {name!r} of shape {shape}, dtype {dtype}")
+    m, n = shape
+    if offset is not None and size < offset + m * n * dtype.itemsize:
+        needed = offset + m * n * dtype.itemsize
+        raise FileFormatError(f"{path}: truncated: expected {needed} bytes, got {size}; write the file again")
+    return Header((m, n), dtype, "C", offset, name)
+
+
+def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+    """Copy the elements that `rank` owns of a dataset in chunks, or of another type, into `local`.
+
+    The arguments are those of `mapped_files.read_part`, with a header that has no offset.
+
+    Raises:
+        FileFormatError: the file cannot be read.
+    """
+    if not local.size:
+        return
+    h5py = library()
+    rows, columns = (np.concatenate([np.arange(*ends) for ends in ranges]) for ranges in desc.global_ranges(rank))
+    first, stop = int(columns[0]), int(columns[-1]) + 1
+    try:
+        with h5py.File(path, "r", locking="best-effort") as file, np.errstate(all="ignore"):
+            dataset = file[header.dataset]
+            height = dataset.chunks[0] if dataset.chunks else 1
+            step = height * max(1, _PANEL_NBYTES // (height * (stop - first) * header.dtype.itemsize))
+            for start in range(int(rows[0]) // step * step, int(rows[-1]) + 1, step):
+                i0, i1 = np.searchsorted(rows, (start, start + step))
+                if i0 < i1:
+                    panel = dataset[int(rows[i0]) : int(rows[i1 - 1]) + 1, first:stop]
+                    local[i0:i1] = panel[np.ix_(rows[i0:i1] - rows[i0], columns - first)]
+    except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
+        raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
+
+
+def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Header:
+    """Make an HDF5 file of one dataset, whose elements are not written.
+
+    Args:
+        path: path of the file, which is overwritten.
+        dataset: name of the dataset; groups in it are made (global).
+        shape: rows and columns of the matrix (global).
+        dtype: dtype of the matrix (global).
+
+    Returns:
+        The header.
+
+    Raises:
+        BackendError: h5py is not installed.
+        FileFormatError: HDF5 refuses the name or the size.
+        OSError: the file cannot be written.
+    """
+    h5py = library()
+    try:
+        with h5py.File(path, "w", locking="best-effort") as file:
+            links, options = (h5py.h5p.create(kind) for kind in (h5py.h5p.LINK_CREATE, h5py.h5p.DATASET_CREATE))
+            links.set_create_intermediate_group(True)
+            options.set_layout(h5py.h5d.CONTIGUOUS)
+            options.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)  # so that the offset is known now
+            options.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+            space, stored = h5py.h5s.create_simple(shape), _memory_type(h5py, dtype)
+            made = h5py.h5d.create(file.id, dataset.encode(), stored, space, dcpl=options, lcpl=links)
+            return Header(shape, dtype, "C", made.get_offset(), dataset)
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+        raise FileFormatError(f"dataset {dataset!r} cannot be made: {error}") from None
+
+
+def _dataset(h5py: Any, path: str | os.PathLike[str], file: Any, name: str | None) -> tuple[str, Any]:
+    """The name of a dataset of an open file, and the dataset."""
+    names: list[str] = []
+    file.visititems(lambda key, item: names.append(key) if isinstance(item, h5py.Dataset) else None)
+    shown = ", ".join(map(repr, names[:_SHOWN])) + ", ..." * (len(names) > _SHOWN) if names else "no dataset"
+    if name is None:
+        if len(names) != 1:
+            remedy = f"; pass dataset={names[0]!r}, for example" if names else ""
+            raise FileFormatError(f"{path}: expected one dataset, the file holds {shown}{remedy}")
+        name = names[0]
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        raise FileFormatError(f"{path}: there is no dataset {name!r}; the file holds {shown}")
+    return name, found
+
+
+def _dtype(h5py: Any, dataset: Any) -> np.dtype[Any]:
+    """The dtype of a dataset, which h5py reads as float32 if it is bfloat16."""
+    is_bfloat16 = _memory_type(h5py, BFLOAT16).equal(dataset.id.get_type())
+    return BFLOAT16 if is_bfloat16 else dataset.dtype
+
+
+def _memory_type(h5py: Any, dtype: np.dtype[Any]) -> Any:
+    """The HDF5 type of elements as they are in memory: h5py's; bfloat16 as a number of sign, 8 and 7 bits."""
+    if dtype != BFLOAT16:
+        return h5py.h5t.py_create(dtype, logical=True)
+    stored = h5py.h5t.NATIVE_FLOAT.copy()
+    stored.set_fields(15, 7, 8, 0, 7)
+    stored.set_size(2)
+    stored.set_ebias(127)
+    return stored

@@ -1,0 +1,112 @@
+"""Arguments of factorizations and of solves with their factors, checked on one rank: the first wrong one raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy
+from pblas.operations.reductions import converted_array
+from pblas.runtime.runtime import checked_dtype
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+
+
+def runtime_of(verb: str, a: Any) -> Runtime:
+    """The runtime of a matrix; ArgumentError for any other value (local)."""
+    if not isinstance(a, DistMatrix):
+        raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+    return a.runtime
+
+
+def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
+    """Check an operand: a matrix of this context, in host memory, of 32 bits at least (local).
+
+    Args:
+        verb: name of the call (global).
+        name: of the argument (global).
+        x: the operand (global).
+        runtime: of the context (global).
+        dtype: that it must have; None for any that can be factored (global).
+
+    Raises:
+        ArgumentError: not a matrix of this context.
+        BackendError: a context of GPUs.
+        DTypeError: a dtype of 16 bits, or another one than `dtype`.
+    """
+    if not isinstance(x, DistMatrix):
+        raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
+    if x.runtime is not runtime:
+        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+    x.stored(verb)
+    if runtime.backend.gpus:
+        raise errors.BackendError(
+            f"{verb}: factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
+            f"backend='mpi', for example by A.save(path) and ctx.load(path)"
+        )
+    check_dtype(verb, name, x.dtype)
+    if dtype is not None and x.dtype != dtype:
+        raise errors.DTypeError(
+            f"{verb}: A is {dtype.name}, {name} is {x.dtype.name}; both must have one dtype: convert with .astype"
+        )
+
+
+def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
+    """A dtype that can be factored; DTypeError for dtypes of 16 bits, and for those that pblas does not multiply."""
+    checked = checked_dtype(verb, dtype)
+    if checked.itemsize < np.dtype(np.float32).itemsize:
+        raise errors.DTypeError(
+            f"{verb}: {name} is {checked.name}, which has too few bits to solve equations; convert with "
+            f".astype('float32')"
+        )
+    return checked
+
+
+def check_square(verb: str, desc: MatrixDescriptor) -> None:
+    """Raise DescriptorError unless a matrix is square."""
+    if desc.m != desc.n:
+        raise errors.DescriptorError(f"{verb}: A is {desc.m} x {desc.n}; it must be square")
+
+
+def check_rows(verb: str, n: int, rows: int, what: str) -> None:
+    """Raise DescriptorError unless B has as many rows as A, which is n x n."""
+    if rows != n:
+        raise errors.DescriptorError(f"{verb}: A is {n} x {n}, B has {rows} {what}; make them agree")
+
+
+def check_out(verb: str, out: Any, a: DistMatrix) -> None:
+    """Check the matrix for a result of the shape and dtype of A; it may be A itself (local)."""
+    check_matrix(verb, "out", out, a.runtime, a.dtype)
+    check_not_conjugated(verb, "out", out)
+    if out.shape != a.shape:
+        sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
+        raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
+    if not out.stored(verb).flags.writeable:
+        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+
+
+def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any]) -> Array:
+    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A (local).
+
+    Raises:
+        ArgumentError: not a matrix, nor an array of one dimension.
+        DescriptorError: another number of elements than A has rows.
+        DTypeError: elements that are no numbers, or complex ones for a real matrix.
+    """
+    try:
+        array = np.asarray(b)
+    except (TypeError, ValueError, errors.PblasError):
+        array = np.empty((), object)
+    if array.ndim != 1:
+        raise errors.ArgumentError(
+            f"{verb}: B must be a DistMatrix, or an array of one dimension that is equal on all ranks, got "
+            f"{type(b).__name__} of {array.ndim} dimensions; ctx.replicate(array) makes a matrix"
+        )
+    check_rows(verb, n, len(array), "elements")
+    return np.asfortranarray(converted_array(verb, array, dtype)[:, None])

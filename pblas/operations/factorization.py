@@ -1,0 +1,198 @@
+"""Planned Cholesky and LU factorizations: A is redistributed to block columns, which are factored in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from pblas import errors
+from pblas.backends.local_step import agreed
+from pblas.execute.factorization.cholesky import RunCholesky
+from pblas.execute.factorization.lu import RunLu
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.arguments.product import check_like_planned, enough_ranks
+from pblas.operations.linalg_errors import NotPositiveDefiniteError
+from pblas.operations.planned import PlannedOperation
+from pblas.operations.redistribution import redistribute
+from pblas.operations.stacking import without_lld
+from pblas.planner.choose_factorization import choose_factorization
+from pblas.plans.factorization import FactorizationPlan
+from pblas.plans.plan import Topology
+from pblas.runtime.runtime import checked_dtype, checked_flag
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.execute.factorization.factorization import RunFactorization
+    from pblas.runtime.runtime import Runtime
+
+
+class Factored(NamedTuple):
+    """A factored matrix.
+
+    Args:
+        w: the factor, in block columns (global).
+        info: LAPACK's INFO: 0, or k from 1 if U[k, k] is 0 (global).
+        pivots: exchanges of rows, from 1; None for Cholesky (global).
+    """
+
+    w: DistMatrix
+    info: int
+    pivots: Array | None
+
+
+class _Execution(NamedTuple):
+    """The arguments of one execution: W, which is `out` because it is factored in place."""
+
+    verb: str
+    out: DistMatrix
+
+
+class PlannedFactorization(PlannedOperation[_Execution]):
+    """A planned factorization. Made by `plan_cholesky` and `plan_lu`; usable as a `with` block.
+
+    Args:
+        plan: plan of the factorization (global).
+        dtype: of the matrix (global).
+        runtime: runtime of the context; None for an operation planned from descriptors, which cannot run (global).
+    """
+
+    noun = "factorization"
+    kind: ClassVar[Literal["cholesky", "lu"]]
+    """The factorization (global)."""
+    plan: FactorizationPlan
+    _executor: RunFactorization | None = None
+
+    def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
+        super().__init__(plan, None, dtype, runtime)
+
+    def factored(self, verb: str, a: DistMatrix) -> Factored:
+        """**Collective.** A copy of A in block columns, factored.
+
+        Args:
+            verb: name of the call, in which the ranks are (global).
+            a: the matrix, checked (global).
+
+        Raises:
+            NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
+        """
+        copy = self.plan.copy
+        uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
+        w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
+        self.run(_Execution(verb, w))
+        executor = self._executor
+        assert executor is not None, "it has run"
+        return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
+
+    def check_execution(self, runtime: Runtime, a: Any, out: Any = None) -> None:
+        """**Collective.** Agree on the matrices of an execution, which must be as planned."""
+        with runtime.local_step(self._call):
+            check_like_planned("A", a, runtime, self._dtype, self.plan.a, remedy="use one context", exact=True)
+            arguments.check_matrix("execute", "A", a, runtime)
+            if out is not None:
+                arguments.check_out("execute", out, a)
+        runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
+
+    def _build(self, runtime: Runtime) -> RunFactorization:
+        runner = RunCholesky if self.plan.operation == "cholesky" else RunLu
+        return runner(self.plan, runtime.backend, self._dtype)
+
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - `factored` made W
+        return execution
+
+    def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
+        return result.stored(execution.verb)
+
+    def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:  # noqa: ARG002
+        executor = self._executor
+        assert executor is not None, "it has run"
+        executor.finish()
+        if executor.info and self.plan.operation == "cholesky":
+            k = executor.info
+            text = (
+                f"{execution.verb}: A is not positive definite: its leading {k} x {k} block is not; factor it with "
+                f"lu_factor, or add a multiple of the identity"
+            )
+            raise agreed(NotPositiveDefiniteError(text, k))
+
+
+PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
+
+
+def planned(
+    cls: type[PlannedT], verb: str, a: Any, *, dtype: Any, nprocs: Any, upper: Any = False, returns: bool = False
+) -> PlannedT:
+    """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        cls: its class (global).
+        verb: name of the call (global).
+        a: the matrix, or its descriptor (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        upper: as in `cholesky` (global).
+        returns: whether the factor is brought back to the layout of A (global).
+    """
+    if isinstance(a, MatrixDescriptor):
+        if dtype is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        checked = arguments.check_dtype(verb, "dtype", dtype)
+        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper)
+        transport = Topology(ranks, shared=True).transport(ranks)
+        plan = choose_factorization(cls.kind, a, checked.name, ranks, transport, returns=returns, uplo=uplo)
+        return cls(plan, checked, None)
+    runtime = arguments.runtime_of(verb, a)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
+        plan = _agreed(cls, verb, a, upper, None, returns)
+        return _made(cls, verb, plan, a)
+
+
+def prepared(
+    cls: type[PlannedT], verb: str, a: DistMatrix, *, upper: Any = False, out: Any = None, returns: bool = False
+) -> PlannedT:
+    """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
+
+    Args:
+        cls: its class (global).
+        verb: name of the call (global).
+        a: the matrix (global).
+        upper: as in `cholesky` (global).
+        out: as in `cholesky` (global).
+        returns: whether the factor is brought back to the layout of A (global).
+    """
+    plan = _agreed(cls, verb, a, upper, out, returns)
+    return a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+
+
+def _agreed(cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool) -> FactorizationPlan:
+    """**Collective.** The plan of a factorization, after all checks."""
+    runtime = a.runtime
+    with runtime.local_step(verb):
+        arguments.check_matrix(verb, "A", a, runtime)
+        uplo = _checked(cls, verb, a.desc, upper)
+        if out is not None:
+            arguments.check_out(verb, out, a)
+    runtime.agree(verb, {"uplo": uplo, "out": None if out is None else out.signature(), **a.signature()})
+    transport = runtime.topology.transport(runtime.nprocs)
+    return choose_factorization(
+        *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo
+    )
+
+
+def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:
+    """**Collective.** A new planned factorization of a plan on which the ranks have agreed."""
+    with a.runtime.building(verb):
+        made = cls(plan, a.dtype, a.runtime)
+    a.runtime.agree(f"{verb}: workspace", {})
+    return made
+
+
+def _checked(cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any) -> Literal["L", "U"]:
+    """The triangle that is read, after checks (local)."""
+    if cls.kind == "cholesky":
+        arguments.check_square(verb, desc)
+    return "U" if checked_flag(verb, "upper", upper) else "L"

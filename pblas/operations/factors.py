@@ -1,0 +1,294 @@
+"""Factors of matrices, which solve equations: `cho_factor` and `lu_factor` make them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.local_step import agreed
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.arguments.product import checked_trans
+from pblas.operations.linalg_errors import SingularMatrixError
+from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.operations.redistribution import redistribute
+from pblas.operations.stacking import without_lld
+from pblas.operations.substitution import substituted
+from pblas.plans.substitution import Sweep
+from pblas.runtime.runtime import checked_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.operations.factorization import Factored
+    from pblas.runtime.runtime import Runtime
+
+Trans = Literal["N", "T", "C"]
+_MOST_STEPS = 5  # of the estimator, as in LAPACK
+
+
+class SlogdetResult(NamedTuple):
+    """Sign and logarithm of the absolute value of a determinant, as of numpy.linalg.slogdet."""
+
+    sign: Any
+    logabsdet: Any
+
+
+class Factor(ABC):
+    """A factored matrix in memory of its context. It keeps no reference to the matrix.
+
+    Args:
+        factored: the factor (global).
+        desc: layout of the matrix (global).
+    """
+
+    def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
+        self._w, self.info, self._pivots, self._desc = factored.w, factored.info, factored.pivots, desc
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the factored matrix (global)."""
+        return self._desc.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the factored matrix (global)."""
+        return self._w.dtype
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._w.runtime
+
+    @abstractmethod
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+        """The triangular solves that give op(A)^-1 B, in order (global)."""
+
+    def _solved(self, b: Any, trans: Any = "N") -> Any:
+        """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
+        verb, runtime = "solve", self._runtime
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
+                if isinstance(b, DistMatrix):
+                    arguments.check_matrix(verb, "B", b, runtime, self.dtype)
+                    arguments.check_rows(verb, n, b.shape[0], "rows")
+                    signature: Any = b.signature()
+                else:
+                    vector = arguments.checked_vector(verb, b, n, self.dtype)
+                    signature = {"B": vector.shape}
+            runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
+            self._check_invertible(verb)
+            if isinstance(b, DistMatrix):
+                return redistribute(self._substituted(verb, b, trans), without_lld(b.desc))
+            x = self._substituted(verb, replicated_matrix(verb, self._w, vector), trans).to_global(None)
+            assert x is not None, "on all ranks"
+            return x[:, 0]
+
+    def _substituted(self, verb: str, b: DistMatrix | MatrixDescriptor, trans: Trans) -> DistMatrix:
+        """**Collective.** op(A)^-1 B, in columns over all ranks."""
+        return substituted(verb, self._w, b, self._sweeps(trans), self._pivots, backward=trans != "N")
+
+    def inv(self) -> DistMatrix:
+        """**Collective.** The inverse, a new matrix in the layout of A.
+
+        Raises:
+            DescriptorError: A is not square.
+            SingularMatrixError: A is singular.
+        """
+        verb, runtime = "inv", self._runtime
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                n = self._order(verb)
+            runtime.agree(verb, {"n": n, **self._w.signature()})
+            self._check_invertible(verb)
+            return redistribute(self._substituted(verb, self._desc, "N"), self._desc)
+
+    def _order(self, verb: str) -> int:
+        """The order of the matrix; DescriptorError if it is not square."""
+        m, n = self.shape
+        if m != n:
+            raise errors.DescriptorError(f"{verb}: A is {m} x {n}; it must be square")
+        self._w.stored(verb)
+        return n
+
+    def _check_invertible(self, verb: str) -> None:
+        """Raise SingularMatrixError, on all ranks, if U has a zero on its diagonal."""
+        if self.info:
+            k = self.info
+            text = (
+                f"{verb}: A is singular: element {k} of the diagonal of U, counted from 1, is 0; the equations have no "
+                f"unique solution"
+            )
+            raise agreed(SingularMatrixError(text, k))
+
+    def _diagonal(self, verb: str) -> Array:
+        """**Collective.** The diagonal of the factor of a square matrix, equal on all ranks."""
+        with self._runtime.local_step(verb):
+            self._order(verb)
+        diagonal: Array = self._w.diagonal()
+        return diagonal
+
+
+class CholeskyFactor(Factor):
+    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
+
+    def solve(self, b: DistMatrix | Array) -> Any:
+        """**Collective.** X with A X = B.
+
+        Args:
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+
+        Returns:
+            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: a wrong B; the same error on every rank.
+
+        Source: LAPACK xPOTRS.
+        """
+        return self._solved(b, "N")
+
+    def logdet(self) -> Any:
+        """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
+        with self._runtime.call("logdet"):
+            return 2 * np.log(self._diagonal("logdet").real).sum()
+
+    def det(self) -> Any:
+        """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
+        with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
+            return np.prod(self._diagonal("det").real) ** 2
+
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:  # noqa: ARG002 - always "N": A is Hermitian
+        return Sweep("L"), Sweep("L", "C")
+
+
+class LuFactor(Factor):
+    """P A = L U with partial pivoting; made by `lu_factor`.
+
+    Attributes:
+        info: 0, or the least k, from 1, for which U[k, k] is 0: then A is singular (global).
+    """
+
+    @property
+    def pivots(self) -> Array:
+        """Row i was exchanged with row pivots[i], one after the other: min(m, n) indices from 0 (global).
+
+        The same as `piv` of scipy.linalg.lu_factor.
+        """
+        assert self._pivots is not None, "LU has pivots"
+        return self._pivots - 1
+
+    def lu(self) -> DistMatrix:
+        """**Collective.** U, and below its diagonal L without its ones: a new matrix in the layout of A."""
+        with self._runtime.call("lu"):
+            return redistribute(self._w, self._desc)
+
+    def solve(self, b: DistMatrix | Array, trans: Trans = "N") -> Any:
+        """**Collective.** X with op(A) X = B.
+
+        Args:
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
+
+        Returns:
+            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.
+            SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
+
+        Source: LAPACK xGETRS.
+        """
+        return self._solved(b, trans)
+
+    def det(self) -> Any:
+        """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
+        with self._runtime.call("det"), np.errstate(all="ignore"):
+            diagonal = self._diagonal("det")
+            return self._sign(diagonal) * np.prod(diagonal)
+
+    def slogdet(self) -> SlogdetResult:
+        """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0."""
+        with self._runtime.call("slogdet"), np.errstate(all="ignore"):
+            diagonal = self._diagonal("slogdet")
+            size = np.abs(diagonal)
+            if (diagonal == 0).any():
+                return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
+            return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
+
+    def rcond(self, norm: float) -> Any:
+        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm, by about five solves.
+
+        Args:
+            norm: the 1-norm of A, `A.norm(1)`: the factor does not know it (global).
+
+        Returns:
+            A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.
+
+        Raises:
+            ArgumentError: norm is not a number >= 0.
+            DescriptorError: A is not square.
+
+        Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
+
+        >>> import numpy as np, pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_global(np.diag([1.0, 4.0]))
+        ...     pblas.linalg.lu_factor(a).rcond(a.norm(1))
+        0.25
+        """
+        verb, runtime = "rcond", self._runtime
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                n, size = self._order(verb), abs(checked_scalar(verb, "norm", norm, self.dtype))
+            runtime.agree(verb, {"norm": size, **self._w.signature()})
+            if self.info or size == 0:
+                return float(n == 0)
+            with np.errstate(all="ignore"):
+                return 1 / (size * _inverse_norm(self.solve, n, self.dtype)) if n else 1.0
+
+    def _sign(self, diagonal: Array) -> Any:
+        """The determinant of P, in the dtype of the diagonal."""
+        exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
+        return diagonal.dtype.type(-1 if exchanges % 2 else 1)
+
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+        if trans == "N":
+            return Sweep("L", unit=True), Sweep("U")
+        return Sweep("U", trans), Sweep("L", trans, unit=True)
+
+
+def _inverse_norm(solve: Callable[[Array, Trans], Array], n: int, dtype: np.dtype[Any]) -> float:
+    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1: see `LuFactor.rcond`.
+
+    Args:
+        solve: solve(b, trans) is op(A)^-1 b, equal on all ranks (global).
+        n: order of A (global).
+        dtype: of A (global).
+    """
+    y = solve(np.full(n, 1 / n, dtype), "N")
+    estimate, last = float(np.abs(y).sum()), -1
+    for _ in range(_MOST_STEPS if n > 1 else 0):
+        size = np.abs(y)
+        z = np.abs(solve(np.where(size > 0, y / size, 1).astype(dtype), "C"))
+        j = int(z.argmax())
+        if last >= 0 and not z[j] > z[last]:
+            break
+        unit = np.zeros(n, dtype)
+        unit[j] = 1
+        y = solve(unit, "N")
+        larger = float(np.abs(y).sum())
+        if not larger > estimate:
+            break
+        estimate, last = larger, j
+    i = np.arange(n)
+    slowly_growing = ((-1.0) ** i * (1 + i / max(n - 1, 1))).astype(dtype)
+    return max(estimate, float(2 * np.abs(solve(slowly_growing, "N")).sum() / (3 * n)))

@@ -1,0 +1,216 @@
+"""Level 1 of PBLAS: sums, norms, extremes and updates of vectors in any layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.assignment import assign
+from pblas.operations.elementwise import combined, elementwise
+from pblas.operations.redistribution import redistribute
+from pblas.operations.reductions import norm, reduction, vdot
+from pblas.operations.vectors import columns_of
+from pblas.runtime.runtime import checked_scalar
+
+_SIZES = "abs(real(x)) + abs(imag(x))"
+"""The size of a complex number in asum and amax, as in BLAS."""
+
+
+def dotc(x: DistMatrix, y: DistMatrix) -> Any:
+    """**Collective.** The sum of conj(x_i) y_i.
+
+    If the layouts differ, y is redistributed to that of x. The order of additions depends on the layout alone.
+
+    Args:
+        x: vector, m x 1 or 1 x n in any layout (global).
+        y: vector of as many elements and the same dtype (global).
+
+    Returns:
+        A NumPy scalar of the vectors' dtype, equal on all ranks.
+
+    Raises:
+        ArgumentError: not two vectors of one context.
+        DescriptorError: different lengths.
+        DTypeError: different dtypes.
+
+    Source: BLAS, xDOTC.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_function(lambda i, j: 1j * i + j, (3, 4), "complex128")
+    ...     complex(pblas.blas.dotc(A[:, 1], A[:, 2]))  # sum of (1 - 1j i)(2 + 1j i)
+    (11-3j)
+    """
+    return _dot("dotc", x, y)
+
+
+def dotu(x: DistMatrix, y: DistMatrix) -> Any:
+    """**Collective.** The sum of x_i y_i; see `dotc`."""
+    return _dot("dotu", x, y)
+
+
+def dot(x: DistMatrix, y: DistMatrix) -> Any:
+    """**Collective.** The sum of x_i y_i of real vectors; see `dotc`.
+
+    Raises:
+        DTypeError: complex vectors.
+    """
+    return _dot("dot", x, y)
+
+
+def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
+    """**Collective.** The sum of products, with conjugated elements of x for "dotc"."""
+    with columns_of(verb, x=x, y=y) as (a, b):
+        with a.runtime.local_step(verb):
+            if verb == "dot" and a.dtype.kind == "c":
+                raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
+        return vdot(a if verb == "dotc" else a.conj(), b)
+
+
+def nrm2(x: DistMatrix) -> Any:
+    """**Collective.** The root of the sum of abs(x_i)^2; it neither overflows nor underflows.
+
+    Args:
+        x: vector, m x 1 or 1 x n in any layout (global).
+
+    Returns:
+        A NumPy scalar, equal on all ranks: float64 for float64 and complex128 vectors, otherwise float32.
+
+    Raises:
+        ArgumentError: not a vector.
+
+    Source: BLAS, xNRM2.
+    """
+    with columns_of("nrm2", x=x) as (a,):
+        return norm(a, "fro", None, keepdims=False)
+
+
+def asum(x: DistMatrix) -> Any:
+    """**Collective.** The sum of abs(x_i), or of abs(Re x_i) + abs(Im x_i) for complex vectors; see `nrm2`.
+
+    Source: BLAS, xASUM.
+    """
+    with columns_of("asum", x=x) as (a,):
+        if a.dtype.kind == "c":
+            return reduction(combined(_SIZES, {"x": a}), "sum", None, keepdims=False)
+        return norm(a, 1, None, keepdims=False)
+
+
+def amax(x: DistMatrix) -> tuple[Any, int]:
+    """**Collective.** The element of largest size, and its index.
+
+    The size is abs(x_i), or abs(Re x_i) + abs(Im x_i) for complex vectors.
+
+    Args:
+        x: vector of at least one element, m x 1 or 1 x n in any layout (global).
+
+    Returns:
+        (value, index): the element itself as a Python number, and its index from 0, the first of equal ones; equal on
+        all ranks. The first NaN, if there is one.
+
+    Raises:
+        ArgumentError: not a vector, or no elements.
+
+    Source: BLAS, IxAMAX; PBLAS, p?amax.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     x = ctx.from_function(lambda i, j: (-1.0) ** i * i, (5, 1))
+    ...     pblas.blas.amax(x[:4, :])
+    (-3.0, 3)
+    """
+    with columns_of("amax", x=x) as (a,):
+        with a.runtime.local_step("amax"):
+            if not a.shape[0]:
+                raise errors.ArgumentError("amax: the vector has no elements; check x.size first")
+        sizes = combined(_SIZES if a.dtype.kind == "c" else "abs(x)", {"x": a})
+        index = int(reduction(sizes, "argmax", None, keepdims=False))
+        return a[index, 0], index
+
+
+def scal(alpha: complex, x: DistMatrix) -> DistMatrix:
+    """**Collective.** x := alpha x, in place.
+
+    Args:
+        alpha: scalar; with alpha = 0 x is not read (global).
+        x: vector, m x 1 or 1 x n in any layout (global).
+
+    Returns:
+        x.
+
+    Raises:
+        ArgumentError: not a vector, or alpha is not a number of its kind.
+
+    Source: BLAS, xSCAL.
+    """
+    with columns_of("scal", "x", x=x) as (a,):
+        with a.runtime.local_step("scal"):
+            alpha = checked_scalar("scal", "alpha", alpha, a.dtype)
+        if alpha == 0:
+            assign(a, np.s_[:, :], 0)
+        else:
+            elementwise("x * alpha", x=a, alpha=alpha, out=a)
+    return x
+
+
+def axpy(alpha: complex, x: DistMatrix, y: DistMatrix) -> DistMatrix:
+    """**Collective.** y := alpha x + y, in place.
+
+    Args:
+        alpha: scalar; with alpha = 0 x is not read (global).
+        x: vector, m x 1 or 1 x n in any layout (global).
+        y: vector of as many elements and the same dtype, of other memory (global).
+
+    Returns:
+        y.
+
+    Raises:
+        ArgumentError: not two vectors of one context, or vectors that overlap.
+        DescriptorError: different lengths.
+        DTypeError: different dtypes.
+
+    Source: BLAS, xAXPY.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     A, y = ctx.ones((3, 3)), ctx.ones((3, 1))
+    ...     pblas.blas.axpy(2.0, A[0], y).to_global(None).tolist()
+    [[3.0], [3.0], [3.0]]
+    """
+    with columns_of("axpy", "y", x=x, y=y) as (a, b):
+        redistribute(a, out=b, alpha=alpha, beta=1.0)
+    return y
+
+
+def copy(x: DistMatrix, y: DistMatrix) -> DistMatrix:
+    """**Collective.** y := x; see `axpy`. The vectors may be stored and placed differently.
+
+    Source: BLAS, xCOPY.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     x, y = ctx.ones((3, 1)), ctx.zeros((1, 3))
+    ...     pblas.blas.copy(x, y).to_global(None).tolist()
+    [[1.0, 1.0, 1.0]]
+    """
+    with columns_of("copy", "y", x=x, y=y) as (a, b):
+        redistribute(a, out=b)
+    return y
+
+
+def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
+    """**Collective.** Exchange the elements of two vectors, in place; see `axpy`.
+
+    Returns:
+        (x, y).
+
+    Source: BLAS, xSWAP.
+    """
+    with columns_of("swap", "x", "y", x=x, y=y) as (a, b):
+        old = redistribute(b, a.desc)
+        redistribute(a, out=b)
+        redistribute(old, out=a)
+    return x, y

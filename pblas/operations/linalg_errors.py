@@ -1,0 +1,42 @@
+"""Errors of factorizations and solvers: each is a `PblasError` and a `numpy.linalg.LinAlgError`.
+
+Their `info` counts from 1, as LAPACK's INFO does, and is equal on all ranks. They are no part of `pblas.errors`, which
+imports no NumPy. All ranks know `info` from an agreement, and then each of them raises the error by itself:
+
+    raise agreed(SingularMatrixError(text, info))       # `pblas.backends.local_step.agreed`
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pblas import errors
+
+
+class _LinAlgError(errors.PblasError, np.linalg.LinAlgError):
+    """Base class of the errors of this module.
+
+    Args:
+        text: the message (global).
+        info: LAPACK's INFO: the first index, from 1, at which the operation failed; 0 if there is none (global).
+    """
+
+    def __init__(self, text: str, info: int = 0) -> None:
+        super().__init__(text)
+        self.info = info
+
+
+class NotPositiveDefiniteError(_LinAlgError):
+    """A matrix that is not positive definite: `info` is the order of the first leading block that is not.
+
+    >>> NotPositiveDefiniteError("cholesky: the leading 3 x 3 block is not positive definite", 3).info
+    3
+    """
+
+
+class SingularMatrixError(_LinAlgError):
+    """A matrix that is exactly singular: `info` is the first diagonal element, from 1, of a triangle that is 0."""
+
+
+class ConvergenceError(_LinAlgError):
+    """An iteration that did not reach its tolerance: `info` is the number of iterations done."""

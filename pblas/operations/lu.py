@@ -1,0 +1,83 @@
+"""lu_factor and plan_lu: LU factorization with partial pivoting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.factorization import PlannedFactorization, planned, prepared
+from pblas.operations.factors import LuFactor
+from pblas.operations.stacking import without_lld
+
+
+class PlannedLu(PlannedFactorization):
+    """A planned LU factorization: `execute(A)` gives the factor. Made by `plan_lu`."""
+
+    kind = "lu"
+
+    def execute(self, a: DistMatrix) -> LuFactor:
+        """**Collective.** The LU factorization of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+
+        Returns:
+            The factor, as of `lu_factor`.
+
+        Raises:
+            as `lu_factor`; ArgumentError for a plan made from a descriptor only.
+        """
+        if self._runtime is None:
+            raise self._no_context_error("execute")
+        with self._runtime.call("execute"):
+            self.check_execution(self._runtime, a)
+            return LuFactor(self.factored("execute", a), without_lld(a.desc))
+
+
+def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int | None = None) -> PlannedLu:
+    """Plan an LU factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the m x n matrix, or its descriptor (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `lu_factor`.
+
+    >>> plan_lu(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nprocs
+    4
+    """
+    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs)
+
+
+def lu_factor(a: DistMatrix) -> LuFactor:
+    """**Collective.** P A = L U with partial pivoting, to solve equations with.
+
+    A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+
+    Returns:
+        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond(norm)`, `F.pivots`, `F.lu()`.
+
+    Raises:
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGETRF; ScaLAPACK p?getrf.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     factor = pblas.linalg.lu_factor(ctx.from_global(np.array([[0.0, 2.0], [4.0, 5.0]])))
+    ...     factor.solve(np.array([2.0, 9.0])).tolist(), float(factor.det()), factor.pivots.tolist()
+    ([1.0, 1.0], -8.0, [1, 1])
+    """
+    with arguments.runtime_of("lu_factor", a).call("lu_factor"):
+        return LuFactor(prepared(PlannedLu, "lu_factor", a).factored("lu_factor", a), without_lld(a.desc))

@@ -1,0 +1,151 @@
+"""solve, inv, det, slogdet, cond and matrix_norm: one call each, by LU or Cholesky factorization."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas import errors
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.cholesky import cho_factor
+from pblas.operations.lu import lu_factor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.operations.factors import LuFactor, SlogdetResult
+
+_KINDS: tuple[Any, ...] = ("gen", "pos")
+
+
+def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos"] = "gen") -> Any:
+    """**Collective.** X with A X = B.
+
+    To solve with one A several times, keep its factor: `lu_factor(A)` or `cho_factor(A)`.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view; it is not changed (global).
+        b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+        assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, of which the lower triangle
+            is read, by Cholesky in half the time (global).
+
+    Returns:
+        X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+
+    Raises:
+        SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
+        NotPositiveDefiniteError: with "pos", a leading block is not positive definite; `info` is its order.
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGESV, xPOSV; ScaLAPACK p?gesv, p?posv.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.linalg.solve(ctx.from_global(np.array([[0.0, 2.0], [4.0, 5.0]])), np.array([2.0, 9.0])).tolist()
+    [1.0, 1.0]
+    """
+    verb, runtime = "solve", arguments.runtime_of("solve", a)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            if assume_a not in _KINDS:
+                raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
+            arguments.check_matrix(verb, "A", a, runtime)
+            arguments.check_square(verb, a.desc)
+            if isinstance(b, DistMatrix):  # before the factorization, which takes long
+                arguments.check_matrix(verb, "B", b, runtime, a.dtype)
+                arguments.check_rows(verb, a.shape[0], b.shape[0], "rows")
+                signature: Any = b.signature()
+            else:
+                signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype).shape
+        runtime.agree(verb, {"assume_a": assume_a, "B": signature, **a.signature()})
+        return cho_factor(a).solve(b) if assume_a == "pos" else lu_factor(a).solve(b)
+
+
+def inv(a: DistMatrix) -> DistMatrix:
+    """**Collective.** The inverse, a new matrix in the layout of A. To solve equations use `solve`, which is faster.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view; it is not changed (global).
+
+    Raises:
+        SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+    """
+    with arguments.runtime_of("inv", a).call("inv"):
+        return _factored("inv", a).inv()
+
+
+def det(a: DistMatrix) -> Any:
+    """**Collective.** The determinant, a NumPy scalar equal on all ranks; 0 or inf if it is out of range.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view; it is not changed (global).
+
+    Raises:
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+    """
+    with arguments.runtime_of("det", a).call("det"):
+        return _factored("det", a).det()
+
+
+def slogdet(a: DistMatrix) -> SlogdetResult:
+    """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view; it is not changed (global).
+
+    Raises:
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     sign, logarithm = pblas.linalg.slogdet(ctx.from_global(np.diag([1e200, -1e200])))
+    >>> float(sign), round(float(logarithm), 3)
+    (-1.0, 921.034)
+    """
+    with arguments.runtime_of("slogdet", a).call("slogdet"):
+        return _factored("slogdet", a).slogdet()
+
+
+def cond(a: DistMatrix, p: Any = 1) -> Any:
+    """**Collective.** The condition number norm(A) norm(A^-1), by an inverse; inf for a singular matrix.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view; it is not changed (global).
+        p: the norm, 1 or inf (global).
+
+    Raises:
+        ArgumentError: another norm.
+        BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+    """
+    verb, runtime = "cond", arguments.runtime_of("cond", a)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            if not isinstance(p, int | float) or p not in (1, inf):
+                raise errors.ArgumentError(f"{verb}: p must be 1 or inf, got {p!r}")
+        runtime.agree(verb, {"p": p})
+        factor, norm = _factored(verb, a), a.norm(p)
+        return norm.dtype.type(inf) if factor.info else norm * factor.inv().norm(p)
+
+
+def matrix_norm(a: DistMatrix, *, ord: Any = "fro") -> Any:  # noqa: A002 - the array API's name
+    """**Collective.** A norm of a matrix: "fro", 1, inf or "max", as `DistMatrix.norm`.
+
+    Args:
+        a: m x n matrix (global).
+        ord: of the norm (global).
+
+    Raises:
+        ArgumentError: another ord.
+    """
+    arguments.runtime_of("matrix_norm", a)
+    return a.norm(ord)
+
+
+def _factored(verb: str, a: DistMatrix) -> LuFactor:
+    """**Collective.** The LU factor of a square matrix."""
+    with a.runtime.local_step(verb):
+        arguments.check_matrix(verb, "A", a, a.runtime)
+        arguments.check_square(verb, a.desc)
+    return lu_factor(a)

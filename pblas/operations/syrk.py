@@ -1,0 +1,358 @@
+"""Rank-k updates of one triangle: syrk, herk, syr2k, her2k, and their plans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.operations.arguments.structured import StructuredRequest
+from pblas.operations.multiplication.structured import planned_structured, run_structured
+
+if TYPE_CHECKING:
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.operations.arguments.product import Trans
+    from pblas.operations.arguments.redistribution import Uplo
+    from pblas.operations.multiplication.structured import PlannedRank2Update, PlannedRankUpdate
+    from pblas.simulation.hardware import Hardware
+
+
+def syrk(
+    a: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** One triangle of the symmetric D = alpha op(A) op(A)^T + beta C.
+
+    Half the flops of the product, since the other triangle is neither formed, read nor written.
+
+    Args:
+        a: n x k matrix, or k x n with trans other than "N" (global).
+        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        trans: op: "N", or "T"; "C" is the same for real matrices (global).
+        alpha: scalar; with alpha = 0 the operands are not read (global).
+        beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
+        uplo: the triangle of C and D: "L" on and below the diagonal, "U" on and above it (global).
+        out: matrix whose triangle receives D, possibly `c` itself, or descriptor of a new matrix; None for a new matrix
+            in C's layout, or without C on A's grid (global).
+        overlap: move data while ranks multiply (global).
+
+    Returns:
+        D: `out` itself, or a new matrix, which is 0 outside the triangle.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+
+    Source: PBLAS, p?syrk.
+    """
+    return run_structured(StructuredRequest(verb="syrk", routine="syrk", **locals()))
+
+
+def plan_syrk(
+    a: DistMatrix | MatrixDescriptor,
+    c: DistMatrix | MatrixDescriptor | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
+) -> PlannedRankUpdate:
+    """Plan `syrk`. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: as for `syrk`, like all arguments that are not listed here; or its descriptor (global).
+        c: as for `syrk`, or its descriptor (global).
+        trans: as for `syrk` (global).
+        alpha: as for `syrk` (global).
+        beta: as for `syrk` (global).
+        uplo: as for `syrk` (global).
+        out: as for `syrk` (global).
+        overlap: as for `syrk` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+
+    Returns:
+        The planned operation: `print(planned.explain())`, `planned.execute(...)`.
+
+    Raises:
+        as `syrk`.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> rows = MatrixDescriptor.row_wise(64, 16, 4, mb=4)
+    >>> plan_syrk(rows, dtype="float64").plan.name
+    'RankUpdate'
+    """
+    planned: PlannedRankUpdate = planned_structured(StructuredRequest(verb="plan_syrk", routine="syrk", **locals()))
+    return planned
+
+
+def herk(
+    a: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: float = 1.0,
+    beta: float | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** One triangle of the Hermitian D = alpha op(A) op(A)^H + beta C.
+
+    Half the flops of the product, since the other triangle is neither formed, read nor written. Imaginary parts on the
+    diagonal of C are not read, and are set to 0.
+
+    Args:
+        a: n x k matrix, or k x n with trans other than "N" (global).
+        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        trans: op: "N", or "C"; "T" is the same for real matrices (global).
+        alpha: real scalar; with alpha = 0 the operands are not read (global).
+        beta: real scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
+        uplo: the triangle of C and D: "L" on and below the diagonal, "U" on and above it (global).
+        out: matrix whose triangle receives D, possibly `c` itself, or descriptor of a new matrix; None for a new matrix
+            in C's layout, or without C on A's grid (global).
+        overlap: move data while ranks multiply (global).
+
+    Returns:
+        D: `out` itself, or a new matrix, which is 0 outside the triangle.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+
+    Source: PBLAS, p?herk.
+    """
+    return run_structured(StructuredRequest(verb="herk", routine="herk", **locals()))
+
+
+def plan_herk(
+    a: DistMatrix | MatrixDescriptor,
+    c: DistMatrix | MatrixDescriptor | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: float = 1.0,
+    beta: float | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
+) -> PlannedRankUpdate:
+    """Plan `herk`. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: as for `herk`, like all arguments that are not listed here; or its descriptor (global).
+        c: as for `herk`, or its descriptor (global).
+        trans: as for `herk` (global).
+        alpha: as for `herk` (global).
+        beta: as for `herk` (global).
+        uplo: as for `herk` (global).
+        out: as for `herk` (global).
+        overlap: as for `herk` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+
+    Returns:
+        The planned operation: `print(planned.explain())`, `planned.execute(...)`.
+
+    Raises:
+        as `herk`.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> rows = MatrixDescriptor.row_wise(64, 16, 4, mb=4)
+    >>> plan_herk(rows, dtype="complex128").plan.name
+    'RankUpdate'
+    """
+    planned: PlannedRankUpdate = planned_structured(StructuredRequest(verb="plan_herk", routine="herk", **locals()))
+    return planned
+
+
+def syr2k(
+    a: DistMatrix,
+    b: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** One triangle of the symmetric D = alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta C.
+
+    Half the flops of the product, since the other triangle is neither formed, read nor written.
+
+    Args:
+        a: n x k matrix, or k x n with trans other than "N" (global).
+        b: matrix of the shape of a (global).
+        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        trans: op: "N", or "T"; "C" is the same for real matrices (global).
+        alpha: scalar; with alpha = 0 the operands are not read (global).
+        beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
+        uplo: the triangle of C and D: "L" on and below the diagonal, "U" on and above it (global).
+        out: matrix whose triangle receives D, possibly `c` itself, or descriptor of a new matrix; None for a new matrix
+            in C's layout, or without C on A's grid (global).
+        overlap: move data while ranks multiply (global).
+
+    Returns:
+        D: `out` itself, or a new matrix, which is 0 outside the triangle.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+
+    Source: PBLAS, p?syr2k.
+    """
+    return run_structured(StructuredRequest(verb="syr2k", routine="syr2k", **locals()))
+
+
+def plan_syr2k(
+    a: DistMatrix | MatrixDescriptor,
+    b: DistMatrix | MatrixDescriptor,
+    c: DistMatrix | MatrixDescriptor | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: complex | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
+) -> PlannedRank2Update:
+    """Plan `syr2k`. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: as for `syr2k`, like all arguments that are not listed here; or its descriptor (global).
+        b: matrix of the shape of a (global).
+        c: as for `syr2k`, or its descriptor (global).
+        trans: as for `syr2k` (global).
+        alpha: as for `syr2k` (global).
+        beta: as for `syr2k` (global).
+        uplo: as for `syr2k` (global).
+        out: as for `syr2k` (global).
+        overlap: as for `syr2k` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+
+    Returns:
+        The planned operation: `print(planned.explain())`, `planned.execute(...)`.
+
+    Raises:
+        as `syr2k`.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> rows = MatrixDescriptor.row_wise(64, 16, 4, mb=4)
+    >>> plan_syr2k(rows, rows, dtype="float64").plan.name
+    'RankUpdate'
+    """
+    planned: PlannedRank2Update = planned_structured(StructuredRequest(verb="plan_syr2k", routine="syr2k", **locals()))
+    return planned
+
+
+def her2k(
+    a: DistMatrix,
+    b: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: float | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** One triangle of the Hermitian D = alpha op(A) op(B)^H + conj(alpha) op(B) op(A)^H + beta C.
+
+    Half the flops of the product, since the other triangle is neither formed, read nor written. Imaginary parts on the
+    diagonal of C are not read, and are set to 0.
+
+    Args:
+        a: n x k matrix, or k x n with trans other than "N" (global).
+        b: matrix of the shape of a (global).
+        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        trans: op: "N", or "C"; "T" is the same for real matrices (global).
+        alpha: scalar; with alpha = 0 the operands are not read (global).
+        beta: real scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
+        uplo: the triangle of C and D: "L" on and below the diagonal, "U" on and above it (global).
+        out: matrix whose triangle receives D, possibly `c` itself, or descriptor of a new matrix; None for a new matrix
+            in C's layout, or without C on A's grid (global).
+        overlap: move data while ranks multiply (global).
+
+    Returns:
+        D: `out` itself, or a new matrix, which is 0 outside the triangle.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+
+    Source: PBLAS, p?her2k.
+    """
+    return run_structured(StructuredRequest(verb="her2k", routine="her2k", **locals()))
+
+
+def plan_her2k(
+    a: DistMatrix | MatrixDescriptor,
+    b: DistMatrix | MatrixDescriptor,
+    c: DistMatrix | MatrixDescriptor | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: complex = 1.0,
+    beta: float | None = None,
+    uplo: Uplo = "L",
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
+) -> PlannedRank2Update:
+    """Plan `her2k`. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: as for `her2k`, like all arguments that are not listed here; or its descriptor (global).
+        b: matrix of the shape of a (global).
+        c: as for `her2k`, or its descriptor (global).
+        trans: as for `her2k` (global).
+        alpha: as for `her2k` (global).
+        beta: as for `her2k` (global).
+        uplo: as for `her2k` (global).
+        out: as for `her2k` (global).
+        overlap: as for `her2k` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+
+    Returns:
+        The planned operation: `print(planned.explain())`, `planned.execute(...)`.
+
+    Raises:
+        as `her2k`.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> rows = MatrixDescriptor.row_wise(64, 16, 4, mb=4)
+    >>> plan_her2k(rows, rows, dtype="complex128").plan.name
+    'RankUpdate'
+    """
+    planned: PlannedRank2Update = planned_structured(StructuredRequest(verb="plan_her2k", routine="her2k", **locals()))
+    return planned

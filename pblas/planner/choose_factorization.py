@@ -1,0 +1,69 @@
+"""The internal layout of a factorization: block columns on 1 x P ranks, with a block size for the matrix."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plans.base import Transport
+from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
+
+_NARROWEST, _WIDEST = 64, 192
+"""Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
+panels take longer than the updates that hide them."""
+_PANELS = 5
+"""Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
+_LEAST = 128
+"""Columns of each rank at least; a smaller matrix takes fewer ranks. Two ranks and one take equally long at n = 256."""
+
+
+def choose_factorization(
+    kind: Literal["cholesky", "lu"],
+    a: MatrixDescriptor,
+    dtype: str,
+    nprocs: int,
+    transport: Transport,
+    *,
+    returns: bool = False,
+    uplo: Literal["L", "U"] = "L",
+) -> FactorizationPlan:
+    """The plan of a factorization.
+
+    Args:
+        kind: of the factorization (global).
+        a: distribution of A (global).
+        dtype: name of the dtype (global).
+        nprocs: ranks of the context (global).
+        transport: how the ranks exchange data (global).
+        returns: see `FactorizationPlan` (global).
+        uplo: see `FactorizationPlan` (global).
+
+    >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
+    >>> plan.w.nb, plan.w.nprocs
+    (192, 4)
+    >>> choose_factorization("lu", MatrixDescriptor.row_wise(100, 100, 4), "float64", 4, "shared").w.nprocs
+    1
+    """
+    w, why = _internal(a if uplo == "L" else a.T, nprocs)
+    plan = CholeskyPlan if kind == "cholesky" else LuPlan
+    return plan(a, w, why, dtype, nprocs, transport, returns, uplo)
+
+
+def _internal(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
+    """The internal layout for a matrix with the distribution `a`, and the reason for it."""
+    m, n = a.shape
+    ranks = max(1, min(nprocs, n // _LEAST))
+    if ranks == 1:
+        why = "one rank" if nprocs == 1 else f"fewer than {2 * _LEAST} columns: more ranks would be slower"
+        return MatrixDescriptor.column_wise(m, n, 1), why
+    if _is_cyclic(a, ranks):
+        w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
+        return w, "A has block columns on 1 x P ranks already"
+    nb = max(_NARROWEST, min(_WIDEST, n // (_PANELS * ranks) // 32 * 32))
+    return MatrixDescriptor.column_wise(m, n, ranks, nb=nb), "panels in block columns are local to one rank"
+
+
+def _is_cyclic(a: MatrixDescriptor, ranks: int) -> bool:
+    """Whether a distribution is block columns of a good width on at least so many ranks."""
+    by_columns = a.order == "F" and a.grid.nprow == 1 and a.grid.npcol >= ranks and a.csrc >= 0
+    return by_columns and _NARROWEST // 2 <= a.nb <= min(2 * _WIDEST, a.n // (2 * ranks))

@@ -1,0 +1,191 @@
+"""The choice of plans for rank-k updates, and for products with triangular and symmetric matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import TypeVar
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.planner.choose import choose
+from pblas.planner.granularity import PlanningContext
+from pblas.planner.process_grids import on_grids, over_all_ranks, triples
+from pblas.plans.plan import Distribution, Product, Topology
+from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
+from pblas.plans.summa import Cuboids, SummaC
+
+_BYTES_PER_FLOP = 1 / 16
+"""Bytes that arrive in the time of one flop, at 3 GB/s and 50 GFLOP/s per core: the cost of idle ranks."""
+_LESS = 0.75
+"""Another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners."""
+_BLOCK = 128
+"""Block size of cyclic arrangements, which divide a triangle evenly."""
+_ARRANGEMENTS = 12
+"""Largest number of arrangements of all ranks that are examined."""
+_LAYOUTS = 256
+"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+
+PlanT = TypeVar("PlanT", RankUpdate, TriangularProduct)
+
+
+@lru_cache(_LAYOUTS)
+def choose_rank_update(
+    routine: str,
+    dtype: str,
+    descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor],
+    uplo: Uplo,
+    *,
+    nprocs: int,
+    topology: Topology,
+    overlap: bool = True,
+) -> RankUpdate:
+    """The plan of syrk, herk, syr2k or her2k.
+
+    Args:
+        routine: its name (global).
+        dtype: name of the dtype (global).
+        descs: descriptors of op(A), of op(A)^T or op(B)^T, and of D (global).
+        uplo: the triangle of D (global).
+        nprocs: ranks (global).
+        topology: ranks of a node, and what they share (global).
+        overlap: let data move while ranks multiply (global).
+
+    >>> grid = MatrixDescriptor.row_wise(512, 512, 4, mb=32)
+    >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
+    True
+    """
+
+    def planned(base: SummaC) -> RankUpdate:
+        return RankUpdate(
+            base.product,
+            base.why,
+            cuboids=base.cuboids,
+            routine=routine,
+            uplo=uplo,
+            terms=2 if routine.endswith("2k") else 1,
+        )
+
+    return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap)
+
+
+@lru_cache(_LAYOUTS)
+def choose_triangular(
+    dtype: str,
+    descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor],
+    structure: Structure,
+    *,
+    right: bool,
+    aliased: bool,
+    nprocs: int,
+    topology: Topology,
+    overlap: bool = True,
+) -> TriangularProduct:
+    """The plan of trmm.
+
+    Args:
+        dtype: name of the dtype (global).
+        descs: descriptors of the operands of D, in its order, and of D (global).
+        structure: of op(A), the triangular operand (global).
+        right: op(A) is the right operand (global).
+        aliased: D is written over B (global).
+        nprocs: ranks (global).
+        topology: ranks of a node, and what they share (global).
+        overlap: let data move while ranks multiply (global).
+    """
+    product = _product(dtype, descs, nprocs)
+
+    def planned(base: SummaC) -> TriangularProduct:
+        return TriangularProduct(
+            product,
+            base.why,
+            right,
+            cuboids=base.cuboids,
+            structure=structure.T if right else structure,
+            aliased=aliased,
+        )
+
+    return _cheapest(product.T if right else product, planned, topology, overlap=overlap)
+
+
+@lru_cache(_LAYOUTS)
+def choose_symmetric(
+    dtype: str,
+    descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor],
+    structure: Structure,
+    *,
+    right: bool,
+    nprocs: int,
+    topology: Topology,
+    overlap: bool = True,
+) -> SymmetricProduct:
+    """The plan of symm or hemm: that of the product with the completed matrix.
+
+    Args:
+        dtype: name of the dtype (global).
+        descs: descriptors of the operands of D, in its order, and of D (global).
+        structure: of the symmetric operand (global).
+        right: the symmetric operand is the right one (global).
+        nprocs: ranks (global).
+        topology: ranks of a node, and what they share (global).
+        overlap: let data move while ranks multiply (global).
+    """
+    topology = replace(topology, push=False)
+    inner = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
+    place = Placement.of(descs[1] if right else descs[0])
+    return SymmetricProduct(inner, structure, place, right)
+
+
+def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], nprocs: int) -> Product:
+    """The product with placements."""
+    distributions = [Distribution("grid", None, Placement.of(desc)) for desc in descs]
+    return Product(descs[0].m, descs[1].n, descs[0].n, dtype, nprocs, *distributions)
+
+
+def _cheapest(product: Product, planned: Callable[[SummaC], PlanT], topology: Topology, *, overlap: bool) -> PlanT:
+    """The plan on D's grid, or one on another arrangement that costs much less."""
+    best: PlanT | None = None
+    most = float("inf")
+    for base in _arrangements(product):
+        plan = planned(base)
+        cost = _cost(plan)
+        if best is None or cost < _LESS * most:
+            best, most = plan, cost
+    assert best is not None, "there is an arrangement for every number of ranks"
+    context = PlanningContext(replace(topology, push=False), product.nprocs, overlap=overlap)
+    complete = context.complete(best)
+    assert isinstance(complete, type(best)), "completion keeps the kind of a plan"
+    return complete
+
+
+def _arrangements(product: Product) -> Iterator[SummaC]:
+    """The grid of D, cyclic arrangements of all ranks, and arrangements with layers."""
+    for plan in on_grids(product):
+        if isinstance(plan, SummaC):
+            yield plan
+    m, n, k, p = product.m, product.n, product.k, product.nprocs
+    for p1, p2, p3 in triples(p):
+        if p3 == 1:
+            rows, columns = (Split(x, max(1, min(_BLOCK, -(-x // parts))), parts) for x, parts in ((m, p1), (n, p2)))
+            cuboids = Cuboids(rows, columns, Split(k, max(1, k), 1), (1, p1, 1))
+            yield SummaC(product, "a cyclic arrangement of all ranks divides the triangle evenly", cuboids=cuboids)
+    found = 0
+    for plan in over_all_ranks(product, (), float("inf")):
+        if isinstance(plan, SummaC) and plan.sum_placement is None:
+            yield plan
+            found += 1
+        if found == _ARRANGEMENTS:
+            return
+
+
+def _cost(plan: RankUpdate | TriangularProduct) -> float:
+    """Bytes that the busiest rank receives, plus bytes that could arrive in its time to multiply above the average."""
+    real = 4 if plan.dtype.startswith("complex") else 1
+    idle = max(0.0, 2 * plan.busiest_multiplies - plan.flops / real / plan.nprocs)
+    received = 0
+    for rank in plan.extreme_ranks():
+        estimate = sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + SummaC.delivered_nbytes(plan, rank)
+        received = max(received, estimate)
+    return received + _BYTES_PER_FLOP * idle

@@ -1,0 +1,322 @@
+"""Plans of Cholesky and LU factorizations, and of solves with their factors, as values of integers.
+
+The matrix is factored in block columns, on 1 x P ranks: a panel is local to one rank, and no message is sent to search
+for a pivot. The rank that owns the next panel updates and factors it before it updates its other columns, so that the
+panel is there when the other ranks have finished their updates: one panel of lookahead.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal, NamedTuple
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.plans.base import Plan, Transport, ranks_text
+from pblas.plans.redistribution import RedistributionPlan, described
+
+_ASK_ALL = 64
+"""Largest number of ranks that are all examined to find the busiest."""
+_BUFFERS = 2
+"""Panels of far ranks that a rank holds: the one that is multiplied, and the next one, which arrives meanwhile."""
+
+
+class Panel(NamedTuple):
+    """A block column: columns start..stop-1 (global), on the rank `owner`, there from the local column j_loc on."""
+
+    start: int
+    stop: int
+    owner: int
+    j_loc: int
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.stop - self.start
+
+
+def panels(w: MatrixDescriptor) -> list[Panel]:
+    """The block columns of a matrix on a 1 x P grid, in order.
+
+    >>> panels(MatrixDescriptor.column_wise(5, 5, 2, nb=2))  # doctest: +NORMALIZE_WHITESPACE
+    [Panel(start=0, stop=2, owner=0, j_loc=0), Panel(start=2, stop=4, owner=1, j_loc=0),
+     Panel(start=4, stop=5, owner=0, j_loc=2)]
+    """
+    blocks = (w.columns.block(k) for k in range(w.columns.nblocks))
+    owned = ((start, stop, w.columns.owner(start)) for start, stop in blocks)
+    return [Panel(start, stop, w.grid.rank(0, p), w.columns.local_start(start, p)) for start, stop, p in owned]
+
+
+def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
+    """Number of the columns from `start` on that a rank holds, of a matrix on a 1 x P grid."""
+    p = w.grid.coordinates(rank)[1]
+    return w.columns.count(p) - w.columns.local_start(start, p)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorizationPlan(Plan):
+    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place.
+
+    Args:
+        a: distribution of A (global).
+        w: distribution of W: block columns on 1 x P ranks (global).
+        why: the rule that chose W (global).
+        dtype: name of the dtype (global).
+        nprocs: ranks of the context (global).
+        transport: how the ranks exchange data (global).
+        returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
+        uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
+            (global).
+    """
+
+    operation: ClassVar[str]
+
+    a: MatrixDescriptor
+    w: MatrixDescriptor
+    why: str
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+    returns: bool = False
+    uplo: Literal["L", "U"] = "L"
+
+    # Each factorization defines these
+
+    @property
+    @abstractmethod
+    def multiplications(self) -> float:
+        """Multiplications with an addition, of elements, summed over all ranks, to first order."""
+
+    @abstractmethod
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """Rows (start, stop) of a factored panel that other ranks read (global)."""
+
+    @abstractmethod
+    def _shared_projection(self) -> float:
+        """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
+
+    @property
+    @abstractmethod
+    def _trapezoid(self) -> Trapezoid | None:
+        """The elements of W that are used; None for all."""
+
+    @property
+    @abstractmethod
+    def _equation(self) -> str:
+        """The factorization as an equation."""
+
+    # All factorizations share these
+
+    @property
+    def steps(self) -> list[Panel]:
+        """The panels that are factored, in order (global)."""
+        return [panel for panel in panels(self.w) if panel.start < self.w.m]
+
+    def needs(self, panel: Panel, rank: int) -> bool:
+        """Whether a rank updates columns after a panel, and so reads the panel."""
+        return columns_from(self.w, panel.stop, rank) > 0
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way: the next panel arrives during an update."""
+        return self.w.nprocs > 1 and self.transport in ("message", "mixed")
+
+    @property
+    def copy(self) -> RedistributionPlan:
+        """The redistribution of A to W."""
+        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
+        return RedistributionPlan(
+            self.a, self.w, self.dtype, self.nprocs, trans, self._trapezoid, transport=self.transport
+        )
+
+    @property
+    def back(self) -> RedistributionPlan | None:
+        """The redistribution of the factor to the distribution of A; None if it stays in W."""
+        if not self.returns:
+            return None
+        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
+        trapezoid = None if self._trapezoid is None else Trapezoid(self.uplo)
+        return RedistributionPlan(self.w, self.a, self.dtype, self.nprocs, trans, trapezoid, transport=self.transport)
+
+    @property
+    def redistributions(self) -> list[RedistributionPlan]:
+        """The redistributions before and after the factorization."""
+        return [self.copy] if self.back is None else [self.copy, self.back]
+
+    def panel_elements(self, rank: int) -> int:
+        """Elements of panels of other ranks that a rank reads or receives."""
+        counts = ((panel, self.rows(panel)) for panel in self.steps if panel.owner != rank)
+        return sum((i1 - i0) * panel.width for panel, (i0, i1) in counts if self.needs(panel, rank))
+
+    def received_elements(self, rank: int) -> int:
+        """Elements of panels, and of both redistributions."""
+        return self.panel_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them, and of both redistributions."""
+        total = sum(plan.sent_elements(rank) for plan in self.redistributions)
+        for panel in self.steps:
+            if panel.owner == rank:
+                (i0, i1), peers = self.rows(panel), (p for p in range(self.w.nprocs) if p != rank)
+                total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
+        return total
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A, and of the factor if it is brought back, on a rank."""
+        return self.itemsize * prod(self.a.local_shape(rank)) * (1 + self.returns)
+
+    @property
+    def lower_bound(self) -> float:
+        """What a rank that does 1 / P of the multiplications needs, less what a rank holds before.
+
+        By the inequality of Loomis and Whitney a rank that does G multiplications of C[i, j] -= A[i, k] B[k, j] uses at
+        least G^(2/3) elements of each of three kinds; some of them are the same elements of the matrix.
+
+        Source: Irony, Toledo, Tiskin, Communication lower bounds for distributed-memory matrix multiplication, 2004.
+        """
+        part = (self.multiplications / self.nprocs) ** (2 / 3) * self._shared_projection()
+        return max(0.0, part - max(prod(self.a.local_shape(rank)) for rank in self.extreme_ranks()))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """W, two panels of far ranks, and for Cholesky the rows of a panel that belong to a rank's columns."""
+        w, buffers = self.w.max_local_nelements, _BUFFERS if self.transport in ("message", "mixed") else 0
+        panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
+        moved = max(plan.workspace_nbytes for plan in self.redistributions)
+        return self.itemsize * (w + (buffers + 1) * panel * (self.w.nprocs > 1)) + moved
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications, to first order; a complex multiplication and addition are 8."""
+        return int(self.multiplications * (8 if self.dtype.startswith("complex") else 2))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks of few; of many, those around the first and the last block column, and the last ranks."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        ends = {self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
+        return set(range(4)) | ends | {panel.owner for panel in (panels(self.w)[:2] + panels(self.w)[-2:])}
+
+    @property
+    def sizes(self) -> str:
+        """m x n, as text."""
+        return f"{self.a.m} x {self.a.n}"
+
+    def title(self) -> str:
+        """The factorization and its sizes."""
+        return f"{self._equation}, {self.sizes}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of A, and that of W."""
+        yield "A", f"{described(self.a)}{self._read_triangle}"
+        yield "W", f"{described(self.w)}; factored in place"
+
+    @property
+    def _read_triangle(self) -> str:
+        return ""
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        parts = ["A to W"] if self.copy.lower_bound else []
+        if self.w.nprocs > 1:
+            parts.append(
+                {"shared": "panels are read in place", "push": "panels are read in place"}.get(
+                    self.transport, "panels to the ranks that have columns after them"
+                )
+            )
+        if self.back is not None and self.back.lower_bound:
+            parts.append("the factor back to the distribution of A")
+        return ", ".join(parts) or "nothing"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """The number of panels, and the lookahead."""
+        count = len(self.steps)
+        if self.w.nprocs == 1:
+            yield "algorithm", "LAPACK on rank 0, which has the whole matrix"
+        else:
+            ranks = ranks_text(self.w.nprocs)
+            yield (
+                "algorithm",
+                f"right-looking, {count} panels of {self.w.nb} columns on {ranks}, by LAPACK on their owners",
+            )
+            yield "lookahead", "1: the next panel is factored during an update"
+
+
+@dataclass(frozen=True, slots=True)
+class CholeskyPlan(FactorizationPlan):
+    """A = L L^H or U^H U of a Hermitian positive definite matrix, of which one triangle is read.
+
+    >>> w = MatrixDescriptor.column_wise(8, 8, 2, nb=2)
+    >>> plan = CholeskyPlan(w, w, "by columns already", "float64", 2)
+    >>> [plan.panel_elements(rank) for rank in range(2)]
+    [8, 16]
+    >>> plan.copy.received_nbytes(1)
+    0
+    """
+
+    name: ClassVar[str] = "CholeskyPlan"
+    operation: ClassVar[str] = "cholesky"
+
+    @property
+    def multiplications(self) -> float:
+        """n^3 / 6."""
+        return self.a.n**3 / 6
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """The rows below the diagonal block."""
+        return panel.stop, self.w.m
+
+    def _shared_projection(self) -> float:
+        """1: the three kinds may be the same elements of L."""
+        return 1.0
+
+    @property
+    def _trapezoid(self) -> Trapezoid:
+        return Trapezoid("L")
+
+    @property
+    def _equation(self) -> str:
+        return "A = L L^H" if self.uplo == "L" else "A = U^H U"
+
+    @property
+    def _read_triangle(self) -> str:
+        return f"; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read"
+
+
+@dataclass(frozen=True, slots=True)
+class LuPlan(FactorizationPlan):
+    """P A = L U with partial pivoting, of an m x n matrix.
+
+    >>> w = MatrixDescriptor.column_wise(8, 8, 2, nb=2)
+    >>> plan = LuPlan(w, w, "by columns already", "float64", 2)
+    >>> [plan.panel_elements(rank) for rank in range(2)]
+    [12, 24]
+    """
+
+    name: ClassVar[str] = "LuPlan"
+    operation: ClassVar[str] = "lu_factor"
+
+    @property
+    def multiplications(self) -> float:
+        """n^3 / 3 if m = n."""
+        m, n = sorted(self.a.shape, reverse=True)
+        return (m * n**2) / 2 - n**3 / 6
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """The rows from the diagonal on."""
+        return panel.start, self.w.m
+
+    def _shared_projection(self) -> float:
+        """1.5: elements of L and U differ, and may be the elements that are updated."""
+        return 1.5
+
+    @property
+    def _trapezoid(self) -> None:
+        return None
+
+    @property
+    def _equation(self) -> str:
+        return "P A = L U"

@@ -1,0 +1,201 @@
+"""The plan of a product of a matrix, or of its triangle, with a vector; integers only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, NamedTuple
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.triangle import Part, Rectangle, flipped, rectangles
+from pblas.plans.base import ITEMSIZE, Plan, Transport
+
+_ABSOLUTE_WIDTH = 64
+_FEW = 4
+"""Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
+_ASK_ALL = 1024
+"""Largest number of ranks that are all examined to find the busiest."""
+
+
+class Term(NamedTuple):
+    """One product with the elements of the part.
+
+    Args:
+        transposed: multiply with the transposed part.
+        conj: multiply with the conjugate elements.
+        strict: without the diagonal.
+    """
+
+    transposed: bool = False
+    conj: bool = False
+    strict: bool = False
+
+    def flipped(self, *, transposed: bool = False, conj: bool = False) -> Term:
+        """The same product with the elements of the transposed matrix, or of the conjugate one."""
+        return self._replace(transposed=self.transposed != transposed, conj=self.conj != conj)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixVectorPlan(Plan):
+    """Every rank gets the vector and multiplies its own elements; the partial results are added on all ranks.
+
+    The matrix does not move. A rank receives the elements of x that it lacks, and partial results: of more than 4 ranks
+    each adds a part of the elements, and receives the sums of the others, so that the length of the vectors limits what
+    a rank receives. Partial results are added in the order of ranks. Of the ranks that hold the same elements only the
+    first multiplies.
+
+    Args:
+        a: distribution of the matrix (global).
+        part: all of it, or the triangle that is read (global).
+        terms: the products whose sum is the result: two for a symmetric matrix (global).
+        dtype: name of the dtype of the matrix (global).
+        nprocs: ranks of the context (global).
+        transport: how the ranks exchange data (global).
+        hermitian: imaginary parts of the diagonal are not read (global).
+        absolute: "" multiplies the elements, "abs" their absolute values, "abs1" |Re| + |Im| of them (global).
+        replicated: every rank has the vector already (global).
+
+    >>> plan = MatrixVectorPlan(MatrixDescriptor.row_wise(8, 8, 4), "all", (Term(),), "float64", 4)
+    >>> plan.received_elements(0), plan.length
+    (30, 8)
+    """
+
+    name: ClassVar[str] = "MatrixVectorPlan"
+    why: ClassVar[str] = "each rank multiplies its own elements of A, which does not move"
+
+    a: MatrixDescriptor
+    part: Part
+    terms: tuple[Term, ...]
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+    hermitian: bool = False
+    absolute: str = ""
+    replicated: bool = False
+
+    @property
+    def T(self) -> MatrixVectorPlan:
+        """The same products with the transposed matrix."""
+        terms = tuple(term.flipped(transposed=True) for term in self.terms)
+        return replace(self, a=self.a.T, part=flipped(self.part), terms=terms)
+
+    @property
+    def length(self) -> int:
+        """Elements of the result."""
+        return self.a.n if self.terms[0].transposed else self.a.m
+
+    @property
+    def vector_length(self) -> int:
+        """Elements of the vector."""
+        return self.a.m if self.terms[0].transposed else self.a.n
+
+    @property
+    def partial_dtype(self) -> str:
+        """Name of the dtype of partial results: 32 bits at least, real for absolute values."""
+        if self.absolute and self.dtype.startswith("complex"):
+            return "float64" if self.dtype == "complex128" else "float32"
+        return self.dtype if ITEMSIZE[self.dtype] > 2 else "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a partial result."""
+        return ITEMSIZE[self.partial_dtype]
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
+        myrow, mycol = self.a.grid.coordinates(rank)
+        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
+        return first and prod(self.a.local_shape(rank)) > 0
+
+    def rectangles(self, rank: int) -> Iterator[Rectangle]:
+        """The parts of a rank's local array that it multiplies, one after the other."""
+        if self.contributes(rank):
+            yield from rectangles(self.a, rank, self.part, _ABSOLUTE_WIDTH if self.absolute else None)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether every rank gets all partial results; otherwise it gets those that it adds, and the others' sums."""
+        return self.nprocs <= _FEW
+
+    def exchanged_elements(self, rank: int, peer: int) -> int:
+        """Elements that `rank` receives from `peer`: a part of x, terms of its sums, and the sums of the peer."""
+        vector = 0 if self.replicated else self._part(self.vector_length, peer)
+        if self.gathers:
+            return vector + self.length
+        return vector + self._part(self.length, rank) + self._part(self.length, peer)
+
+    def received_elements(self, rank: int) -> int:
+        """Elements from all other ranks; x and the sums are counted as if they were divided evenly."""
+        if self.nprocs == 1:
+            return 0
+        own = self._part(self.length, rank)
+        vector = 0 if self.replicated else self.vector_length - self._part(self.vector_length, rank)
+        if self.gathers:
+            return vector + (self.nprocs - 1) * self.length
+        return vector + (self.nprocs - 1) * own + self.length - own
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements to all other ranks: this rank's part of x and of the sums to each, and terms of their sums."""
+        if self.nprocs == 1:
+            return 0
+        own = self._part(self.length, rank)
+        vector = 0 if self.replicated else self._part(self.vector_length, rank)
+        if self.gathers:
+            return (self.nprocs - 1) * (vector + self.length)
+        return (self.nprocs - 1) * (vector + own) + self.length - own
+
+    def _part(self, length: int, rank: int) -> int:
+        """Elements of a rank in an even division."""
+        return length // self.nprocs + (rank < length % self.nprocs)
+
+    @property
+    def lower_bound(self) -> float:
+        """The results that some rank does not compute: all ranks get them all."""
+        return self.length - self.length // self.nprocs if self.nprocs > 1 else 0
+
+    @property
+    def flops(self) -> int:
+        """Two for each element and product."""
+        m, n = self.a.shape
+        elements = m * n if self.part == "all" else min(m, n) * (min(m, n) + 1) // 2
+        return 2 * elements * len(self.terms)
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of the matrix on a rank."""
+        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """The vector, the partial results and the results."""
+        return self.itemsize * (self.vector_length + (self.nprocs + 1 if self.gathers else 2) * self.length)
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks; of many, the first, the last of the grid, and the first outside it."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        if self.nprocs == 1:
+            return "nothing"
+        vector = "" if self.replicated else f"x, {self.vector_length:,} elements, to all ranks; "
+        return f"{vector}partial results, of {self.length:,} elements, added on all ranks"
+
+    @property
+    def sizes(self) -> str:
+        """m x n of the matrix, as text."""
+        return f"{self.a.m} x {self.a.n}"
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        what = {"all": "matrix", "U": "upper triangle of a matrix", "L": "lower triangle of a matrix"}[self.part]
+        return f"{what} times vector, {self.sizes}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of the matrix."""
+        yield (
+            "A",
+            f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {self.a.grid.nprow} x {self.a.grid.npcol} grid",
+        )

@@ -1,0 +1,155 @@
+"""Auxiliary routines of ScaLAPACK: norms, and assignments of submatrices."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.execute.matrix_vector import global_indices
+from pblas.operations.matrix_vector import Product, product, real_of
+from pblas.operations.redistribution import redistribute
+from pblas.operations.stacking import tril, triu
+from pblas.scalapack import routines
+from pblas.scalapack.arguments import Call
+from pblas.scalapack.types import from_calls
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.matrices.matrix import DistMatrix
+
+_ORD = {"M": "max", "1": 1, "O": 1, "I": math.inf, "F": "fro", "E": "fro"}
+
+
+def pxlange(call: Call) -> Any:
+    """**Collective.** A norm of sub(A); none of them overflows before the result does.
+
+    Returns:
+        The norm, on all processes of the grid; 0 if sub(A) is empty.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?lange.
+    """
+    (a,) = call.operands()
+    return _result(call, a.norm(_ORD[call["NORM"]]))
+
+
+def pxlansy(call: Call) -> Any:
+    """**Collective.** A norm of a symmetric or Hermitian sub(A), of which one triangle is read.
+
+    p?lanhe does not read imaginary parts of the diagonal.
+
+    Returns:
+        The norm, on all processes of the grid; 0 if sub(A) is empty.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?lansy, p?lanhe.
+    """
+    (a,) = call.operands()
+    if not call["N"]:
+        return _result(call, 0.0)
+    kind, is_hermitian = _ORD[call["NORM"]], call.routine is routines.LANHE
+    if kind in (1, math.inf):
+        verb = "ahemv" if is_hermitian else "asymv"
+        ones = np.ones(a.shape[0], call.dtype)
+        return _result(call, product(Product(verb, a, ones, uplo=call["UPLO"], absolute="abs")).max())
+    diagonal = a.diagonal()
+    sizes = np.abs(diagonal.real if is_hermitian else diagonal)
+    beside = _triangle(a, call["UPLO"], 1).norm(kind)
+    if kind == "max":
+        return _result(call, np.maximum(beside, sizes.max()))
+    return _result(call, np.hypot(math.sqrt(2.0) * np.float64(beside), _root_of_squares(sizes)))
+
+
+def pxlantr(call: Call) -> Any:
+    """**Collective.** A norm of a trapezoidal or triangular sub(A), of which one triangle is read.
+
+    Returns:
+        The norm, on all processes of the grid; 0 if sub(A) is empty.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?lantr.
+    """
+    (a,) = call.operands()
+    if 0 in a.shape:
+        return _result(call, 0.0)
+    kind, is_unit = _ORD[call["NORM"]], call["DIAG"] == "U"
+    part = _triangle(a, call["UPLO"], int(is_unit))
+    if kind in (1, math.inf):
+        sums = part.norm(1, axis=0 if kind == 1 else 1)
+        sums[: min(a.shape)] += int(is_unit)
+        return _result(call, sums.max())
+    norm = part.norm(kind)
+    if is_unit:
+        ones = 1.0 if kind == "max" else math.sqrt(min(a.shape))
+        norm = np.maximum(norm, ones) if kind == "max" else np.hypot(norm, ones)
+    return _result(call, norm)
+
+
+def pxlaset(call: Call) -> None:
+    """**Collective.** The elements of sub(A), or of one triangle, := alpha beside the diagonal and beta on it.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?laset.
+    """
+    (a,) = call.operands()
+    with call.local_step():
+        rows, columns = global_indices(a.desc, call.runtime.rank)
+        distance = columns[None, :] - rows[:, None]
+        inside = {"A": np.isfinite(distance), "U": distance >= 0, "L": distance <= 0}[call["UPLO"]]
+        stored = a.stored(call.verb)
+        elements = call.runtime.backend.reading(stored).copy()
+        elements[inside] = call["ALPHA"]
+        elements[distance == 0] = call["BETA"]
+        call.runtime.backend.copy(elements, stored)
+    call.runtime.agree(f"{call.verb}: assign", {})
+    call.deliver()
+
+
+def pxlacpy(call: Call) -> None:
+    """**Collective.** sub(B) := sub(A), all of it or one triangle; the matrices may have different layouts.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?lacpy.
+    """
+    a, b = call.operands()
+    redistribute(a, out=b, uplo=None if call["UPLO"] == "A" else call["UPLO"])
+    call.deliver()
+
+
+def _result(call: Call, norm: Any) -> Any:
+    """A norm in the precision of the routine."""
+    with np.errstate(over="ignore"):
+        return real_of(call.dtype).type(norm)
+
+
+def _triangle(a: DistMatrix, uplo: str, k: int) -> DistMatrix:
+    """**Collective.** A triangle without its first k diagonals, and zeros."""
+    return tril(a, -k) if uplo == "L" else triu(a, k)
+
+
+def _root_of_squares(sizes: Array) -> Any:
+    """The root of a sum of squares, without overflow."""
+    largest = np.float64(sizes.max())
+    if not 0 < largest < math.inf:
+        return largest
+    return largest * np.sqrt(np.square(sizes / largest).sum())
+
+
+pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
+pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
+pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
+pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
+pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
+pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)

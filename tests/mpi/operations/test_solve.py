@@ -1,0 +1,97 @@
+"""Laws of solve, inv, det, slogdet, cond and matrix_norm, which are NumPy's."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import MatrixDescriptor, linalg
+from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
+from tests.common.gauge import dtype_of, eps_of
+from tests.common.ranks import COMM, Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong
+
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("narrow_panels")]
+SETTINGS = ("shared", "message")
+P = COMM.size
+SIZES = (0, 1, NB, 2 * NB + 1, 33)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_solutions(contexts: Contexts, name: str) -> None:
+    dtype = dtype_of(name)
+    for ctx in contexts.values():
+        for n in SIZES:
+            a, s, b = general(n, n, dtype, n), positive(n, dtype, n), general(n, 3, dtype, n + 1)
+            rows, columns = MatrixDescriptor.row_wise(n, n, P), MatrixDescriptor.column_wise(n, n, P)
+            matrix, hermitian = ctx.from_global(a, rows, None), ctx.from_global(s, columns, None)
+            right = ctx.from_global(b, MatrixDescriptor.replicated(n, 3, P), None)
+            assert solve_ratio(a, collected(linalg.solve(matrix, right)), b) <= MOST
+            assert solve_ratio(a.T, collected(linalg.solve(matrix.T, right)), b) <= MOST
+            assert solve_ratio(s, collected(linalg.solve(hermitian, right, assume_a="pos")), b) <= MOST
+            x = linalg.solve(matrix, b[:, 0])
+            assert same_on_all_ranks(x.tobytes()) == x.tobytes()
+            assert (x.shape, x.dtype) == ((n,), dtype)
+            assert solve_ratio(a, x[:, None], b[:, :1]) <= MOST
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
+    dtype = dtype_of(name)
+    eps = eps_of(dtype)
+    for n in SIZES:
+        a = general(n, n, dtype, n)
+        matrix = ctx.from_global(a, MatrixDescriptor.row_wise(n, n, P), None)
+        result = linalg.inv(matrix)
+        assert result.desc.same_distribution(matrix.desc)
+        inverse = collected(result)
+        assert ratio(a @ inverse - np.eye(n), max(n, 1), norm1(a), norm1(inverse), dtype=dtype) <= MOST
+        wide = a.astype(np.complex128 if dtype.kind == "c" else np.float64)
+        condition = np.linalg.cond(wide, 1) if n else 1.0
+        sign, logarithm = np.linalg.slogdet(wide)
+        bound = MOST * max(n, 1) * eps * condition
+        ours = linalg.slogdet(matrix)
+        assert abs(ours.sign - sign) <= bound
+        assert abs(float(ours.logabsdet) - logarithm) <= bound
+        assert same_on_all_ranks(complex(linalg.det(matrix))) == pytest.approx(
+            np.linalg.det(wide), rel=max(bound, 1e-12)
+        )
+        if n:
+            assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
+            assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
+            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond(matrix.norm(1))))
+            assert 1 - bound <= estimate * condition <= 10
+            assert float(linalg.matrix_norm(matrix, ord=1)) == pytest.approx(norm1(a), rel=n * eps)
+
+
+def test_many_factorizations_take_constant_memory(ctx: pblas.Context) -> None:
+    a = ctx.from_global(positive(30, np.dtype(np.float64)), root=None)
+    held = []
+    for _ in range(40):
+        linalg.solve(a, a)
+        linalg.solve(a, a, assume_a="pos")
+        held.append(len(ctx.runtime.backend.leaks()))
+    assert max(held[10:]) <= max(held[:10])
+
+
+def test_wrong_arguments(ctx: pblas.Context) -> None:
+    square, wide = ctx.eye(6), ctx.zeros((4, 6))
+    for wrong in some_wrong():
+        mistaken = ctx.rank in wrong
+        cases: list[tuple[type[Exception], str, Any]] = [
+            (pblas.DescriptorError, "must be square", lambda a: linalg.solve(wide if a else square, square)),
+            (pblas.ArgumentError, "assume_a", lambda a: linalg.solve(square, square, assume_a="her" if a else "gen")),  # type: ignore[arg-type]
+            (pblas.DescriptorError, "make them agree", lambda a: linalg.solve(square, wide if a else square)),
+            (pblas.ArgumentError, "p must be", lambda a: linalg.cond(square, 2 if a else 1)),
+            (pblas.DescriptorError, "must be square", lambda a: linalg.inv(wide if a else square)),
+            (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
+            (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),
+            (pblas.MismatchError, "", lambda a: linalg.solve(square, square, assume_a="pos" if a else "gen")),
+        ]
+        for kind, text, call in cases:
+            raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
+    raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.solve(np.eye(6), np.ones(6)))  # type: ignore[arg-type]
+    assert linalg.solve(square, np.arange(6.0)).tolist() == list(range(6))
