@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
     from pblas.gpu import init_nvshmem as init_nvshmem
+    from pblas.launch import Pool as Pool
+    from pblas.launch import run as run
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix as DistMatrix
@@ -86,6 +88,7 @@ _MODULES = {
         "WorkspaceError",
     ),
     "pblas.gpu": ("init_nvshmem",),
+    "pblas.launch": ("Pool", "run"),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
     "pblas.simulation.hardware": ("Hardware", "Link"),
     "pblas.operations.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),

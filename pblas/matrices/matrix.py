@@ -276,6 +276,13 @@ class DistMatrix(Operators):
             "this rank's part"
         )
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickling: each rank holds a part of the matrix only."""
+        raise errors.ArgumentError(
+            "a DistMatrix is distributed and cannot be pickled: A.to_global() collects it as an array, A.local is this "
+            "rank's part, A.copy() is a copy"
+        )
+
     def __repr__(self) -> str:
         conj = ", conjugated" if self.conjugated else ""
         return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"

@@ -46,6 +46,7 @@ SLOW = (
     "backends/test_collective_kernels",
     "backends/test_elementwise_kernel",
     "docs/test_shell",
+    "test_run",
 )
 """Unit tests that --quick leaves out: they compile CUDA C++, or start jobs of their own."""
 QUICK = tuple(

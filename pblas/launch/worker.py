@@ -1,0 +1,157 @@
+"""The program of each rank: it makes a context, and calls the functions that the caller sends."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from pblas import errors
+from pblas.backends.local_step import is_agreed, local_error
+from pblas.context import Context
+from pblas.launch.channel import Channel, Frames, packed, unpacked
+from pblas.launch.outcome import Failure, Outcome
+from pblas.launch.segments import delete, segments_of
+
+_VERB = "the end of the function of pblas.run"
+
+
+def main(path: str) -> None:
+    """Serve the caller that listens at `path` until it says that this is all.
+
+    Args:
+        path: Unix socket.
+    """
+    stream = socket.socket(socket.AF_UNIX)
+    try:
+        stream.connect(path)
+    except OSError as caught:
+        sys.exit(
+            f"a rank on {socket.gethostname()} cannot reach the process that started it ({caught}): pblas.run and "
+            f"pblas.Pool start ranks on one machine. For several, start a script by mpiexec or srun"
+        )
+    _send_output(stream)
+    channel = Channel(stream)
+    inbox: SimpleQueue[Frames] = SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
+    Rank(channel, unpacked(inbox.get())).serve(inbox)
+
+
+def _send_output(stream: socket.socket) -> None:
+    """Hand this process's output to the caller: the reading ends of two pipes, which replace stdout and stderr.
+
+    The number of this process goes with them.
+
+    What a rank has written before it reports the end of a call is then in the pipe; through mpiexec it might come
+    later.
+    """
+    ends = []
+    for descriptor in (1, 2):
+        reading, writing = os.pipe()
+        os.dup2(writing, descriptor)
+        os.close(writing)
+        ends.append(reading)
+    socket.send_fds(stream, [str(os.getpid()).encode()], ends)
+    for end in ends:
+        os.close(end)
+    for text in (sys.stdout, sys.stderr):
+        text.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+
+
+def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
+    """Receive messages, also while a function runs: if the caller is gone, this process ends at once."""
+    try:
+        frames: Frames = [b""]
+        while frames:
+            frames = channel.receive()
+            inbox.put(frames)
+    except EOFError:
+        delete(segments_of([os.getpid()]))
+        os._exit(1)
+
+
+class Rank:
+    """A rank and its context, from its first report to its end.
+
+    Args:
+        channel: to the caller (local).
+        options: arguments of `Context` (global).
+    """
+
+    def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
+        self._channel, self._options = channel, options
+        self._context: Context | None = None
+
+    def serve(self, inbox: SimpleQueue[Frames]) -> None:
+        """**Collective.** Make the context, and call the functions of all messages up to an empty one."""
+        self._report(lambda: self._opened().nprocs)
+        while frames := inbox.get():
+            self._call(frames)
+            del frames  # the arguments of a call do not stay until the next one
+        if self._context is not None:
+            self._context.close()
+
+    def _opened(self) -> Context:
+        """**Collective.** The context, made anew if there is none, or if a function has closed or broken it."""
+        context, self._context = self._context, None
+        if context is not None and (context.runtime.closed or context.runtime.backend.agreement.broken is not None):
+            context.__exit__(errors.ContextError, None, None)
+            context = None
+        self._context = Context(**self._options) if context is None else context
+        return self._context
+
+    def _call(self, frames: Frames) -> None:
+        """**Collective.** Call the function of a message, report how it ended, and wait for the other ranks."""
+
+        def call() -> Any:
+            context = self._opened()
+            function, args, kwargs = unpacked(frames)
+            return function(context, *args, **kwargs)
+
+        error = self._report(call)
+        if self._context is not None:
+            _settle(self._context, error)
+
+    def _report(self, call: Callable[[], Any]) -> BaseException | None:
+        """Report the value or the exception of a call to the caller; the exception is returned too (local)."""
+        caught: BaseException | None = None
+        try:
+            value = packed("pblas.run", call(), f"the result of rank {self._rank}")
+            outcome = Outcome(self._rank, frames=value)
+        except BaseException as error:  # noqa: BLE001 - SystemExit too is for the caller
+            caught, outcome = error, Outcome(self._rank, Failure.of(error))
+        for text in (sys.stdout, sys.stderr):
+            text.flush()
+        self._channel.send(outcome.message())
+        return caught
+
+    @property
+    def _rank(self) -> int:
+        return -1 if self._context is None else self._context.rank
+
+
+def _settle(context: Context, error: BaseException | None) -> None:
+    """**Collective.** Wait until the function has ended on all ranks, without a deadline.
+
+    Ranks that are still in a collective call of the function raise this rank's exception there, or a MismatchError.
+
+    Args:
+        context: perhaps closed or broken.
+        error: the exception of this rank (local).
+    """
+    agreement = context.runtime.backend.agreement
+    own: errors.PblasError | None = None
+    if error is not None and not is_agreed(error):
+        text = f"{_VERB}: {type(error).__name__}"
+        own = local_error(_VERB, error) if isinstance(error, Exception) else errors.PblasError(text)
+    while not context.runtime.closed and agreement.broken is None:
+        with suppress(errors.PblasError, KeyboardInterrupt):
+            agreement.agree(_VERB, own, timeout=math.inf)
+            return
+        own = None  # all ranks have raised it, and those in the function have to come here yet
