@@ -86,12 +86,12 @@ class RunTrsm:
         plan, rank = self._plan, self._backend.rank
         steps: list[list[Movement]] = []
         own: list[tuple[Placement, Movement] | None] = []
-        for step in plan.steps():
-            (i0, i1), (j0, j1) = ((step.k0, step.k1),) * 2 if block else (step.rows, step.columns)
-            if i0 == i1 or j0 == j1:
+        for step in self._steps:
+            if step.is_alone and not block:
                 steps.append([])
                 own.append(None)
                 continue
+            (i0, i1), (j0, j1) = ((step.k0, step.k1),) * 2 if block else (step.rows, step.columns)
             target = plan.at_solvers(i1 - i0, j1 - j0)
             movement = Movement(
                 *(self._triangle, target, (i0, i1, j0, j1)),
