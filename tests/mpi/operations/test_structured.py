@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -13,21 +14,19 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import COMM, DTYPES, Contexts, collected, same_on_all_ranks
+from tests.common.ranks import COMM, DTYPES, Contexts, same_on_all_ranks
 from tests.conformance.problems import Problem
 from tests.conformance.structured import ROUTINES, UPDATES, error, extents, names, poison
 
 pytestmark = pytest.mark.mpi
 
 P = COMM.size
+UNTYPED: Any = blas
+"""Takes letters and wrong types."""
 SETTINGS = ("shared", "message")
 GUARD = -99
 SIZES = (0, 1, 2, 5, 8, 9, 13)
 CASES = 60
-
-
-untyped: Any = blas
-"""The functions, to which tests pass any values."""
 
 
 def some_descriptor(rng: random.Random, m: int, n: int) -> tuple[MatrixDescriptor, int, int]:
@@ -107,11 +106,18 @@ def test_of_any_layouts(contexts: Contexts, routine: str, transport: str) -> Non
         assert (around == GUARD).all(), f"case {case}: memory around the result has changed"
 
 
+def whole(x: DistMatrix) -> Array:
+    """**Collective.** All elements of a matrix, on all ranks."""
+    array = x.to_global(None)
+    assert array is not None
+    return array
+
+
 def test_syrk_is_the_triangle_of_the_product(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     a = ctx.random((150, 70), seed=1)
     for uplo, triangle in (("L", np.tril), ("U", np.triu)):
-        half = untyped.syrk(a, uplo=uplo).to_global(None)
+        half = UNTYPED.syrk(a, uplo=uplo).to_global(None)
         full = pblas.pmatmul(a, a, transb="T").to_global(None)
         assert half is not None
         assert full is not None
@@ -125,10 +131,10 @@ def test_either_triangle_gives_the_same_product(contexts: Contexts) -> None:
     b = ctx.random((90, 40), dtype="complex128", seed=1)
     grid = MatrixDescriptor(90, 90, 7, 7, Grid(1, P))
     results = [
-        collected(untyped.hemm(ctx.from_global(keep(x), grid), b, uplo=uplo))
+        UNTYPED.hemm(ctx.from_global(keep(x), grid), b, uplo=uplo).to_global(None)
         for uplo, keep in (("L", np.tril), ("U", np.triu))
     ]
-    assert np.array_equal(results[0], results[1])
+    assert np.array_equal(*results)
 
 
 def test_trmm_is_the_product_with_the_triangle(contexts: Contexts) -> None:
@@ -136,7 +142,7 @@ def test_trmm_is_the_product_with_the_triangle(contexts: Contexts) -> None:
     x, y = entries((130, 130), np.dtype("float64"), 1), entries((130, 50), np.dtype("float64"), 2)
     grid = MatrixDescriptor(130, 130, 16, 16, Grid(P, 1))
     for trans in "NT":
-        result = untyped.trmm(ctx.from_global(x, grid), ctx.from_global(y), trans=trans).to_global(None)
+        result = UNTYPED.trmm(ctx.from_global(x, grid), ctx.from_global(y), trans=trans).to_global(None)
         assert result is not None
         assert gauge(result, applied(trans, np.tril(x)), y) <= THRESHOLD
 
@@ -160,31 +166,31 @@ def test_planned_twins_run_again_and_explain(contexts: Contexts) -> None:
         (blas.plan_trmm(a, b), (a, b)),
     ):
         with plan:
-            first = collected(plan.execute(*matrices))
-            assert np.array_equal(first, collected(plan.execute(*matrices)))
+            first, again = (whole(plan.execute(*matrices)) for _ in range(2))
+            assert np.array_equal(first, again)
             assert "flops" in plan.explain()
             assert "lower bound" in plan.explain()
             assert plan.plan.simulate("laptop").seconds > 0
             assert plan.workspace_nbytes <= plan.plan.workspace_nbytes + 4096
 
 
-WRONG: dict[str, Callable[[Any, Any], object]] = {
-    "uplo": lambda a, _: untyped.syrk(a, uplo="X"),
-    "trans": lambda a, b: untyped.trmm(a, b, trans="H"),
-    "side": lambda a, b: untyped.symm(a, b, side="M"),
-    "diag": lambda a, b: untyped.trmm(a, b, diag="D"),
-    "alpha": lambda a, _: untyped.syrk(a, alpha="1"),
-    "complex alpha": lambda a, _: untyped.syrk(a, alpha=1j),
-    "beta without C": lambda a, b: untyped.syr2k(a, b, beta=2.0),
-    "A": lambda a, b: untyped.syrk(a.local, b),
-    "B": lambda a, _: untyped.trmm(a, None),
-    "shape of B": lambda a, b: untyped.symm(a, b[:3, :]),
-    "shape of C": lambda a, b: untyped.syrk(a, b[:, :3]),
-    "A not square": lambda a, b: untyped.trmm(a[:, :3], b),
-    "shapes of A and B": lambda a, b: untyped.syr2k(a, b[:, :3]),
-    "out overlaps A": lambda a, b: untyped.trmm(a, b, out=a),
-    "out overlaps B": lambda a, b: untyped.symm(a, b, out=b),
-    "out overlaps part of B": lambda a, b: untyped.trmm(a[:8, :8], b[:8, :8], out=b[1:9, 1:9]),
+WRONG: dict[str, Callable[[DistMatrix, DistMatrix], object]] = {
+    "uplo": lambda a, _: UNTYPED.syrk(a, uplo="X"),
+    "trans": lambda a, b: UNTYPED.trmm(a, b, trans="H"),
+    "side": lambda a, b: UNTYPED.symm(a, b, side="M"),
+    "diag": lambda a, b: UNTYPED.trmm(a, b, diag="D"),
+    "alpha": lambda a, _: UNTYPED.syrk(a, alpha="1"),
+    "complex alpha": lambda a, _: UNTYPED.syrk(a, alpha=1j),
+    "beta without C": lambda a, b: UNTYPED.syr2k(a, b, beta=2.0),
+    "A": lambda a, b: UNTYPED.syrk(a.local, b),
+    "B": lambda a, _: UNTYPED.trmm(a, None),
+    "shape of B": lambda a, b: UNTYPED.symm(a, b[:3, :]),
+    "shape of C": lambda a, b: UNTYPED.syrk(a, b[:, :3]),
+    "A not square": lambda a, b: UNTYPED.trmm(a[:, :3], b),
+    "shapes of A and B": lambda a, b: UNTYPED.syr2k(a, b[:, :3]),
+    "out overlaps A": lambda a, b: UNTYPED.trmm(a, b, out=a),
+    "out overlaps B": lambda a, b: UNTYPED.symm(a, b, out=b),
+    "out overlaps part of B": lambda a, b: UNTYPED.trmm(a[:8, :8], b[:8, :8], out=b[1:9, 1:9]),
 }
 
 
@@ -192,11 +198,14 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
 def test_a_wrong_argument_raises_the_same_everywhere(contexts: Contexts, what: str) -> None:
     ctx = contexts["shared"]
     a, b = ctx.random((12, 12), seed=1), ctx.random((12, 12), seed=2)
-    for wrong in {0, P - 1}:
-        with pytest.raises(pblas.PblasError) as caught:
-            WRONG[what](a, b) if ctx.rank == wrong else blas.syrk(a)
-        assert same_on_all_ranks(str(caught.value))
-    with pytest.raises(pblas.PblasError) as caught:
-        WRONG[what](a, b)
-    assert same_on_all_ranks(str(caught.value))
+    for ranks in {frozenset({0}), frozenset({P - 1}), frozenset(range(P))}:
+        same_on_all_ranks(refused(WRONG[what] if ctx.rank in ranks else lambda a, _: blas.syrk(a), a, b))
     blas.syrk(a)  # the context is usable
+    gc.collect()  # the exceptions, whose frames keep matrices
+
+
+def refused(wrong: Callable[[DistMatrix, DistMatrix], object], a: DistMatrix, b: DistMatrix) -> str:
+    """**Collective.** The text of the error that a call raises."""
+    with pytest.raises(pblas.PblasError) as caught:
+        wrong(a, b)
+    return str(caught.value)
