@@ -18,6 +18,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -150,6 +151,18 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
+
+        Args:
+            t: m x m, one of its two strides is one element; its other triangle is not read (local).
+            z: m x n, one of its two strides is one element, of 32 bits or more, as t (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo=uplo, unit=unit, conj=conj)
+
     # Factorizations of blocks in Fortran order
 
     def cholesky(self, x: Array) -> int:
@@ -163,19 +176,6 @@ class HostArrays:
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""
         lapack.swap_rows(x, pivots, start, backward=backward)
-
-    def solve_triangle(
-        self,
-        t: Array,
-        x: Array,
-        *,
-        side: Literal["L", "R"] = "L",
-        uplo: Literal["L", "U"] = "L",
-        trans: Literal["N", "T", "C"] = "N",
-        unit: bool = False,
-    ) -> None:
-        """X := op(T)^-1 X, or X op(T)^-1; see `pblas.backends.cpu.lapack.trsm`."""
-        lapack.trsm(t, x, side=side, uplo=uplo, trans=trans, unit=unit)
 
     # Order
 

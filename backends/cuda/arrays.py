@@ -21,6 +21,7 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
+from pblas.backends.cuda.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -266,6 +267,12 @@ class DeviceArrays:
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
+
+    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
+        memory = trsm(self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        if memory is not None:
+            self._kept.append(memory)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""

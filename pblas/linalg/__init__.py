@@ -11,6 +11,7 @@ from pblas.operations.factors import LuFactor as LuFactor
 from pblas.operations.lu import PlannedLu as PlannedLu
 from pblas.operations.lu import lu_factor as lu_factor
 from pblas.operations.lu import plan_lu as plan_lu
+from pblas.operations.solve_triangular import solve_triangular as solve_triangular
 from pblas.operations.solvers import cond as cond
 from pblas.operations.solvers import det as det
 from pblas.operations.solvers import inv as inv

@@ -16,7 +16,7 @@ from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
 from pblas.scalapack.local_arrays import Local, Part, checked_part
-from pblas.scalapack.routines import OPTIONS, Operand, Routine
+from pblas.scalapack.routines import EXTENTS, OPTIONS, Operand, Routine
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -233,7 +233,7 @@ class Call:
                 self._check_matrix(operands[position], findings)
             elif name in OPTIONS:
                 self._check_option(name, position, findings)
-            elif name in ("M", "N", "K"):
+            elif name in EXTENTS:
                 self._check_integer(name, 0, position, findings)
             elif name in ("ALPHA", "BETA"):
                 self._check_number(name, position, findings)
@@ -281,8 +281,14 @@ class Call:
 
     def _extents(self, operand: Operand) -> tuple[int, int]:
         """Rows and columns of the submatrix."""
-        rows, columns = (1 if name == "1" else self._values[name] for name in (operand.rows, operand.columns))
+        rows, columns = (self._extent(name) for name in (operand.rows, operand.columns))
         return (columns, rows) if operand.trans and self[operand.trans] != "N" else (rows, columns)
+
+    def _extent(self, name: str) -> int:
+        """An extent of a submatrix by the name that the routine's table gives it: see `Operand`."""
+        if name == "SIDE":
+            name = "M" if self["SIDE"] == "L" else "N"
+        return 1 if name == "1" else self._values[name]
 
     def _is_outside(self, operand: Operand) -> bool:
         """Whether this process is outside an operand's grid; false for routines whose matrices share one grid."""

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pblas.operations.arguments.product import Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
+from pblas.operations.solve_triangular import first_zero
+from pblas.operations.trsm import plan_trsm
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import of_types
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.operations.multiplication.base import PlannedMatmul
     from pblas.operations.redistribution import PlannedRedistribution
+    from pblas.operations.trsm import PlannedTrsm
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
@@ -108,6 +111,66 @@ def pxtran(
         _add(call, "C" if routine is routines.TRANC else "T")
 
 
+def pxtrsm(
+    routine: Routine, letter: str, side: str, uplo: str, trans: str, diag: str, m: int, n: int, alpha: complex,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
+) -> None:  # fmt: skip
+    """**Collective.** sub(B) := alpha op(sub(A))^-1 sub(B), or alpha sub(B) op(sub(A))^-1, for a triangular sub(A).
+
+    A zero on the diagonal is no error: sub(B) then has infinities or NaN.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?trsm.
+    """
+    with Call(routine, letter, side, uplo, trans, diag, m, n, alpha, a, ia, ja, desca, b, ib, jb, descb) as call:
+        if call["M"] == 0 or call["N"] == 0:
+            return
+        _solve(call, side=call["SIDE"], alpha=call["ALPHA"])
+
+
+def pxtrtrs(
+    routine: Routine, letter: str, uplo: str, trans: str, diag: str, n: int, nrhs: int,
+    a: Array, ia: int, ja: int, desca: Desc,
+    b: Array, ib: int, jb: int, descb: Desc,
+) -> int:  # fmt: skip
+    """**Collective.** sub(B) := op(sub(A))^-1 sub(B) for a triangular sub(A), unless sub(A) is singular.
+
+    Returns:
+        INFO: 0; or i > 0 if element (i, i) of sub(A) is 0, and sub(B) is unchanged.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?trtrs; without its restrictions on blocks and alignment.
+    """
+    with Call(routine, letter, uplo, trans, diag, n, nrhs, a, ia, ja, desca, b, ib, jb, descb) as call:
+        if call["N"] == 0 or call["NRHS"] == 0:
+            return 0
+        if call["DIAG"] == "N":
+            info = first_zero(call.operands()[0])
+            if info:
+                return info
+        _solve(call, side="L", alpha=1)
+        return 0
+
+
+def _solve(call: Call, **options: Any) -> None:
+    """**Collective.** Solve with sub(A) in place in sub(B)."""
+    options |= {"uplo": call["UPLO"], "trans": call["TRANS"], "diag": call["DIAG"]}
+
+    def plan() -> PlannedTrsm:
+        x, z = call.operands()
+        return plan_trsm(x, z, out=z, **options)
+
+    planned = call.runtime.plans.get(call.key, plan)
+    x, z = call.operands()
+    planned.execute(x, z, out=z)
+    call.deliver()
+
+
 def _add(call: Call, trans: Trans | None = None) -> None:
     """**Collective.** sub(C) := beta sub(C) + alpha op(sub(A)), in the trapezoid UPLO if the routine has one."""
     if call["M"] == 0 or call["N"] == 0:
@@ -131,3 +194,5 @@ pstradd, pdtradd, pctradd, pztradd = of_types("sdcz", routines.TRADD, pxtradd)
 pstran, pdtran = of_types("sd", routines.TRAN, pxtran)
 pctranu, pztranu = of_types("cz", routines.TRANU, pxtran)
 pctranc, pztranc = of_types("cz", routines.TRANC, pxtran)
+pstrsm, pdtrsm, pctrsm, pztrsm = of_types("sdcz", routines.TRSM, pxtrsm)
+pstrtrs, pdtrtrs, pctrtrs, pztrtrs = of_types("sdcz", routines.TRTRS, pxtrtrs)

@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SCOPE": "RCA "}
+OPTIONS = {"TRANSA": "NTC", "TRANSB": "NTC", "TRANS": "NTC", "UPLO": "UL", "DIAG": "NU", "SIDE": "LR", "SCOPE": "RCA "}
 """The letters that an option may be, in either case."""
+
+EXTENTS = ("M", "N", "K", "NRHS")
+"""The arguments that count rows or columns."""
 
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
@@ -42,8 +45,8 @@ class Operand:
     Args:
         name: the letter.
         position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
-        rows: argument that counts the rows of the submatrix, or "1".
-        columns: argument that counts its columns, or "1".
+        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
+        columns: argument that counts its columns, as `rows`.
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
     """
 
@@ -94,7 +97,7 @@ class Routine:
 
     def _text(self, name: str) -> str:
         """Description of an argument; "" for one that Python returns."""
-        if name in ("M", "N", "K"):
+        if name in EXTENTS:
             return self._extent(name)
         matrix, texts = name[-1], {**_TEXTS, **self.texts}
         text = texts.get(name) or texts.get(f"{name[:-1]}X", "")
@@ -150,6 +153,13 @@ TRMR2D = _routine(
     A="M N",
     B="M N",
 )
+_TRIANGLE = {
+    "SIDE": '"L": op(sub(A)) is on the left of sub(B), "R": on the right (global)',
+    "UPLO": '"U" or "L": the triangle of sub(A) that is read (global)',
+    "DIAG": '"U": the diagonal of sub(A) is ones and is not read, "N": it is read (global)',
+}
+TRSM = _routine("trsm", "SIDE UPLO TRANS DIAG M N ALPHA A B", _TRIANGLE, A="SIDE SIDE", B="M N")
+TRTRS = _routine("trtrs", "UPLO TRANS DIAG N NRHS A B", _TRIANGLE, A="N N", B="N NRHS")
 ELSET = _routine("elset", "A ALPHA", {"ALPHA": "the element (global)", **_ONE_ELEMENT}, A="1 1")
 ELGET = _routine(
     "elget",

@@ -17,7 +17,8 @@ from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
 from pblas.plans.substitution import SubstitutionPlan
 from pblas.plans.summa import SummaA, SummaC
-from pblas.simulation import elementwise, factorization, redistribution, reduction
+from pblas.plans.trsm import TrsmPlan
+from pblas.simulation import elementwise, factorization, redistribution, reduction, trsm
 from pblas.simulation import one_dimensional as lines
 from pblas.simulation import summa as panels
 from pblas.simulation.phase import Phase, Traffic, View
@@ -55,4 +56,5 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     CholeskyPlan: factorization.factorization,
     LuPlan: factorization.factorization,
     SubstitutionPlan: factorization.substitution,
+    TrsmPlan: trsm.trsm,
 }

@@ -25,7 +25,8 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
         elif name.startswith("DESC"):
             arguments.append([2, ictxt, 2, 2, 1, 1, 1, 1, 0, 0, 2])
         else:
-            arguments.append({"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U"}.get(name, 1))
+            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N"}
+            arguments.append(options.get(name, 1))
     return arguments
 
 

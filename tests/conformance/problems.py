@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Literal
 
 import numpy as np
@@ -68,16 +69,18 @@ class Problem:
     """One call of a routine.
 
     Args:
-        routine: "gemm", "geadd", "tradd" or "tran".
+        routine: "gemm", "geadd", "tradd", "tran" or "trsm".
         letter: letter of the type, s, d, c or z.
-        m: rows of sub(C).
-        n: columns of sub(C).
+        m: rows of sub(C), or of sub(B) for trsm.
+        n: columns of it.
         k: columns of op(sub(A)), for gemm.
         matrices: memory layouts of the operands, by name.
         trans: TRANSA and TRANSB, or TRANS.
-        uplo: UPLO, for tradd.
+        uplo: UPLO, for tradd and trsm.
         alpha: scalar.
         beta: scalar.
+        side: SIDE, for trsm.
+        diag: DIAG, for trsm.
     """
 
     routine: str
@@ -90,6 +93,8 @@ class Problem:
     uplo: str = "U"
     alpha: complex = 1.0
     beta: complex = 0.0
+    side: str = "L"
+    diag: str = "N"
 
     @property
     def routine_name(self) -> str:
@@ -101,10 +106,13 @@ class Problem:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the operands, in order; the routine writes the last one."""
-        return ("A", "B", "C") if self.routine == "gemm" else ("A", "C")
+        return {"gemm": ("A", "B", "C"), "trsm": ("A", "B")}.get(self.routine, ("A", "C"))
 
     def extents(self, name: str) -> tuple[int, int]:
         """Rows and columns of a submatrix as it is stored."""
+        if self.routine == "trsm":
+            order = self.m if self.side == "L" else self.n
+            return (order, order) if name == "A" else (self.m, self.n)
         shapes = {"A": (self.m, self.k), "B": (self.k, self.n), "C": (self.m, self.n)}
         if self.routine != "gemm":
             shapes["A"] = (self.m, self.n)
@@ -227,12 +235,14 @@ def run(problem: Problem, ictxt: int, grid: Grid, rank: int, library: Any = scal
     for name in names[:-1]:
         if not operands[name].is_untouched():
             return Outcome(f"{name} or memory around it has changed")
-    if not operands["C"].is_untouched_outside(problem.extents("C")):
-        return Outcome("memory around sub(C) has changed")
-    i, j, place = operands["C"].inside(problem.extents("C"))
-    result = operands["C"].part()[place]
+    written = names[-1]
+    if not operands[written].is_untouched_outside(problem.extents(written)):
+        return Outcome(f"memory around sub({written}) has changed")
+    i, j, place = operands[written].inside(problem.extents(written))
+    result = operands[written].part()[place]
     subs = {name: _sub(problem, name, whole) for name, whole in wholes.items()}
-    text, error = (_gemm_error if problem.routine == "gemm" else _sum_error)(problem, subs, i, j, result)
+    error_of = {"gemm": _gemm_error, "trsm": _trsm_error}.get(problem.routine, _sum_error)
+    text, error = error_of(problem, subs, i, j, result)
     return Outcome(text, error, seconds)
 
 
@@ -240,10 +250,27 @@ def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
     """The elements of a matrix, with NaN where they must not be read."""
     matrix = problem.matrices[name]
     whole = entries((matrix.m, matrix.n), dtype, SEEDS[name])
+    if problem.routine == "trsm":
+        sub = _sub(problem, name, whole)
+        if problem.alpha == 0:
+            sub[...] = np.nan
+        elif name == "A":
+            _make_triangle(problem, sub)
+        return whole
     unread = problem.beta == 0 if name == "C" else problem.alpha == 0 or (problem.routine == "gemm" and not problem.k)
     if unread:
         _sub(problem, name, whole)[...] = np.nan
     return whole
+
+
+def _make_triangle(problem: Problem, sub: Array) -> None:
+    """A well conditioned triangle, with NaN in the other triangle and in a unit diagonal."""
+    n = len(sub)
+    sub /= max(1, n)
+    diagonal = np.diagonal(sub) + 2
+    np.fill_diagonal(sub, np.nan if problem.diag == "U" else diagonal)
+    inside = np.tri(n, dtype=bool)
+    sub[~(inside if problem.uplo == "L" else inside.T)] = np.nan
 
 
 def _sub(problem: Problem, name: str, whole: Array) -> Array:
@@ -255,6 +282,9 @@ def _arguments(problem: Problem, operands: dict[str, tuple[Any, ...]]) -> tuple[
     m, n, k, alpha, beta = problem.m, problem.n, problem.k, problem.alpha, problem.beta
     if problem.routine == "gemm":
         return (*problem.trans, m, n, k, alpha, *operands["A"], *operands["B"], beta, *operands["C"])
+    if problem.routine == "trsm":
+        letters = problem.side, problem.uplo, problem.trans[0], problem.diag
+        return (*letters, m, n, alpha, *operands["A"], *operands["B"])
     options = {"geadd": problem.trans[:1], "tradd": (problem.uplo, problem.trans[0]), "tran": ()}[problem.routine]
     return (*options, m, n, alpha, *operands["A"], beta, *operands["C"])
 
@@ -269,6 +299,29 @@ def _gemm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, re
     # Upstream's eps is half of NumPy's.
     error = 2 * gauge(result, a, b, subs["C"][np.ix_(i, j)], alpha=alpha, beta=problem.beta)
     return "" if error <= THRESHOLD else f"gauge {error:.1f}", error
+
+
+def _trsm_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, result: Array) -> tuple[str, float]:
+    """Error of a solution, in units of eps times |T^-1| |T| |X|.
+
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd edition, theorem 8.5.
+    """
+    if problem.alpha == 0:
+        return ("X must be 0" if np.any(result) or np.isnan(result).any() else ""), 0.0
+    wide = np.dtype("complex128" if problem.letter in "cz" else "float64")
+    triangle = subs["A"].astype(wide)
+    if problem.diag == "U":
+        np.fill_diagonal(triangle, 1)
+    triangle = np.tril(triangle) if problem.uplo == "L" else np.triu(triangle)
+    t, b = applied(problem.trans[0], triangle), problem.alpha * subs["B"].astype(wide)
+    inverse = np.linalg.inv(t)
+    x = inverse @ b if problem.side == "L" else b @ inverse
+    size = np.abs(inverse) @ np.abs(t) @ np.abs(x) if problem.side == "L" else np.abs(x) @ np.abs(t) @ np.abs(inverse)
+    if np.isnan(result).any():
+        return "NaN in the result", np.inf
+    unit = np.finfo(result.dtype).eps / 2 * size[np.ix_(i, j)]
+    error = float((np.abs(result - x[np.ix_(i, j)]) / unit).max(initial=0.0))
+    return "" if error <= THRESHOLD else f"{error:.1f} units", error
 
 
 def _sum_error(problem: Problem, subs: dict[str, Array], i: Array, j: Array, result: Array) -> tuple[str, float]:
@@ -321,6 +374,11 @@ def table(routine: str, letter: str) -> list[Problem]:
     for column in LEVEL3:
         if routine == "gemm":
             problems += [from_column(column, routine, letter, pair) for pair in pairs]
+        elif routine == "trsm":
+            problems += [
+                replace(from_column(column, routine, letter, (trans,), uplo), side=side, diag=diag)
+                for side, uplo, trans, diag in product("LR", "UL", "NTC", "NU")
+            ]
         elif routine == "geadd":
             problems += [from_column(column, routine, letter, (trans,)) for trans in "NTC"]
         elif routine == "tradd":
@@ -338,7 +396,7 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
     sizes of 0 and below the number of processes, and alpha and beta of 0, 1, -1 and others.
 
     Args:
-        routine: "gemm", "geadd", "tradd" or "tran".
+        routine: "gemm", "geadd", "tradd", "tran" or "trsm".
         letter: letter of the type, s, d, c or z.
         count: number of problems.
         grid: grid of the processes, which limits the sources.
@@ -352,6 +410,8 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
         if routine == "tran":
             trans = (rng.choice("TC") if letter in "cz" else "T",)
         bare = Problem(routine, letter, m, n, k, {}, trans, rng.choice("UL"), rng.choice(scalars), rng.choice(scalars))
+        if routine == "trsm":
+            bare = replace(bare, side=rng.choice("LR"), diag=rng.choice("NU"))
         problems.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
     return problems
 

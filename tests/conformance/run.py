@@ -24,7 +24,7 @@ from pblas.layouts.grid import Grid
 from tests.conformance import errors, problems, redist
 from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
 
-ROUTINES = ("gemm", "geadd", "tradd", "tran")
+ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm")
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
 

@@ -91,8 +91,9 @@ ARGUMENTS = {
     "geadd": "TRANS M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "tradd": "UPLO TRANS M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
     "tran": "M N ALPHA A IA JA DESCA BETA C IC JC DESCC",
+    "trsm": "SIDE UPLO TRANS DIAG M N ALPHA A IA JA DESCA B IB JB DESCB",
 }
-ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34}
+ERROR_EXITS = {"gemm": 53, "geadd": 35, "tradd": 36, "tran": 34, "trsm": 38}
 """Number of error exits that ScaLAPACK's tests try for each routine."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.

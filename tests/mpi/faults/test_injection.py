@@ -128,6 +128,10 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "redistribute": lambda x: x.rows.redistribute(GRID),
     "plan_redistribution": lambda x: pblas.plan_redistribution(x.grid, ROWS),
     "execute, redistribution": lambda x: x.moved.execute(x.own),
+    "trsm": lambda x: pblas.blas.trsm(x.rows, x.columns, diag="U"),
+    "trsm, redistributed": lambda x: pblas.blas.trsm(x.grid, x.own, side="R", diag="U"),
+    "plan_trsm": lambda x: pblas.blas.plan_trsm(x.grid, x.rows),
+    "solve_triangular": lambda x: pblas.linalg.solve_triangular(x.grid, np.ones(N)),
     "elementwise": lambda x: x.rows * 2 + x.rows,
     "elementwise, in place": lambda x: pblas.elementwise("x * 0.5", x=x.rows, out=x.rows),
     "elementwise, redistributed": lambda x: x.rows + x.grid,
@@ -153,6 +157,9 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "Linear": lambda x: tp.Linear(x.weight, "allgather", max_tokens=2 * P, ctx=x.ctx),
     "pdgemm": gemm,
     "pdgeadd": lambda x: scalapack.pdgeadd("T", N, N, 1.0, x.blocks[0], 1, 1, x.desc, 0.0, x.blocks[2], 1, 1, x.desc),
+    "pdtrsm": lambda x: scalapack.pdtrsm(
+        *("L", "U", "N", "U", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, x.desc)
+    ),
     "pdgemr2d": lambda x: scalapack.pdgemr2d(
         N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt
     ),

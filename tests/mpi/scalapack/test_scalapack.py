@@ -186,7 +186,7 @@ def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> N
 # Errors
 
 
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
     """All error exits of ScaLAPACK's tests, with the wrong argument on all ranks, and on one rank only."""
@@ -251,7 +251,7 @@ def test_a_wrong_argument_on_one_rank_is_an_error_on_every_rank(ictxt: int, name
 
 
 @pytest.mark.parametrize("entry", ["M", "N"])
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "trsm"])
 def test_a_matrix_larger_than_any_array_is_an_error_on_every_rank(ictxt: int, routine: str, entry: str) -> None:
     """The submatrix may be small in a matrix of any size, whose local array is too small on some ranks or on all."""
     arguments = errors.right(routine, "d", ictxt)
@@ -490,11 +490,32 @@ def test_gemr2d_needs_a_context_of_all() -> None:
     scalapack.gridexit(whole)
 
 
+def test_trtrs_returns_info_and_leaves_b_alone(ictxt: int) -> None:
+    n, nrhs, nb = 7, 3, 2
+    nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
+    rows, columns, right = (
+        scalapack.numroc(size, nb, p, 0, extent)
+        for size, p, extent in ((n, myrow, nprow), (n, mycol, npcol), (nrhs, mycol, npcol))
+    )
+    i = [scalapack.indxl2g(l + 1, nb, myrow, 0, nprow) for l in range(rows)]
+    j = [scalapack.indxl2g(l + 1, nb, mycol, 0, npcol) for l in range(columns)]
+    desc_a, desc_b = ([1, ictxt, n, size, nb, nb, 0, 0, max(1, rows)] for size in (n, nrhs))
+    for zero in (0, 3, 7):
+        # A is 2 on the diagonal, but 0 in row `zero`; the lower triangle is not read
+        full = np.where(np.subtract.outer(i, j) > 0, np.nan, 2.0 * np.equal.outer(i, j))
+        for l, g in enumerate(i):
+            full[l, [c for c, h in enumerate(j) if h == g == zero]] = 0
+        a, b = np.asfortranarray(full), np.ones((rows, right), order="F")
+        info = scalapack.pdtrtrs("U", "N", "N", n, nrhs, a, 1, 1, desc_a, b, 1, 1, desc_b)
+        assert same_on_all_ranks(info) == zero
+        assert (b == (1.0 if zero else 0.5)).all()
+
+
 # A part of `make conformance`
 
 
 @pytest.mark.skipif(COMM.size not in {1, 2, 4}, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran"])
+@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     """Two columns of the table with all options, and a few random problems of kinds that the tables leave out."""

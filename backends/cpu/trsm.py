@@ -1,0 +1,81 @@
+"""The local solve Z := T^-1 Z with a triangle, on NumPy arrays of any storage order, in place, GIL released.
+
+As in `pblas.backends.cpu.gemm`, whose BLAS it calls: only this module handles storage orders. A Z in C-order is solved
+as Z^T := Z^T T^-T, and a T in C-order flips its triangle and its trans flag.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pblas.backends.cpu.gemm import (
+    _C,
+    _INTS,
+    _LARGEST,
+    _LETTERS,
+    _N,
+    _SCALARS,
+    _SCALARS_SINGLE,
+    _SINGLE,
+    _T,
+    _address,
+    _by_columns,
+    _leading_dimension,
+    _pointer,
+)
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+
+_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 11)
+_TRSM = {dtype: _PROTOTYPE(_pointer(f"{letter}trsm")) for dtype, letter in _LETTERS.items()}
+_LETTER = ctypes.create_string_buffer(b"LRUN")
+_LEFT, _RIGHT, _UPPER, _NOT_UNIT = (ctypes.addressof(_LETTER) + i for i in range(4))
+_LOWER, _UNIT = _LEFT, _UPPER  # the same letters
+_COLUMNS = 4096
+"""Columns solved at a time if Z exceeds the integers of BLAS."""
+
+
+def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+    """Z := T^-1 Z, in place; T may be marked as conjugated.
+
+    Args:
+        t: m x m, one of its two strides is one element; its other triangle is not read (local).
+        z: m x n, one of its two strides is one element, float32, float64, complex64 or complex128 as t (local).
+        uplo: the triangle of T.
+        unit: take the diagonal of T as ones, and do not read it.
+        conj: solve with the conjugate of T.
+
+    Source: BLAS, xTRSM.
+
+    >>> z = np.array([[2.0], [5.0]]); trsm(np.array([[2.0, np.nan], [1.0, 4.0]]), z, uplo="L"); z.tolist()
+    [[1.0], [1.0]]
+    """
+    if not z.size:
+        return
+    (m, n), by_columns = z.shape, _by_columns(z)
+    ldz = _leading_dimension(z if by_columns else z.T)
+    if max(n, ldz, *(abs(stride) // t.itemsize for stride in t.strides)) > _LARGEST:
+        block = t.copy(order="F")
+        for j in range(0, n, _COLUMNS):
+            piece = z[:, j : j + _COLUMNS].copy(order="F")
+            trsm(block, piece, uplo=uplo, unit=unit, conj=conj)
+            z[:, j : j + _COLUMNS] = piece
+        return
+    # On the left T, on the right T^T, as Fortran reads it: as it is stored, or transposed with a flag.
+    matrix, upper = (t, uplo == "U") if by_columns else (t.T, uplo == "L")
+    flag = _N
+    if not _by_columns(matrix):
+        matrix, upper, flag = matrix.T, not upper, _C if conj else _T
+    elif conj:  # BLAS has no flag for a conjugate that is not transposed
+        matrix = np.conj(matrix)
+    ints = _INTS(*((m, n) if by_columns else (n, m)), _leading_dimension(matrix), ldz, 0, 0)
+    scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(1.0, 0.0, 0.0, 0.0)
+    i = ctypes.addressof(ints)
+    _TRSM[z.dtype](
+        *(_LEFT if by_columns else _RIGHT, _UPPER if upper else _LOWER, flag, _UNIT if unit else _NOT_UNIT),
+        *(i, i + 4, ctypes.addressof(scalars), _address(matrix), i + 8, _address(z), i + 12),
+    )
