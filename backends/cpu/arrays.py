@@ -163,7 +163,7 @@ class HostArrays:
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
-    # Factorizations of blocks in Fortran order
+    # Factorizations of blocks in Fortran order; GPUs have none yet
 
     def cholesky(self, x: Array) -> int:
         """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
