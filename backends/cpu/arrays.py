@@ -189,7 +189,7 @@ class HostArrays:
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
-    # Factorizations of blocks in Fortran order
+    # Factorizations of blocks in Fortran order; GPUs have none yet
 
     def cholesky(self, x: Array) -> int:
         """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
@@ -202,19 +202,6 @@ class HostArrays:
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""
         lapack.swap_rows(x, pivots, start, backward=backward)
-
-    def solve_triangle(
-        self,
-        t: Array,
-        x: Array,
-        *,
-        side: Literal["L", "R"] = "L",
-        uplo: Literal["L", "U"] = "L",
-        trans: Literal["N", "T", "C"] = "N",
-        unit: bool = False,
-    ) -> None:
-        """X := op(T)^-1 X, or X op(T)^-1; see `pblas.backends.cpu.lapack.trsm`."""
-        lapack.trsm(t, x, side=side, uplo=uplo, trans=trans, unit=unit)
 
     # Order
 

@@ -88,12 +88,12 @@ def _factor(scalar: complex, z: Array) -> Any:
     return accumulator_dtype(z.dtype).type(scalar)
 
 
-def pointer(module: Any, name: str) -> int:
+def _pointer(name: str, module: Any = cython_blas) -> int:
     """Address of a routine in the library that SciPy loaded.
 
     Args:
-        module: `scipy.linalg.cython_blas` or `cython_lapack` (local).
         name: of the routine, such as "dgemm" (global).
+        module: `scipy.linalg.cython_blas` or `cython_lapack` (local).
     """
     capsule = vars(module)["__pyx_capi__"][name]
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
@@ -103,7 +103,7 @@ def pointer(module: Any, name: str) -> int:
 
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 13)
-_GEMM = {dtype: _PROTOTYPE(pointer(cython_blas, f"{letter}gemm")) for dtype, letter in _LETTERS.items()}
+_GEMM = {dtype: _PROTOTYPE(_pointer(f"{letter}gemm")) for dtype, letter in _LETTERS.items()}
 _FLAGS = ctypes.create_string_buffer(b"NTC")
 _N, _T, _C = (ctypes.addressof(_FLAGS) + i for i in range(3))
 _INTS = lru_cache(1024)(ctypes.c_int * 6)  # BLAS only reads them

@@ -1,6 +1,6 @@
-"""Factorizations of local blocks and triangular solves, on NumPy arrays in Fortran order, in place, GIL released.
+"""Factorizations of local blocks, on NumPy arrays in Fortran order, in place, GIL released.
 
-As in `pblas.backends.cpu.gemm` the routines are those of the BLAS and LAPACK that SciPy ships, called by pointer: they
+As in `pblas.backends.cpu.gemm` the routines are those of the LAPACK that SciPy ships, called by pointer: they
 take any leading dimension, and copy nothing. Sizes are below 2^31, as in LAPACK.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.linalg import cython_blas, cython_lapack
+from scipy.linalg import cython_lapack
 
-from pblas.backends.cpu.gemm import pointer
+from pblas.backends.cpu.gemm import _pointer
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -47,7 +47,7 @@ def potrf(x: Array) -> int:
     if x.dtype.kind == "c":
         x.imag[np.diag_indices(n)] = 0
     info = ctypes.c_int()
-    _call(cython_lapack, x, "potrf", b"L", n, x, _lda(x), info)
+    _call(x, "potrf", b"L", n, x, _lda(x), info)
     factored = np.diagonal(x)[: info.value - 1 if info.value else n]
     invalid = np.flatnonzero(np.isnan(factored))
     return int(invalid[0]) + 1 if invalid.size else info.value
@@ -72,7 +72,7 @@ def getrf(x: Array, pivots: Array) -> int:
     if not x.size:
         return 0
     info = ctypes.c_int()
-    _call(cython_lapack, x, "getrf", *x.shape, x, _lda(x), pivots, info)
+    _call(x, "getrf", *x.shape, x, _lda(x), pivots, info)
     return info.value
 
 
@@ -92,48 +92,19 @@ def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False
     [3.0, 1.0, 2.0]
     """
     if x.size and start < len(pivots):
-        _call(cython_lapack, x, "laswp", x.shape[1], x, _lda(x), start + 1, len(pivots), pivots, -1 if backward else 1)
+        _call(x, "laswp", x.shape[1], x, _lda(x), start + 1, len(pivots), pivots, -1 if backward else 1)
 
 
-def trsm(
-    t: Array,
-    x: Array,
-    *,
-    side: Literal["L", "R"] = "L",
-    uplo: Literal["L", "U"] = "L",
-    trans: Literal["N", "T", "C"] = "N",
-    unit: bool = False,
-) -> None:
-    """X := op(T)^-1 X, or X op(T)^-1, for a triangular T.
-
-    Args:
-        t: n x n; only one triangle is read (local).
-        x: n x k; k x n if T is on the right (local).
-        side: side of T (global).
-        uplo: the triangle (global).
-        trans: op (global).
-        unit: the diagonal of T is 1, and not read (global).
-
-    Source: BLAS, xTRSM.
-
-    >>> x = np.array([[2.0], [5.0]], order="F"); trsm(np.array([[2.0, 9.0], [1.0, 2.0]], order="F"), x); x.tolist()
-    [[1.0], [2.0]]
-    """
-    if x.size:
-        one, flags = np.ones(1, x.dtype), (side.encode(), uplo.encode(), trans.encode(), b"U" if unit else b"N")
-        _call(cython_blas, x, "trsm", *flags, *x.shape, one, t, _lda(t), x, _lda(x))
-
-
-def _call(module: Any, like: Array, name: str, *arguments: Any) -> None:
+def _call(like: Array, name: str, *arguments: Any) -> None:
     """Call a routine of the dtype of an array; integers are passed by reference."""
     converted = [ctypes.c_int(argument) if isinstance(argument, int) else argument for argument in arguments]
-    _routine(module, _PREFIXES[like.dtype.char] + name, len(arguments))(*map(_address, converted))
+    _routine(_PREFIXES[like.dtype.char] + name, len(arguments))(*map(_address, converted))
 
 
 @lru_cache
-def _routine(module: Any, name: str, count: int) -> Any:
+def _routine(name: str, count: int) -> Any:
     """A routine with so many arguments, all of which are pointers."""
-    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(pointer(module, name))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(_pointer(name, cython_lapack))
 
 
 def _address(argument: Any) -> Any:

@@ -10,7 +10,6 @@ import ctypes
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from scipy.linalg import cython_blas
 
 from pblas.backends.cpu.gemm import (
     _C,
@@ -25,14 +24,14 @@ from pblas.backends.cpu.gemm import (
     _address,
     _by_columns,
     _leading_dimension,
-    pointer,
+    _pointer,
 )
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 11)
-_TRSM = {dtype: _PROTOTYPE(pointer(cython_blas, f"{letter}trsm")) for dtype, letter in _LETTERS.items()}
+_TRSM = {dtype: _PROTOTYPE(_pointer(f"{letter}trsm")) for dtype, letter in _LETTERS.items()}
 _LETTER = ctypes.create_string_buffer(b"LRUN")
 _LEFT, _RIGHT, _UPPER, _NOT_UNIT = (ctypes.addressof(_LETTER) + i for i in range(4))
 _LOWER, _UNIT = _LEFT, _UPPER  # the same letters

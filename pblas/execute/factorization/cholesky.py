@@ -15,13 +15,13 @@ class RunCholesky(RunFactorization):
     """Runs a CholeskyPlan on one rank. The block columns above their diagonal blocks are not touched."""
 
     def factor(self, panel: Panel) -> int:
-        """L[k, k] by LAPACK, then L[i, k] = W[i, k] L[k, k]^-H."""
+        """L[k, k] by LAPACK, then L[i, k]^T = conj(L[k, k])^-1 W[i, k]^T."""
         columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
         diagonal, below = columns[panel.start : panel.stop], columns[panel.stop :]
         info = self._arrays.cholesky(diagonal)
         if info:
             return panel.start + info
-        self._arrays.solve_triangle(diagonal, below, side="R", trans="C")
+        self._arrays.trsm(diagonal, below.T, uplo="L", conj=True)
         return 0
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:

@@ -34,7 +34,7 @@ class RunLu(RunFactorization):
         start, pivots, arrays = self._steps[s].start, self.header(self._steps[s]), self._arrays
         height, c = len(pivots), self.w[start:, first:last]
         arrays.swap_rows(c, pivots - start)
-        arrays.solve_triangle(panel[:height, :height], c[:height], unit=True)
+        arrays.trsm(panel[:height, :height], c[:height], uplo="L", unit=True)
         arrays.gemm(-1, panel[height:, :height], c[:height], 1, c[height:])
 
     def header(self, panel: Panel) -> Array:

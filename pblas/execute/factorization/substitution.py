@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.execute.factorization.block_columns import BlockColumns, Part
 from pblas.execute.redistribution.transfer import SourceMatrix
@@ -109,6 +109,10 @@ class RunSubstitution:
         if sweep.trans != "N":  # X[k] -= op(T[i, k]) X[i]
             self._arrays.gemm(-1, beside.T, rest, 1, block, conj=(sweep.trans == "C", False))
         # X[k] = op(T[k, k])^-1 X[k]
-        self._arrays.solve_triangle(diagonal, block, uplo=sweep.uplo, trans=sweep.trans, unit=sweep.unit)
+        if sweep.trans == "N":
+            self._arrays.trsm(diagonal, block, uplo=sweep.uplo, unit=sweep.unit)
+        else:
+            uplo: Literal["L", "U"] = "U" if sweep.uplo == "L" else "L"
+            self._arrays.trsm(diagonal.T, block, uplo=uplo, unit=sweep.unit, conj=sweep.trans == "C")
         if sweep.trans == "N":  # X[i] -= T[i, k] X[k]
             self._arrays.gemm(-1, beside, block, 1, rest)

@@ -147,6 +147,15 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
     assert collected(linalg.cholesky(square)).tolist() == np.eye(6).tolist()
 
 
+def test_gpus_are_refused_with_the_remedy(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = ctx.eye(6)
+    monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
+    for call in (linalg.cholesky, linalg.lu_factor, linalg.plan_lu):
+        raises_on_all_ranks(pblas.BackendError, "backend='mpi'", lambda: call(matrix))  # noqa: B023
+    monkeypatch.undo()
+    assert linalg.cholesky(matrix).shape == (6, 6)
+
+
 def test_plans(ctx: pblas.Context) -> None:
     a = positive(40, np.dtype(np.float64))
     matrix = ctx.from_global(a, MatrixDescriptor.block_cyclic(40, 40, 4, 4, Grid(P, 1)), None)
