@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from pathlib import Path
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -301,9 +302,10 @@ def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
         ),
         ("python -m pblas layout 20 12 --block 4x3 --grid 2x3", "draw a block-cyclic layout"),
         ("python -m pblas info", "MPI, BLAS, GPUs and missing packages on this machine"),
-        (
-            "mpiexec -n 4 python -m mpi4py examples/pca.py",
-            "principal components of scikit-learn's digits",
+        *(
+            [("mpiexec -n 4 python -m mpi4py examples/pca.py", "principal components of scikit-learn's digits")]
+            if Path("examples/pca.py").exists()  # in a checkout; the wheel has no examples
+            else []
         ),
     ):
         console.print(f"  {command}\n      {purpose}", soft_wrap=True)
