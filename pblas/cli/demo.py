@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from pathlib import Path
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np

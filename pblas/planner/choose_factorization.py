@@ -14,7 +14,7 @@ panels take longer than the updates that hide them."""
 _PANELS = 5
 """Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
 _LEAST = 128
-"""Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave no update to overlap with."""
+"""Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
 
 
 def choose_factorization(

@@ -202,13 +202,15 @@ class Plan(ABC):
         the bytes of the busiest rank compared with the lower bound.
         """
         received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
-        ratio = f"{received / bound:.2f}" if bound else "1.00" if not received else "no bound above 0"
+        limit = f"{received / bound if bound else 1:.2f} x the lower bound of any plan, {bound:,.0f}"
+        if received and not bound:
+            limit = "no lower bound above 0 is known"
         lines = [
             *self.operand_lines(),
             ("why", self.why),
             ("moves", self.moves()),
             *self.detail_lines(),
-            ("received", f"{received:,} bytes per rank at most, {ratio} x the lower bound of any plan, {bound:,.0f}"),
+            ("received", f"{received:,} bytes per rank at most, {limit}"),
             ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
         ]
         title = f"{self.name}: {self.title()}, {self.dtype}, on {ranks_text(self.nprocs)}"
