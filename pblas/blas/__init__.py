@@ -40,3 +40,4 @@ from pblas.operations.trmm import trmm as trmm
 from pblas.operations.trsm import PlannedTrsm as PlannedTrsm
 from pblas.operations.trsm import plan_trsm as plan_trsm
 from pblas.operations.trsm import trsm as trsm
+from pblas.operations.trsv import trsv as trsv

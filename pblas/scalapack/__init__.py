@@ -87,6 +87,7 @@ from pblas.scalapack.level2 import pchemv as pchemv
 from pblas.scalapack.level2 import pcher as pcher
 from pblas.scalapack.level2 import pcher2 as pcher2
 from pblas.scalapack.level2 import pctrmv as pctrmv
+from pblas.scalapack.level2 import pctrsv as pctrsv
 from pblas.scalapack.level2 import pdagemv as pdagemv
 from pblas.scalapack.level2 import pdasymv as pdasymv
 from pblas.scalapack.level2 import pdatrmv as pdatrmv
@@ -96,6 +97,7 @@ from pblas.scalapack.level2 import pdsymv as pdsymv
 from pblas.scalapack.level2 import pdsyr as pdsyr
 from pblas.scalapack.level2 import pdsyr2 as pdsyr2
 from pblas.scalapack.level2 import pdtrmv as pdtrmv
+from pblas.scalapack.level2 import pdtrsv as pdtrsv
 from pblas.scalapack.level2 import psagemv as psagemv
 from pblas.scalapack.level2 import psasymv as psasymv
 from pblas.scalapack.level2 import psatrmv as psatrmv
@@ -105,6 +107,7 @@ from pblas.scalapack.level2 import pssymv as pssymv
 from pblas.scalapack.level2 import pssyr as pssyr
 from pblas.scalapack.level2 import pssyr2 as pssyr2
 from pblas.scalapack.level2 import pstrmv as pstrmv
+from pblas.scalapack.level2 import pstrsv as pstrsv
 from pblas.scalapack.level2 import pzagemv as pzagemv
 from pblas.scalapack.level2 import pzahemv as pzahemv
 from pblas.scalapack.level2 import pzatrmv as pzatrmv
@@ -115,6 +118,7 @@ from pblas.scalapack.level2 import pzhemv as pzhemv
 from pblas.scalapack.level2 import pzher as pzher
 from pblas.scalapack.level2 import pzher2 as pzher2
 from pblas.scalapack.level2 import pztrmv as pztrmv
+from pblas.scalapack.level2 import pztrsv as pztrsv
 from pblas.scalapack.level3 import pcgeadd as pcgeadd
 from pblas.scalapack.level3 import pcgemm as pcgemm
 from pblas.scalapack.level3 import pchemm as pchemm

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pblas.operations import rank_updates
 from pblas.operations.matrix_vector import Product, product
+from pblas.operations.trsv import trsv
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
@@ -54,6 +55,20 @@ def pxtrmv(call: Call) -> None:
         call.deliver()
 
 
+def pxtrsv(call: Call) -> None:
+    """**Collective.** sub(X) := op(sub(A))^-1 sub(X) for a triangular sub(A).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: PBLAS, p?trsv.
+    """
+    if call["N"]:
+        a, x = call.operands()
+        trsv(a, x, uplo=call["UPLO"], trans=call["TRANS"], diag=call["DIAG"], out=x)
+        call.deliver()
+
+
 def pxupdate(call: Call) -> None:
     """**Collective.** sub(A) := sub(A) + alpha sub(X) sub(Y)^T, or + alpha sub(X) sub(X)^T and the like.
 
@@ -88,6 +103,7 @@ pchemv, pzhemv = from_calls("cz", routines.HEMV, pxmv)
 psasymv, pdasymv = from_calls("sd", routines.ASYMV, pxamv)
 pcahemv, pzahemv = from_calls("cz", routines.AHEMV, pxamv)
 pstrmv, pdtrmv, pctrmv, pztrmv = from_calls("sdcz", routines.TRMV, pxtrmv)
+pstrsv, pdtrsv, pctrsv, pztrsv = from_calls("sdcz", routines.TRSV, pxtrsv)
 psatrmv, pdatrmv, pcatrmv, pzatrmv = from_calls("sdcz", routines.ATRMV, pxamv)
 psger, pdger = from_calls("sd", routines.GER, pxupdate)
 pcgeru, pzgeru = from_calls("cz", routines.GERU, pxupdate)

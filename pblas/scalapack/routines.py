@@ -293,6 +293,7 @@ HEMV = _routine("hemv", _SYMV, _TRIANGLE, A="N N", X="N 1", Y="N 1")
 ASYMV = _routine("asymv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
 AHEMV = _routine("ahemv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
 TRMV = _routine("trmv", "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1")
+TRSV = _routine("trsv", "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1")
 ATRMV = _routine(
     *("atrmv", "UPLO TRANS DIAG N ALPHA A X INCX BETA Y INCY", _TRIANGULAR),
     real="ALPHA BETA Y",

@@ -183,6 +183,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "gemv": lambda x: pblas.blas.gemv(x.grid, x.x, x.y),
     "symv, arrays": lambda x: pblas.blas.symv(x.columns, np.ones(N)),
     "trmv": lambda x: pblas.blas.trmv(x.grid, x.x, diag="U"),
+    "trsv": lambda x: pblas.blas.trsv(x.rows, x.x, diag="U"),
     "syr2": lambda x: pblas.blas.syr2(x.x, np.ones(N), x.own),
     "pdgemv": lambda x: scalapack.pdgemv(
         *("N", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[1], 1, 1, x.desc, 1, 0.0),

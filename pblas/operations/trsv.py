@@ -1,0 +1,81 @@
+"""trsv: a triangular system with one right-hand side, which is a column, a row or an array."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import Trans, matrix_remedy
+from pblas.operations.arguments.trsm import TrsmRequest
+from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.operations.trsm import solved
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+
+
+def trsv(
+    A: DistMatrix,
+    x: DistMatrix | Array,
+    *,
+    uplo: str = "L",
+    trans: Trans = "N",
+    diag: str = "N",
+    out: DistMatrix | None = None,
+) -> Any:
+    """**Collective.** op(A)^-1 x for a triangular A, as `trsm` with one right-hand side.
+
+    One rank solves, and receives the triangle: n^2 / 2 elements. Several right-hand sides in one `trsm` use all ranks.
+
+    Args:
+        A: n x n matrix in any layout, of which one triangle is read (global).
+        x: n x 1 or 1 x n matrix in any layout, or an array of n elements that is equal on all ranks (global).
+        uplo: "L" for a lower, "U" for an upper triangular A (global).
+        trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
+        diag: "U": the diagonal is 1 and not read; "N": it is read, and divided by (global).
+        out: matrix of the shape of x that receives the result; out=x works in place. None for a new one (global).
+
+    Returns:
+        `out` or a new matrix of the shape of x; for an array an array, equal on all ranks.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: BLAS, xTRSV.
+
+    >>> import pblas, numpy as np
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[2.0, 0.0], [1.0, 4.0]]))
+    ...     pblas.blas.trsv(A, np.array([4.0, 10.0])).tolist()
+    [2.0, 2.0]
+    """
+    verb = "trsv"
+    error = errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(A).__name__}; {matrix_remedy(A)}")
+    runtime = next((each.runtime for each in (A, x, out) if isinstance(each, DistMatrix)), None)
+    if runtime is None:
+        raise error
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            if not isinstance(A, DistMatrix):
+                raise error
+            shape = tuple(getattr(x, "shape", ()))
+            is_array = not isinstance(x, DistMatrix)
+            if len(shape) != 2 - is_array or (not is_array and 1 not in shape):
+                raise errors.ArgumentError(
+                    f"{verb}: x must be an n x 1 or 1 x n matrix, or an array of one dimension, got {type(x).__name__} "
+                    f"of shape {shape}"
+                )
+            if is_array and out is not None:
+                raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
+        if isinstance(x, DistMatrix):
+            is_row = shape[0] == 1 and shape[1] != 1
+            column = x.T if is_row else x
+            target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
+        else:
+            is_row, target, column = False, None, replicated_matrix(verb, A, x[:, None])
+        result = solved(TrsmRequest(verb, A, column, "L", uplo, trans, diag, 1, target), runtime)
+        if is_array:
+            return runtime.backend.reading(result.local)[:, 0].copy()
+        return out if out is not None else result.T if is_row else result
