@@ -246,7 +246,7 @@ ERRORS = {
 BROKEN = """
 class Broken:
     def __fspath__(self):
-        return str(1 / (ctx.rank - 1))
+        return f"{1 / (ctx.rank - 1)}.npy"
 
 a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs))
 """
