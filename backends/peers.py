@@ -67,10 +67,10 @@ class Channel(Protocol):
 
 
 class HostChannel(Channel, Protocol):
-    """Messages in the hosts' memory, and MPI's collectives, which have no deadline."""
+    """Messages in the hosts' memory, and MPI's collectives."""
 
-    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** Send consecutive elements of x to each rank, and receive from each rank into out.
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
+        """**Collective.** Start to send consecutive elements of x to each rank, and to receive from each into out.
 
         Args:
             x: tight, of one dimension (local).
@@ -79,8 +79,8 @@ class HostChannel(Channel, Protocol):
             out_counts: elements from each rank (local).
         """
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
-        """**Collective.** Out := every rank's x, one after the other.
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Transfer:
+        """**Collective.** Start out := every rank's x, one after the other.
 
         Args:
             x: tight, of one dimension (local).

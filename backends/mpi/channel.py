@@ -70,15 +70,16 @@ class Channel:
         """Start to receive an empty message (local)."""
         return Transfer(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
 
-    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> None:
-        """**Collective.** Send consecutive elements of x to each rank, and receive from each rank into out."""
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
+        """**Collective.** Start to send consecutive elements of x to each rank, and to receive from each into out."""
         word = WORDS[x.itemsize]
-        self.comm.Alltoallv([x, counts, None, word], [out, out_counts, None, word])
+        request = self.comm.Ialltoallv([x, counts, None, word], [out, out_counts, None, word])
+        return Transfer(request, (x, out))
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> None:
-        """**Collective.** Out := every rank's x, one after the other."""
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Transfer:
+        """**Collective.** Start out := every rank's x, one after the other."""
         word = WORDS[x.itemsize]
-        self.comm.Allgatherv([x, x.size, word], [out, counts, None, word])
+        return Transfer(self.comm.Iallgatherv([x, x.size, word], [out, counts, None, word]), (x, out))
 
     def _buffer(self, x: Array) -> list[Any]:
         if x.strides[0] != x.itemsize and x.shape[0] > 1:

@@ -218,7 +218,7 @@ class Collective:
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
     """A collective by MPI's collectives: an all-to-all before the additions, an all-gather after them.
 
-    MPI's collectives have no deadline. An agreement before each names a rank that does not arrive.
+    An agreement before each of MPI's collectives names a rank that does not arrive.
 
     Args:
         backend: of the context (global).
@@ -237,7 +237,8 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
                 continue
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
             backend.agree(f"{steps.name}: an all-gather of MPI")
-            backend.plain_channel.all_gather(result, gathered, counts)
+            transfer = backend.plain_channel.all_gather(result, gathered, counts)
+            backend.wait(transfer.done, f"{steps.name}: an all-gather of MPI")
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
                 start += count
@@ -251,7 +252,9 @@ def _exchanged(
     received = np.empty((b - a) * backend.size, x.x.dtype)
     packed = np.concatenate([x.get(*span) for span in spans])
     backend.agree(f"{steps.name}: an all-to-all of MPI")
-    backend.plain_channel.all_to_all(packed, [stop - start for start, stop in spans], received, [b - a] * backend.size)
+    counts = [stop - start for start, stop in spans]
+    transfer = backend.plain_channel.all_to_all(packed, counts, received, [b - a] * backend.size)
+    backend.wait(transfer.done, f"{steps.name}: an all-to-all of MPI")
     parts = [Flat(received[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, own, finish, count)
 
