@@ -34,13 +34,14 @@ from tests.common.ranks import (
     collected,
     culprits,
     entries,
+    few,
     layouts,
     raises_on_all_ranks,
     some_wrong,
 )
 from tests.mpi.matrices.arrays import some_matrix
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 
 
 @pytest.fixture

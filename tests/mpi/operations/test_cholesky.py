@@ -12,11 +12,11 @@ import pblas
 from pblas import Grid, MatrixDescriptor, linalg
 from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of
-from tests.common.ranks import COMM, Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_redistribution import Guarded
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("narrow_panels")]
+pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message", "mixed")
 P = COMM.size
 Uplo = Literal["L", "U"]

@@ -12,9 +12,9 @@ import pblas
 from pblas import MatrixDescriptor, linalg
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of, eps_of
-from tests.common.ranks import COMM, Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 
-pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("narrow_panels")]
+pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message")
 P = COMM.size
 SIZES = (0, 1, NB, 2 * NB + 1, 33)

@@ -14,11 +14,11 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import COMM, DTYPES, Contexts, same_on_all_ranks
+from tests.common.ranks import COMM, DTYPES, Contexts, few, same_on_all_ranks
 from tests.conformance.problems import Problem
 from tests.conformance.structured import ROUTINES, UPDATES, error, extents, names, poison
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, few]
 
 P = COMM.size
 UNTYPED: Any = blas
