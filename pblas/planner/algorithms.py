@@ -164,7 +164,7 @@ def _shards_in_pieces(plan: AllGatherGemm | GemmReduceScatter) -> list[tuple[int
 
 
 def _has_tiles(plan: ProductPlan) -> bool:
-    """Whether each rank owns enough lines of D for one tile: smaller reductions are not worth pieces and copies."""
+    """Whether each rank owns enough columns of D for a tile; smaller reductions are not split into pieces."""
     return isinstance(plan, AllGatherGemm) or plan.oriented.n >= TILE * plan.product.nprocs
 
 

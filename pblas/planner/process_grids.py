@@ -130,7 +130,7 @@ def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int
 
 
 def _memory_nbytes(product: Product, sizes: tuple[int, int, int]) -> int:
-    """Bytes of a rank's shards of the three matrices, and of the partial product of a layer."""
+    """Bytes of a rank's shards of A, B and D and, if K is split over several layers, of its partial product of D."""
     (m, n, k), p = (product.m, product.n, product.k), product.nprocs
     partial = m * n // (sizes[0] * sizes[1]) if sizes[2] > 1 else 0
     return product.itemsize * ((m * k + k * n + m * n) // p + partial)

@@ -178,8 +178,8 @@ class RankUpdate(SummaC):
         return f"{self.product.n} x {self.product.n} x {self.product.k} (n x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions, the arrangement, and the flops."""
-        yield from SummaC.operand_lines(self)
+        """The distributions, the arrangement, and the flops; with one term there is no B."""
+        yield from ((key, text) for key, text in SummaC.operand_lines(self) if key != "op(B)" or self.terms == 2)
         yield "flops", f"{self.flops:,}, half those of the product"
 
 

@@ -106,7 +106,7 @@ def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation
     Args:
         plan: the plan, with the transport that is simulated (global).
         hardware: the machine (global).
-        ranks: ranks to simulate, which include the extreme ranks of the plan (global).
+        ranks: ranks to simulate, among them `Plan.extreme_ranks`, which receive, send and hold most (global).
     """
     p, ranks = plan.nprocs, sorted(ranks)
     views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]

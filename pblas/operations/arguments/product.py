@@ -56,7 +56,7 @@ class ProductRequest(NamedTuple):
 
     @property
     def matrices(self) -> list[DistMatrix]:
-        """All of A, B, C and out that are matrices of a context."""
+        """Those of A, B, C and out that are a DistMatrix, not a descriptor or None."""
         return [x for x in (self.a, self.b, self.c, self.out) if isinstance(x, DistMatrix)]
 
 
