@@ -64,7 +64,7 @@ class Completion:
             self._home.stage()
 
     def run(self, x: Array) -> None:
-        """**Collective.** Fill in the other triangle: with 0, or mirrored. On return that of every near rank is filled."""
+        """**Collective.** Fill in the other triangle, with 0 or mirrored; on return near ranks have done so too."""
         arrays = self._backend.arrays
         if self._home is None:
             arrays.scale(0.0, self.matrix)
