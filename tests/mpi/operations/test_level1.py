@@ -110,7 +110,8 @@ def test_nrm2_neither_overflows_nor_underflows(ctx: Context, dtype: str) -> None
 
 @pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})])
 def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> None:
-    a, b = ctx.ones((6, 3)), ctx.ones((6, 1), "float32")
+    n = max(6, 2 * ctx.nprocs)  # each rank has elements
+    a, b = ctx.ones((n, 3)), ctx.ones((n, 1), "float32")
     x, y, z = a[:, 0], a[:, 1], a[:4, 2]
     is_wrong = ctx.rank in wrong
 
@@ -119,7 +120,7 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
 
     calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
         (ArgumentError, "x must be an m x 1", lambda: blas.dot(one(x, a), y)),
-        (ArgumentError, "y must be an m x 1", lambda: blas.axpy(1.0, x, one(y, np.ones(6)))),
+        (ArgumentError, "y must be an m x 1", lambda: blas.axpy(1.0, x, one(y, np.ones(n)))),
         (DescriptorError, "4 elements", lambda: blas.copy(x, one(y, z))),
         (DTypeError, "float32", lambda: blas.dotu(x, one(y, b))),
         (ArgumentError, "alpha", lambda: blas.scal(one(1.0, "2"), x)),
@@ -131,7 +132,7 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
     for kind, text, call in calls:
         if kind is not pblas.MismatchError or len(wrong) < ctx.nprocs:
             raises_on_all_ranks(kind, text, call)
-        assert blas.asum(x) == 6.0
+        assert blas.asum(x) == n
     if len(wrong) < ctx.nprocs:
         raises_on_all_ranks(pblas.MismatchError, "", partial(blas.nrm2, one(x, z)))
     complex_ = ctx.ones((3, 1), "complex128")

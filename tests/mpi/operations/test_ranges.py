@@ -48,11 +48,12 @@ def nvtx(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nvtx]:
 @pytest.mark.parametrize("transport", ["shared", "message", "push"])
 def test_gemms_copies_and_waits_are_in_ranges(nvtx: Nvtx, transport: str) -> None:
     with open_context(transport, timeout=20) as ctx:
-        a = ctx.random(MatrixDescriptor.column_wise(9, 9, P))
-        b = ctx.random(MatrixDescriptor.row_wise(9, 9, P), seed=1)
+        n = 3 * P  # each rank multiplies
+        a = ctx.random(MatrixDescriptor.column_wise(n, n, P))
+        b = ctx.random(MatrixDescriptor.row_wise(n, n, P), seed=1)
         nvtx.all.clear()
         with ctx.trace() as trace:  # records the same operations, inside the ranges
-            d = pblas.pmatmul(a, b, out=MatrixDescriptor.row_wise(9, 9, P))
+            d = pblas.pmatmul(a, b, out=MatrixDescriptor.row_wise(n, n, P))
         names = {message for category, message in nvtx.all if category == "gemm"}
         assert any(name.startswith("GEMM ") for name in names)
         kinds = {category for category, _ in nvtx.all}
