@@ -38,6 +38,9 @@ few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ra
 """Mark for tests that do not depend on the grid: three ranks are an odd number, four a power of two, and the first,
 a middle or the last rank of both may have the error."""
 
+upto_three = pytest.mark.skipif(COMM.size > 3, reason="no different with more than 3 ranks, and slow")
+"""The same for tests in which two ranks besides the one with the error are enough."""
+
 
 DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
 """Every dtype that pblas multiplies; with more than 4 ranks one of each kind, since tests of random cases combine all

@@ -245,14 +245,18 @@ def opened(tmp_path_factory: pytest.TempPathFactory, transport: Literal["auto", 
     return Cast(transport, folder)
 
 
-@pytest.fixture(scope="module", params=["auto", "message"])
+@pytest.fixture(scope="module")
 def cast(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cast]:
     x = opened(tmp_path_factory, request.param)
     yield x
     x.close()
 
 
-@pytest.mark.parametrize("name", CALLS)
+EVERY = [*(("auto", name) for name in CALLS), *(("message", name) for name in list(CALLS)[::2])]
+"""Each call through shared memory, and every second one by messages."""
+
+
+@pytest.mark.parametrize(("cast", "name"), EVERY, indirect=["cast"])
 def test_an_exception_in_any_local_step_is_raised_on_every_rank_and_the_context_goes_on(name: str, cast: Cast) -> None:
     """Step after step, until the call ends before the step."""
     for wrong in WRONG[cast.transport]:

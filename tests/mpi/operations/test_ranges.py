@@ -11,10 +11,10 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
-from tests.common.ranks import COMM, check_product, few, open_context, raises_on_all_ranks
+from tests.common.ranks import COMM, check_product, open_context, raises_on_all_ranks, upto_three
 
 P = COMM.size
-pytestmark = [pytest.mark.mpi, few]
+pytestmark = [pytest.mark.mpi, upto_three]
 
 
 class Nvtx:
