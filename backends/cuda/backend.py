@@ -92,7 +92,7 @@ class CudaBackend(GpuBackend):
         return array
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
-        """Memory of one plan (local)."""
+        """Memory of one plan, which other ranks do not reach (local)."""
         return self.arrays.empty(nbytes)
 
     def peer_block(

@@ -194,7 +194,7 @@ class WindowEngine:
         self.place(peer, offset, source.shape, source.dtype, order)[...] = source
 
     def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
-        """Copy an array without gaps, stored by columns, from a peer's workspace to `target`."""
+        """Copy to `target` what stands `offset` bytes into a peer's workspace, without gaps and stored by columns."""
         target[...] = self.pull(peer, offset, target.shape, target.dtype, "F")
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
@@ -325,7 +325,7 @@ class WindowEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Output := the sum of all ranks' partial products, on all ranks; each rank adds one share of it."""
+        """Output := the sum of the partial products, on all ranks; each adds its share: see `Engine.two_shot`."""
         rank, size, out, old, finish = self._ranks.rank, self._ranks.size, output.out, output.old, output.finish
         others, whole = [(rank + i) % size for i in range(1, size)], (out.size, 1)
         shares = list(pairwise(first))

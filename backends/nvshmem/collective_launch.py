@@ -86,7 +86,7 @@ class CollectiveLaunch:
         return target.result
 
     def gather(self, call: GatherArguments, options: tuple[Any, ...], stream: Any) -> Any:
-        """**Collective** for a new kind of call: an all-gather; arguments and result are those of `reduce`."""
+        """An all-gather, with the arguments and the result of `reduce`; the first of a kind compiles, on all ranks."""
         code = self._code(call.x, by_columns=False)
         counts, extremes = (call.counts, ()) if call.counts is not None else call.agreed_counts(code)
         signature = call.name, call.x.shape[1:], call.dtype.name, tuple(counts), code

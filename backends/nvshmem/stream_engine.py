@@ -511,7 +511,7 @@ class StreamEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Store the sum of all ranks' partial products in the output of all ranks; each rank adds its shard."""
+        """Output := the sum of the partial products, on all ranks; each adds its share: see `Engine.two_shot`."""
         # these kernels have flags of their own
         bases = [self._current.slots(peer) for peer in range(self._size)]
         if slots is not None:

@@ -186,7 +186,7 @@ def _mixed(tiles: list[Tile], interleaved: Sequence[int]) -> list[Tile]:
 
 
 def _awaited(tiles: list[Tile], parts: Sequence[tuple[int, int]], clusters: int, ready: Sequence[float]) -> list[Tile]:
-    """The tiles, or tiles of one width in each part if they end sooner."""
+    """The tiles, or those of one width in each part of D if their products would end sooner."""
     candidates = [sorted((tile for tile in tiles if tile.width), key=lambda tile: tile.part)]
     if len(tiles) <= _FEW_ROUNDS * clusters:
         for widths in _widths(len(parts)):
