@@ -445,7 +445,7 @@ class Unwilling(os.PathLike[str]):
 def test_an_error_of_the_disk_on_one_rank_is_raised_on_every_rank(
     error: OSError, ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, path = ctx.random(MatrixDescriptor.row_wise(8, 7, ctx.nprocs)), folder / "a.npy"
+    a, path = ctx.random(MatrixDescriptor.row_wise(2 * ctx.nprocs, 7, ctx.nprocs)), folder / "a.npy"
     a.save(path)
 
     def fails(*_: Any, **__: Any) -> Any:
