@@ -51,6 +51,8 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
+    pivot_dtype = np.dtype(np.intc)
+    """Integers of LAPACK: INFO, and numbers of exchanged rows."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
@@ -177,6 +179,21 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def gemm_blocks(
+        self, alpha: complex, xs: list[Array], ys: list[Array], zs: list[Array], *, conj: tuple[bool, bool]
+    ) -> None:
+        """Z := alpha X Y + Z for many disjoint blocks, one after the other.
+
+        Args:
+            alpha: scalar (local).
+            xs: X of each block, as `x` of `gemm` (local).
+            ys: Y of each block (local).
+            zs: Z of each block (local).
+            conj: multiply with the conjugates of X and Y.
+        """
+        for x, y, z in zip(xs, ys, zs, strict=True):
+            blas.gemm(alpha, x, y, 1, z, conj=conj)
+
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
         """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
 
@@ -189,15 +206,21 @@ class HostArrays:
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
-    # Factorizations of blocks in Fortran order; GPUs have none yet
+    # Factorizations of blocks in Fortran order
 
-    def cholesky(self, x: Array) -> int:
-        """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
-        return lapack.potrf(x)
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, and LAPACK's INFO in an array of one element.
 
-    def lu(self, x: Array, pivots: Array) -> int:
-        """X := L and U with P X = L U; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.getrf`."""
-        return lapack.getrf(x, pivots)
+        See `pblas.backends.cpu.lapack.potrf`.
+        """
+        info[0] = lapack.potrf(x)
+
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U, and LAPACK's INFO in an array of one element.
+
+        See `pblas.backends.cpu.lapack.getrf`.
+        """
+        info[0] = lapack.getrf(x, pivots)
 
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 from cupy.cuda import runtime
+from nvmath.bindings import cublas
 
 from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
+from pblas.backends.cuda.lapack import Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
@@ -62,6 +64,8 @@ class DeviceArrays:
     at_once = False
     reads_peers = False  # a product reads each element many times, over NVLink too
     packs = False
+    pivot_dtype = np.dtype(np.int64)
+    """Integers of cuSOLVER."""
 
     def __init__(self) -> None:
         self.device = int(runtime.getDevice())
@@ -72,6 +76,7 @@ class DeviceArrays:
         self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
         self._tf32 = self._autotune = False
+        self._blas: dict[int, int] = {}
 
     @property
     def mover(self) -> Mover:
@@ -88,6 +93,19 @@ class DeviceArrays:
     def _gemm(self) -> Gemm:
         assert self._loaded is not None, "an execution has begun"
         return self._loaded[1]
+
+    @cached_property
+    def _lapack(self) -> Lapack:
+        return Lapack(self.empty)
+
+    @property
+    def _blas_handle(self) -> int:
+        """cuBLAS' handle of this lane, with a workspace of its own."""
+        handle = self._blas.get(self.stream)
+        if handle is None:
+            handle = self._blas[self.stream] = int(cublas.create())
+            cublas.set_stream(handle, self.stream)
+        return handle
 
     @property
     def side(self) -> int:
@@ -283,14 +301,52 @@ class DeviceArrays:
         copies = needs_copy(x, y, z, conj)
         x, y = (self._conjugated(w) if copy else w for w, copy in zip((x, y), copies, strict=True))
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
+        self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
+
+    def gemm_blocks(
+        self, alpha: complex, xs: list[Any], ys: list[Any], zs: list[Any], *, conj: tuple[bool, bool]
+    ) -> None:
+        """Z := alpha X Y + Z for many disjoint blocks: equal ones at equal distances are one batch."""
+        begin = 0
+        while begin < len(zs):
+            batch = _batch(xs[begin:], ys[begin:], zs[begin:])
+            if batch is None or any(needs_copy(xs[begin], ys[begin], zs[begin], conj)):
+                self.gemm(alpha, xs[begin], ys[begin], 1, zs[begin], conj=conj)
+                begin += 1
+            else:
+                x, y, z = batch
+                self._matmul(alpha, x, y, 1, z, conj)
+                begin += len(z)
+
+    def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
+        """A product, or a batch of products, on this lane."""
+        lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
-        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, tf32=self._tf32, tune=tune)
 
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
         """Z := T^-1 Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
-        memory = trsm(self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
+
+    # Factorizations of blocks in Fortran order
+
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.potrf`."""
+        self._lapack.potrf(self.stream, x, info)
+
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.getrf`."""
+        self._lapack.getrf(self.stream, x, pivots, info)
+
+    def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i with row pivots[i], in memory of the host or GPU, for i from `start` on."""
+        if isinstance(pivots, np.ndarray):
+            memory: Any = self.empty(8 * len(pivots)).view(np.int64)
+            memory.set(pivots.astype(np.int64), cupy.cuda.ExternalStream(self.stream))
+            pivots = memory
+        self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
@@ -321,7 +377,7 @@ class DeviceArrays:
         try:
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                self._loaded = Mover(), Gemm()
+                self._loaded = Mover(), Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise
@@ -395,7 +451,38 @@ class DeviceArrays:
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None
+        if "_lapack" in self.__dict__:
+            self._lapack.close()
+            del self._lapack
+        while self._blas:
+            cublas.destroy(self._blas.popitem()[1])
         self._pool.free_all_blocks()
+
+
+def _batch(*operands: list[Any]) -> tuple[Any, ...] | None:
+    """The first blocks of some operands, as many as have equal shapes and distances, as arrays of 3 dimensions.
+
+    None if there are not two of them.
+    """
+    firsts = [blocks[0] for blocks in operands]
+    count = min(map(len, operands))
+    if count < 2:  # noqa: PLR2004 - a batch
+        return None
+    steps = [blocks[1].data.ptr - blocks[0].data.ptr for blocks in operands]
+
+    def fits(i: int) -> bool:
+        return all(
+            blocks[i].shape == first.shape and blocks[i].data.ptr == first.data.ptr + i * step
+            for blocks, first, step in zip(operands, firsts, steps, strict=True)
+        )
+
+    length = next((i for i in range(1, count) if not fits(i)), count)
+    if length == 1:
+        return None
+    return tuple(
+        cupy.ndarray((length, *first.shape), first.dtype, first.data, (step, *first.strides))
+        for first, step in zip(firsts, steps, strict=True)
+    )
 
 
 def _by_columns(x: Any) -> bool:

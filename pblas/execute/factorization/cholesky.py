@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.execute.factorization.factorization import RunFactorization
+from pblas.execute.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.plans.factorization import Panel
+
+
+class _Block(NamedTuple):
+    """A block column: its first row and column, of the columns that are updated, and its width (local)."""
+
+    row: int
+    column: int
+    width: int
 
 
 class RunCholesky(RunFactorization):
     """Runs a CholeskyPlan on one rank. The block columns above their diagonal blocks are not touched."""
 
-    def factor(self, panel: Panel) -> int:
+    _packed: Any = None
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        return super().workspace_nbytes + (0 if self._packed is None else int(self._packed.nbytes))
+
+    def factor(self, s: int) -> None:
         """L[k, k] by LAPACK, then L[i, k]^T = conj(L[k, k])^-1 W[i, k]^T."""
+        panel = self._steps[s]
         columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
         diagonal, below = columns[panel.start : panel.stop], columns[panel.stop :]
-        info = self._arrays.cholesky(diagonal)
-        if info:
-            return panel.start + info
-        self._arrays.trsm(diagonal, below.T, uplo="L", conj=True)
-        return 0
+        self._arrays.cholesky(diagonal, self.panel_info(s))
+        if not self.stops(s):
+            self._arrays.trsm(diagonal, below.T, uplo="L", conj=True)
+
+    def stops(self, s: int) -> bool:
+        """Where the host knows INFO already: after a panel that is not positive definite."""
+        return self._arrays.at_once and bool(self.panel_info(s)[0])
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
         """W[i, j] -= L[i, k] L[j, k]^H for the block columns j, from their diagonal blocks on."""
@@ -31,36 +49,77 @@ class RunCholesky(RunFactorization):
         blocks, j_loc = [], first
         for j0, j1 in columns.runs(p, columns.global_from_local(first, p)):
             if j_loc < last:
-                blocks.append((j0 - start, j_loc - first, j1 - j0))
+                blocks.append(_Block(j0 - start, j_loc - first, j1 - j0))
             j_loc += j1 - j0
-        # L[j, k] of all these j, one below the other
-        packed = self._arrays.empty(panel.itemsize * (last - first) * panel.shape[1])
-        own = self._arrays.array(packed, (last - first, panel.shape[1]), panel.dtype)
-        for i, j, width in blocks:
-            self._arrays.assign(panel[i : i + width], own[j : j + width])
-        self._update_blocks(self.w[start:, first:last], panel, own.T, blocks, panel.shape[0])
+        is_triangle = all(block.row - blocks[0].row == block.column for block in blocks)
+        own = panel[blocks[0].row :][: last - first] if is_triangle else self._own_rows(panel, blocks)
+        c = self.w[start:, first:last]
+        if is_triangle and len(blocks) > 1:
+            blocks = [half for block in blocks for half in _halves(block)]
+        # One level after the other: C[i, j] of single block columns, then of 1, 2, 4, ... beside as many
+        for rows, columns_ in _levels(blocks, panel.shape[0]):
+            self._arrays.gemm_blocks(
+                *(-1, [panel[i] for i in rows], [own[j].T for j in columns_]),
+                [c[i, j] for i, j in zip(rows, columns_, strict=True)],
+                conj=(False, True),
+            )
 
-    def _update_blocks(
-        self, c: Array, left: Array, right: Array, blocks: list[tuple[int, int, int]], stop: int
-    ) -> None:
-        """C -= L R^H from the diagonal blocks down to row `stop`, in few wide GEMMs.
+    def _own_rows(self, panel: Array, blocks: list[_Block]) -> Array:
+        """L[j, k] of several block columns j, one below the other."""
+        if self._packed is None:  # such updates are in order, on the main lane
+            widest = max(step.width for step in self._steps)
+            self._packed = own_memory(self._backend, panel.itemsize * self._end * widest)
+        end = blocks[-1].column + blocks[-1].width
+        own: Array = self._arrays.array(self._packed, (end, panel.shape[1]), panel.dtype)
+        for row, column, width in blocks:
+            self._arrays.assign(panel[row : row + width], own[column : column + width])
+        return own
 
-        One GEMM updates the first half of the columns from the first row of the second half on. What remains is
-        triangles of half as many block columns: above it, and beside it.
 
-        Args:
-            c: rows after panel k, and the columns of `blocks` (local).
-            left: L[i, k] (local).
-            right: L[j, k]^T for the columns of `blocks` (local).
-            blocks: (first row, first column, width) of block columns, of c (local).
-            stop: one past the last row (local).
-        """
-        middle = len(blocks) // 2
-        if middle:
-            row, column, _ = blocks[middle]
-            self._update_blocks(c, left, right, blocks[:middle], row)
-            self._update_blocks(c, left, right, blocks[middle:], stop)
-        else:
-            row, column = blocks[0][0], blocks[0][1] + blocks[0][2]
-        columns, rows = slice(blocks[0][1], column), slice(row, stop)
-        self._arrays.gemm(-1, left[rows], right[:, columns], 1, c[rows, columns], conj=(False, True))
+def _halves(block: _Block) -> list[_Block]:
+    """A block column as two: half of the elements above the diagonal are left out.
+
+    >>> _halves(_Block(8, 4, 3))
+    [_Block(row=8, column=4, width=2), _Block(row=10, column=6, width=1)]
+    """
+    row, column, width = block
+    half = -(-width // 2)
+    halves = [_Block(row, column, half)]
+    return halves if half == width else [*halves, _Block(row + half, column + half, width - half)]
+
+
+def _levels(blocks: list[_Block], stop: int) -> list[tuple[list[slice], list[slice]]]:
+    """Rectangles that cover the columns of a triangle, from the first row of each block column down to row `stop`.
+
+    Level 0 has the rows of each block column, down to the first row of the next one. Level n joins pairs of 2^(n - 1)
+    block columns: it has the rows of the second ones, in the columns of the first ones. So few wide products are made,
+    and those of one level are of one size.
+
+    Args:
+        blocks: the block columns, in order (local).
+        stop: one past the last row (local).
+
+    >>> _levels([_Block(0, 0, 2), _Block(4, 2, 2), _Block(8, 4, 2)], 10)  # doctest: +NORMALIZE_WHITESPACE
+    [([slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)],
+      [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]),
+     ([slice(4, 8, None)], [slice(0, 2, None)]),
+     ([slice(8, 10, None)], [slice(0, 4, None)])]
+    """
+    rows = [block.row for block in blocks] + [stop] * len(blocks)
+    columns = [block.column for block in blocks]
+    end = blocks[-1].column + blocks[-1].width
+    columns += [end] * len(blocks)
+    count, size = len(blocks), 1
+    levels = [
+        ([slice(rows[t], rows[t + 1]) for t in range(count)], [slice(columns[t], columns[t + 1]) for t in range(count)])
+    ]
+    while size < count:
+        firsts = range(0, count - size, 2 * size)
+        levels.append(
+            (
+                [slice(rows[t + size], rows[t + 2 * size]) for t in firsts],
+                [slice(columns[t], columns[t + size]) for t in firsts],
+            )
+        )
+        size *= 2
+    return levels
