@@ -466,7 +466,7 @@ def _batch(*operands: list[Any]) -> tuple[Any, ...] | None:
     """
     firsts = [blocks[0] for blocks in operands]
     count = min(map(len, operands))
-    if count < 2:  # noqa: PLR2004 - a batch
+    if count == 1:
         return None
     steps = [blocks[1].data.ptr - blocks[0].data.ptr for blocks in operands]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -12,6 +12,9 @@ from pblas.operations.factors import CholeskyFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.runtime.runtime import checked_flag
+
+if TYPE_CHECKING:
+    from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -44,7 +47,9 @@ class PlannedCholesky(PlannedFactorization):
         if out is None and self.plan.uplo == "L" and w.desc == desc:
             return w
         if out is not None:
-            w.runtime.backend.arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+            arrays = w.runtime.backend.arrays
+            arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+            arrays.settle()
         back = self.plan.back
         assert back is not None, "the factor is brought back"
         assert back.trapezoid is not None, "it is a triangle"
@@ -52,13 +57,19 @@ class PlannedCholesky(PlannedFactorization):
 
 
 def plan_cholesky(
-    a: DistMatrix | MatrixDescriptor, *, upper: bool = False, dtype: Any = None, nprocs: int | None = None
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    upper: bool = False,
+    algorithm: FactorizationAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
 ) -> PlannedCholesky:
     """Plan a Cholesky factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
     Args:
         a: the n x n matrix, or its descriptor (global).
         upper: as in `cholesky` (global).
+        algorithm: as in `cholesky` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -71,10 +82,17 @@ def plan_cholesky(
     >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
     192
     """
-    return planned(PlannedCholesky, "plan_cholesky", a, dtype=dtype, nprocs=nprocs, upper=upper, returns=True)
+    options: Any = {"dtype": dtype, "nprocs": nprocs, "algorithm": algorithm, "upper": upper}
+    return planned(PlannedCholesky, "plan_cholesky", a, returns=True, **options)
 
 
-def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = None) -> DistMatrix:
+def cholesky(
+    a: DistMatrix,
+    *,
+    upper: bool = False,
+    out: DistMatrix | None = None,
+    algorithm: FactorizationAlgorithm = "auto",
+) -> DistMatrix:
     """**Collective.** L with A = L L^H, or U with A = U^H U, of a Hermitian positive definite matrix.
 
     Args:
@@ -82,6 +100,8 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
         out: the matrix that gets the factor; it may be A itself; None for a new one in the layout of A (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
+            all ranks that get some; "auto" takes the one that is expected to be faster (global).
 
     Returns:
         The triangle, with zeros beside it.
@@ -100,16 +120,18 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
     [[2.0, 0.0], [1.0, 2.0]]
     """
     with arguments.runtime_of("cholesky", a).call("cholesky"):
-        prepared_plan = prepared(PlannedCholesky, "cholesky", a, upper=upper, out=out, returns=True)
+        options: Any = {"algorithm": algorithm, "upper": upper, "out": out}
+        prepared_plan = prepared(PlannedCholesky, "cholesky", a, returns=True, **options)
         return prepared_plan.triangle("cholesky", a, out)
 
 
-def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
+def cho_factor(a: DistMatrix, lower: bool = True, *, algorithm: FactorizationAlgorithm = "auto") -> CholeskyFactor:
     """**Collective.** The Cholesky factorization of a Hermitian positive definite matrix, to solve equations with.
 
     Args:
         a: as in `cholesky`; it is not changed (global).
         lower: read the lower triangle; otherwise the upper one (global).
+        algorithm: as in `cholesky` (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.logdet()`, `F.inv()`.
@@ -127,5 +149,5 @@ def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
     with runtime.call("cho_factor"):
         with runtime.local_step("cho_factor"):
             upper = not checked_flag("cho_factor", "lower", lower)
-        plan = prepared(PlannedCholesky, "cho_factor", a, upper=upper)
+        plan = prepared(PlannedCholesky, "cho_factor", a, algorithm=algorithm, upper=upper)
         return CholeskyFactor(plan.factored("cho_factor", a), without_lld(a.desc))

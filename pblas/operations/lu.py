@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -10,6 +10,9 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.factorization import PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
 from pblas.operations.stacking import without_lld
+
+if TYPE_CHECKING:
+    from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
 class PlannedLu(PlannedFactorization):
@@ -36,11 +39,18 @@ class PlannedLu(PlannedFactorization):
             return LuFactor(self.factored("execute", a), without_lld(a.desc))
 
 
-def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int | None = None) -> PlannedLu:
+def plan_lu(
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> PlannedLu:
     """Plan an LU factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
     Args:
         a: the m x n matrix, or its descriptor (global).
+        algorithm: as in `lu_factor` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -53,16 +63,18 @@ def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int 
     >>> plan_lu(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nprocs
     4
     """
-    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs)
+    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
 
 
-def lu_factor(a: DistMatrix) -> LuFactor:
+def lu_factor(a: DistMatrix, *, algorithm: FactorizationAlgorithm = "auto") -> LuFactor:
     """**Collective.** P A = L U with partial pivoting, to solve equations with.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
+            all ranks that get some; "auto" takes the one that is expected to be faster (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond(norm)`, `F.pivots`, `F.lu()`.
@@ -80,4 +92,5 @@ def lu_factor(a: DistMatrix) -> LuFactor:
     ([1.0, 1.0], -8.0, [1, 1])
     """
     with arguments.runtime_of("lu_factor", a).call("lu_factor"):
-        return LuFactor(prepared(PlannedLu, "lu_factor", a).factored("lu_factor", a), without_lld(a.desc))
+        plan = prepared(PlannedLu, "lu_factor", a, algorithm=algorithm)
+        return LuFactor(plan.factored("lu_factor", a), without_lld(a.desc))

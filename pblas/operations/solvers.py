@@ -57,7 +57,7 @@ def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos
                 arguments.check_rows(verb, a.shape[0], b.shape[0], "rows")
                 signature: Any = b.signature()
             else:
-                signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype).shape
+                signature = arguments.checked_vector(verb, b, a.shape[0], a).shape
         runtime.agree(verb, {"assume_a": assume_a, "B": signature, **a.signature()})
         return cho_factor(a).solve(b) if assume_a == "pos" else lu_factor(a).solve(b)
 

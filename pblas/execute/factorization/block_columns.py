@@ -1,4 +1,4 @@
-"""Block columns of a matrix on a 1 x P grid, as ranks read them: in place, copied from a near rank, or from messages."""
+"""Block columns of a matrix on a 1 x P grid, as ranks read them: in place, copied, or from messages."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class RunFactorization(ABC):
             last: one past the last local column, at the end of a block column (local).
         """
 
-    def complete(self, s: int) -> None:
+    def complete(self, s: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
         """What is left to do in step s, after the updates (local)."""
 
     def npivots(self, panel: Panel) -> int:
