@@ -30,7 +30,10 @@ from pblas.plans.partition import flat_share
 from pblas.runtime.runtime import checked_dtype
 
 NVCC = shutil.which("nvcc")
-FILE_OF = dict.fromkeys(("barrier", "wait", "delay"), "signals")
+FILE_OF = dict.fromkeys(("barrier", "wait", "delay"), "signals") | {
+    "sum": "sum_float32",
+    "all_reduce": "all_reduce_float32",
+}
 
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not on PATH")
 
@@ -87,14 +90,14 @@ def test_compiles_without_spills_and_with_the_structs_of_python(file: str) -> No
 
 
 @needs_nvcc
-@pytest.mark.parametrize("file", ["push", "all_reduce"])
+@pytest.mark.parametrize("file", ["push", *(file for file in FILES if file.startswith("all_reduce"))])
 def test_loads_of_peers_data_bypass_the_read_only_cache(file: str) -> None:
     assert "st.release.sys.global" in ptx(file)
     assert ".nc." not in ptx(file)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("file", ["sum", "elementwise", "all_reduce"])
+@pytest.mark.parametrize("file", ["elementwise", *(file for file in FILES if file.startswith(("sum", "all_reduce")))])
 def test_arithmetic_is_that_of_cpus(file: str) -> None:
     instructions = re.findall(r"^\s*(?:add|sub|mul|fma|mad|neg|cvt)\.[\w.]*\b(?:bf16|f16|f32|f64)\b", ptx(file), re.M)
     assert instructions
@@ -156,8 +159,8 @@ def test_every_family_is_compiled_in_a_file() -> None:
 def test_python_and_cuda_have_the_same_constants() -> None:
     texts = {file: source(file) for file in FILES}
     assert f"enum {{ MAX_RANKS = {MAX_RANKS} }};" in texts["signals"]
-    assert f"constexpr int MAX_PARTS = {MAX_PARTS};" in texts["sum"]
-    assert f"constexpr int MAX_CTAS = {MAX_CTAS};" in texts["all_reduce"]
+    assert f"constexpr int MAX_PARTS = {MAX_PARTS};" in texts["sum_float32"]
+    assert f"constexpr int MAX_CTAS = {MAX_CTAS};" in texts["all_reduce_float32"]
 
 
 @pytest.mark.parametrize("file", FILES)
