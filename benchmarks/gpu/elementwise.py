@@ -49,7 +49,8 @@ def measure(ctx: pblas.Context, n: int, dtype: str, repeats: int) -> dict[str, l
             "execute": lambda: planned.execute(out=D, **operands),
         }
         times = rounds({name: partial(together, call, settle) for name, call in columns.items()}, repeats)
-    assert cupy.allclose(D.local.ravel("K"), d), "the columns give different results"
+    error = float(cupy.abs(D.local.ravel("K") - d).max())
+    assert error < 1e-5, f"the columns differ by {error}"
     return times
 
 

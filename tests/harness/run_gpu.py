@@ -31,7 +31,7 @@ from tests.harness import run  # noqa: E402
 SECONDS = 900.0  # of one leg
 QUICK = (
     "tests/gpu/products/test_matmul.py",
-    *("-k", "test_product or every_algorithm or in_one_kernel or leaves_the_same_bits or test_empty"),
+    *("-k", "test_product or every_algorithm or leaves_the_same_bits or test_empty"),
 )
 """What --quick runs."""
 QUICK_SECONDS = 240.0  # of one leg of it
