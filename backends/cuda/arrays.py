@@ -344,7 +344,7 @@ class DeviceArrays:
         """Exchange row i with row pivots[i], in memory of the host or GPU, for i from `start` on."""
         if isinstance(pivots, np.ndarray):
             memory: Any = self.empty(8 * len(pivots)).view(np.int64)
-            memory.set(pivots.astype(np.int64), cupy.cuda.ExternalStream(self.stream))
+            memory.set(pivots.astype(np.int64), cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
             pivots = memory
         self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
 

@@ -13,6 +13,7 @@ import numpy as np
 from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
+from pblas.backends.cuda import streams
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class Lapack:
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
-        with cupy.cuda.ExternalStream(stream):
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             function((ctas,), (_THREADS,), arguments, shared_mem=shared_nbytes)
 
     def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[Any, ...]) -> tuple[int, int, int, int]:

@@ -11,6 +11,8 @@ import cupy
 import numpy as np
 from nvmath.bindings import cublas
 
+from pblas.backends.cuda import streams
+
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
@@ -44,7 +46,7 @@ def trsm(
     if not _by_columns(matrix):
         matrix, upper, flag = matrix.T, not upper, cublas.Operation.C if conj else cublas.Operation.T
     elif conj:  # cuBLAS has no flag for a conjugate that is not transposed
-        with cupy.cuda.ExternalStream(stream):
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             matrix = copy = cupy.asfortranarray(matrix.conj())
     one = np.ones(1, t.dtype)
     _ROUTINES[t.dtype.char](

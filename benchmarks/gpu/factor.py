@@ -74,6 +74,7 @@ class Case:
         """The column of a plan: its executor, between the agreements of an execution."""
         self._plans.append(planned)
         executor, arrays = planned._executor, planned._runtime.backend.arrays  # noqa: SLF001 - the copy is not timed
+        arrays.begin()
 
         def run() -> None:
             executor.publish(self.w.local)
