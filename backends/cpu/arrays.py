@@ -208,6 +208,23 @@ class HostArrays:
 
     # Factorizations of blocks in Fortran order
 
+    def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z for the lower triangle of a factored block T, in place.
+
+        A GPU multiplies with T^-1, whose error grows with the condition of the block.
+
+        Args:
+            t: m x m, in Fortran order, as `cholesky` or `lu` left it (local).
+            z: m x n, one of its two strides is one element (local).
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo="L", unit=unit, conj=conj)
+
+    def lower(self, x: Array) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        lapack.lower(x)
+
     def cholesky(self, x: Array, info: Array) -> None:
         """X := L with X = L L^H, and LAPACK's INFO in an array of one element.
 

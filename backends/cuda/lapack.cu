@@ -23,6 +23,67 @@ __device__ void lower(T* x, integer ld) {
     if (threadIdx.x == 0) make_real(column[j]);
 }
 
+template <class T>
+__device__ __forceinline__ T lane_of(T x, int lane) { return __shfl_sync(~0u, x, lane); }
+__device__ __forceinline__ float2 lane_of(float2 x, int lane) {
+    return make_float2(lane_of(x.x, lane), lane_of(x.y, lane));
+}
+__device__ __forceinline__ double2 lane_of(double2 x, int lane) {
+    return make_double2(lane_of(x.x, lane), lane_of(x.y, lane));
+}
+__device__ __forceinline__ float one(float) { return 1; }
+__device__ __forceinline__ double one(double) { return 1; }
+__device__ __forceinline__ float2 one(float2) { return make_float2(1, 0); }
+__device__ __forceinline__ double2 one(double2) { return make_double2(1, 0); }
+__device__ __forceinline__ float quotient(float x, float y) { return x / y; }
+__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
+__device__ __forceinline__ float2 quotient(float2 x, float2 y) { return make_float2(x.x / y.x, x.y / y.x); }
+__device__ __forceinline__ double2 quotient(double2 x, double2 y) { return make_double2(x.x / y.x, x.y / y.x); }
+__device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
+__device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
+__device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
+    r.x -= x.x * y.x - x.y * y.y;
+    r.y -= x.x * y.y + x.y * y.x;
+}
+__device__ __forceinline__ void subtract(double2& r, double2 x, double2 y) {
+    r.x -= x.x * y.x - x.y * y.y;
+    r.y -= x.x * y.y + x.y * y.x;
+}
+
+enum { WARP = 32, COLUMNS = 4, PIECES = 16 };  // columns of a CTA; pieces of 32 rows that a warp holds in registers
+
+// X := T^-1 for a lower triangle T of order n <= WARP * PIECES with a real diagonal, or one of ones; 0 above it. A warp
+// solves T x = e[j] by columns of T: its lanes hold x, and what is left of the right-hand side.
+template <class T>
+__device__ void invert(const T* __restrict__ t, integer ldt, T* __restrict__ x, integer ldx, int n, int unit) {
+    int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (j >= n) return;
+    T rest[PIECES];
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+        if (p * WARP + WARP <= j) continue;  // x is 0 before row j
+#pragma unroll 2
+        for (int l = 0; l < WARP; ++l) {
+            int k = p * WARP + l;
+            if (k >= n) break;
+            const T* column = t + k * ldt;
+            T solved = lane_of(rest[p], l);
+            if (!unit) solved = quotient(solved, column[k]);
+            if (lane == l) rest[p] = solved;
+#pragma unroll
+            for (int q = p; q < PIECES; ++q) {
+                int row = q * WARP + lane;
+                if (row > k && row < n) subtract(rest[q], column[row], solved);
+            }
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p)
+        if (p * WARP + lane < n) x[p * WARP + lane + j * ldx] = rest[p];
+}
+
 // INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.
 template <class T>
 __device__ void find_nan(const T* x, integer ld, int n, int* info) {
@@ -86,6 +147,10 @@ __device__ void move_rows(T* x, integer ld, const int* to, const int* from, int 
     extern "C" __global__ void lower_##letter(T* x, integer ld) { lower(x, ld); }                        \
     extern "C" __global__ void find_nan_##letter(const T* x, integer ld, int n, int* info) {             \
         find_nan(x, ld, n, info);                                                                        \
+    }                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                          \
+        invert_##letter(const T* t, integer ldt, T* x, integer ldx, int n, int unit) {                   \
+        invert(t, ldt, x, ldx, n, unit);                                                                 \
     }                                                                                                    \
     extern "C" __global__ void move_rows_##letter(T* x, integer ld, const int* to, const int* from,      \
                                                   int count) {                                           \

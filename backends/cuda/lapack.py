@@ -28,6 +28,10 @@ _KINDS = {
 """cuSOLVER's data types, by NumPy's letters of dtypes."""
 _LOWER = 0  # cublasFillMode_t
 _THREADS = 256
+_INVERTING = 128, 4
+"""Threads that invert a triangle, and columns that they invert: `COLUMNS` of lapack.cu."""
+MOST_INVERTED = 512
+"""Order of a triangle that is inverted at most: `WARP` * `PIECES` of lapack.cu."""
 _MOST_EXCHANGES = 512
 """Exchanges of one list: its 4 integers each, and the elements of twice as many rows, are in shared memory."""
 
@@ -73,12 +77,35 @@ class Lapack:
         n, ld = x.shape[0], _lda(x)
         if not n:
             return
-        place = np.int64(x.data.ptr), np.int64(ld)
-        self._launch(stream, f"lower_{x.dtype.char}", n, place)
+        self.lower(stream, x)
         matrix = _LOWER, n, _KINDS[x.dtype.char], x.data.ptr, ld, _KINDS[x.dtype.char]
         buffers = self._buffers(stream, cusolverDn.xpotrf_buffer_size, matrix)
         cusolverDn.xpotrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
-        self._launch(stream, f"find_nan_{x.dtype.char}", 1, (*place, np.int32(n), np.int64(info.data.ptr)))
+        found = *_place(x), np.int32(n), np.int64(info.data.ptr)
+        self._launch(stream, f"find_nan_{x.dtype.char}", 1, found)
+
+    def lower(self, stream: int, x: Any) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        if x.size:
+            self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], _place(x))
+
+    def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
+        """T^-1 of a lower triangle with a real diagonal, with 0 above it, until the next call for the stream.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            t: n x n in Fortran order, n <= MOST_INVERTED; what is above the diagonal is not read (local).
+            unit: take the diagonal of T as ones, and do not read it.
+        """
+        n = t.shape[0]
+        x = cupy.ndarray((n, n), t.dtype, self.memory(stream, "inverse", t.nbytes).data, order="F")
+        threads, columns = _INVERTING
+        self._launch(
+            *(stream, f"invert_{t.dtype.char}", -(-n // columns)),
+            (*_place(t), *_place(x), np.int32(n), np.int32(unit)),
+            threads=threads,
+        )
+        return x
 
     def getrf(self, stream: int, x: Any, pivots: Any, info: Any) -> None:
         """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
@@ -109,7 +136,7 @@ class Lapack:
         if not x.size:
             return
         starts, ld = range(start, len(pivots), _MOST_EXCHANGES), _lda(x)
-        lists = self._bytes(stream, "lists", 4 * _MOST_EXCHANGES * 4).view(np.int32)
+        lists = self.memory(stream, "lists", 4 * _MOST_EXCHANGES * 4).view(np.int32)
         for first in reversed(starts) if backward else starts:
             count = min(_MOST_EXCHANGES, len(pivots) - first)
             to, origin = lists[: 2 * count], lists[2 * _MOST_EXCHANGES :][: 2 * count]
@@ -120,13 +147,21 @@ class Lapack:
             rows = np.int64(x[first:].data.ptr), np.int64(ld), *places, np.int32(2 * count)
             self._launch(stream, f"move_rows_{x.dtype.char}", x.shape[1], rows, 2 * count * x.itemsize)
 
-    def _launch(self, stream: int, name: str, ctas: int, arguments: tuple[Any, ...], shared_nbytes: int = 0) -> None:
+    def _launch(
+        self,
+        stream: int,
+        name: str,
+        ctas: int,
+        arguments: tuple[Any, ...],
+        shared_nbytes: int = 0,
+        threads: int = _THREADS,
+    ) -> None:
         """Launch a kernel of lapack.cu."""
         function = self._functions.get(name)
         if function is None:
             function = self._functions[name] = self._module.get_function(name)
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-            function((ctas,), (_THREADS,), arguments, shared_mem=shared_nbytes)
+            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
 
     def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[Any, ...]) -> tuple[int, int, int, int]:
         """cuSOLVER's workspace on the GPU and on the host, addresses and bytes, for a routine on a stream."""
@@ -138,15 +173,20 @@ class Lapack:
         on_device, on_host = map(int, sizes)
         if self._hosts[-1].nbytes < on_host:  # cuSOLVER may still read the smaller ones
             self._hosts.append(np.empty(on_host, np.uint8))
-        memory = self._bytes(stream, "workspace", on_device)
+        memory = self.memory(stream, "workspace", on_device)
         return int(memory.data.ptr), on_device, int(self._hosts[-1].ctypes.data), on_host
 
-    def _bytes(self, stream: int, use: str, nbytes: int) -> Any:
+    def memory(self, stream: int, use: str, nbytes: int) -> Any:
         """Memory for one use on one stream, whose work is in order."""
         memory = self._memory.get((stream, use))
         if memory is None or memory.nbytes < nbytes:
             memory = self._memory[stream, use] = self._empty(nbytes)
         return memory
+
+
+def _place(x: Any) -> tuple[np.int64, np.int64]:
+    """Address and leading dimension of an array, as kernels take them."""
+    return np.int64(x.data.ptr), np.int64(_lda(x))
 
 
 def _lda(x: Any) -> int:

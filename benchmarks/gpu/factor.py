@@ -48,8 +48,10 @@ class Case:
             self.a[:, j : j + 1024] = rng.standard_normal((n, min(1024, n - j)))
         if kind == "cholesky":  # symmetric, and dominated by its diagonal
             for j in range(0, n, 1024):
-                block = slice(j, j + 1024)
-                self.a[block, j:] = self.a[j:, block].T
+                block, after = slice(j, j + 1024), j + 1024
+                lower = cupy.tril(self.a[block, block])
+                self.a[block, block] = lower + cupy.tril(lower, -1).T
+                self.a[block, after:] = self.a[after:, block].T
             diagonal = cupy.arange(n)
             self.a[diagonal, diagonal] = 4.0 * n**0.5
         self.w = ctx.empty(MatrixDescriptor.column_wise(n, n, 1), "float64")

@@ -31,7 +31,7 @@ class BlockColumns:
     """Parts of block columns, read one after the other by this rank. On CPUs near ranks' parts are read in place.
 
     The part of a far rank, and on GPUs that of any other rank, arrives in one of two buffers: the next part arrives
-    while the current one is used. Parts arrive on the side lane; operations of the main lane after `fetch` see them.
+    while the current one is used. Parts arrive on the side lane, which the main lane follows after `fetch`.
 
         columns.request(s)        # start to receive part s, if it is a far rank's
         columns.offer(s)          # on its owner: start to send part s, which does not change before `sent`
@@ -98,9 +98,6 @@ class BlockColumns:
             if self._parts[s].panel.owner != self._backend.rank:
                 self._backend.read_nbytes += block.nbytes
                 block = block if arrays.reads_peers else self._copied(s, block, before)
-        with arrays.beside():
-            arrived = arrays.mark()
-        arrays.follow(arrived)
         return block
 
     def _copied(self, s: int, block: Array, before: Any) -> Array:

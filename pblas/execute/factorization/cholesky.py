@@ -29,6 +29,12 @@ class RunCholesky(RunFactorization):
         """Bytes of this rank's workspace."""
         return super().workspace_nbytes + (0 if self._packed is None else int(self._packed.nbytes))
 
+    def start(self) -> None:
+        """The imaginary parts on the diagonal are not used: a NaN there would spread in the updates."""
+        for panel in self._steps:
+            if panel.owner == self._rank and self.w.dtype.kind == "c":
+                self._arrays.lower(self.w[panel.start : panel.stop, panel.j_loc : panel.j_loc + panel.width])
+
     def factor(self, s: int) -> None:
         """L[k, k] by LAPACK, then L[i, k]^T = conj(L[k, k])^-1 W[i, k]^T."""
         panel = self._steps[s]
@@ -36,7 +42,7 @@ class RunCholesky(RunFactorization):
         diagonal, below = columns[panel.start : panel.stop], columns[panel.stop :]
         self._arrays.cholesky(diagonal, self.panel_info(s))
         if not self.stops(s):
-            self._arrays.trsm(diagonal, below.T, uplo="L", conj=True)
+            self._arrays.solve_factored(diagonal, below.T, conj=True)
 
     def stops(self, s: int) -> bool:
         """Where the host knows INFO already: after a panel that is not positive definite."""

@@ -89,14 +89,18 @@ class RunFactorization(ABC):
 
     def _run(self) -> None:
         arrays = self._arrays
-        if self._steps[0].owner == self._rank:
-            with arrays.beside(_WHAT):
+        with arrays.beside(_WHAT):
+            self.start()
+            if self._steps[0].owner == self._rank:
                 self._factor_and_send(0)
         self._columns.request(0)
         for s in range(len(self._steps)):
             updated = arrays.mark()
             self._receive(s)
             panel = self._columns.fetch(s) if self._is_read(s) else None
+            with arrays.beside():
+                factored = arrays.mark()
+            arrays.follow(factored)
             if self.stops(s):
                 break
             self._columns.request(s + 1)
@@ -130,6 +134,9 @@ class RunFactorization(ABC):
         self._home.release()
 
     # Each factorization defines these
+
+    def start(self) -> None:  # noqa: B027 - LU takes W as it is
+        """Prepare this rank's part of W (local)."""
 
     @abstractmethod
     def factor(self, s: int) -> None:

@@ -38,7 +38,7 @@ class RunLu(RunFactorization):
         pivots, arrays, c = self.panel_pivots(s), self._arrays, self.w[self._steps[s].start :, first:last]
         height = len(pivots)
         arrays.swap_rows(c, pivots)
-        arrays.trsm(panel[:height, :height], c[:height], uplo="L", unit=True)
+        arrays.solve_factored(panel[:height, :height], c[:height], unit=True)
         arrays.gemm(-1, panel[height:, :height], c[:height], 1, c[height:])
 
     def complete(self, s: int) -> None:
