@@ -35,10 +35,10 @@ __device__ __forceinline__ float one(float) { return 1; }
 __device__ __forceinline__ double one(double) { return 1; }
 __device__ __forceinline__ float2 one(float2) { return make_float2(1, 0); }
 __device__ __forceinline__ double2 one(double2) { return make_double2(1, 0); }
-__device__ __forceinline__ float quotient(float x, float y) { return x / y; }
-__device__ __forceinline__ double quotient(double x, double y) { return x / y; }
-__device__ __forceinline__ float2 quotient(float2 x, float2 y) { return make_float2(x.x / y.x, x.y / y.x); }
-__device__ __forceinline__ double2 quotient(double2 x, double2 y) { return make_double2(x.x / y.x, x.y / y.x); }
+__device__ __forceinline__ float times(float x, float y) { return x * y; }
+__device__ __forceinline__ double times(double x, double y) { return x * y; }
+__device__ __forceinline__ float2 times(float2 x, float y) { return make_float2(x.x * y, x.y * y); }
+__device__ __forceinline__ double2 times(double2 x, double y) { return make_double2(x.x * y, x.y * y); }
 __device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
 __device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
 __device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
@@ -52,31 +52,42 @@ __device__ __forceinline__ void subtract(double2& r, double2 x, double2 y) {
 
 enum { WARP = 32, COLUMNS = 4, PIECES = 16 };  // columns of a CTA; pieces of 32 rows that a warp holds in registers
 
+// The rows of column k of T that a lane holds; a column after the last one is 0.
+template <class T>
+__device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, integer ldt, int k, int n, int lane) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+        int row = p * WARP + lane;
+        piece[p] = row > k && row < n ? t[row + k * ldt] : zero(T());
+    }
+}
+
 // X := T^-1 for a lower triangle T of order n <= WARP * PIECES with a real diagonal, or one of ones; 0 above it. A warp
-// solves T x = e[j] by columns of T: its lanes hold x, and what is left of the right-hand side.
+// solves T x = e[j] by columns of T: its lanes hold x, and what is left of the right-hand side. The next column of T is
+// loaded meanwhile.
 template <class T>
 __device__ void invert(const T* __restrict__ t, integer ldt, T* __restrict__ x, integer ldx, int n, int unit) {
     int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (j >= n) return;
-    T rest[PIECES];
+    T rest[PIECES], column[PIECES], next[PIECES];
 #pragma unroll
     for (int p = 0; p < PIECES; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
+    load_column(next, t, ldt, j / WARP * WARP, n, lane);
 #pragma unroll
     for (int p = 0; p < PIECES; ++p) {
         if (p * WARP + WARP <= j) continue;  // x is 0 before row j
-#pragma unroll 2
+        int row = p * WARP + lane;
+        auto inverse = real(one(T())) / (unit || row >= n ? real(one(T())) : real(t[row + row * ldt]));
         for (int l = 0; l < WARP; ++l) {
             int k = p * WARP + l;
             if (k >= n) break;
-            const T* column = t + k * ldt;
-            T solved = lane_of(rest[p], l);
-            if (!unit) solved = quotient(solved, column[k]);
+#pragma unroll
+            for (int q = p; q < PIECES; ++q) column[q] = next[q];
+            load_column(next, t, ldt, k + 1, n, lane);
+            T solved = lane_of(times(rest[p], inverse), l);
             if (lane == l) rest[p] = solved;
 #pragma unroll
-            for (int q = p; q < PIECES; ++q) {
-                int row = q * WARP + lane;
-                if (row > k && row < n) subtract(rest[q], column[row], solved);
-            }
+            for (int q = p; q < PIECES; ++q) subtract(rest[q], column[q], solved);
         }
     }
 #pragma unroll
