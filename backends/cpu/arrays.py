@@ -179,20 +179,14 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
-    def gemm_blocks(
-        self, alpha: complex, xs: list[Array], ys: list[Array], zs: list[Array], *, conj: tuple[bool, bool]
-    ) -> None:
-        """Z := alpha X Y + Z for many disjoint blocks, one after the other.
+    def subtract_square(self, x: Array, z: Array) -> None:
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.
 
         Args:
-            alpha: scalar (local).
-            xs: X of each block, as `x` of `gemm` (local).
-            ys: Y of each block (local).
-            zs: Z of each block (local).
-            conj: multiply with the conjugates of X and Y.
+            x: rows of which the first ones have the numbers of Z's columns, in Fortran order (local).
+            z: as many rows, and at most as many columns, in Fortran order (local).
         """
-        for x, y, z in zip(xs, ys, zs, strict=True):
-            blas.gemm(alpha, x, y, 1, z, conj=conj)
+        blas.gemm(-1, x, x[: z.shape[1]].T, 1, z, conj=(False, True))
 
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
         """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.

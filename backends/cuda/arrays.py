@@ -23,7 +23,7 @@ from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import trsm
+from pblas.backends.cuda.trsm import subtract_square, trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -303,23 +303,15 @@ class DeviceArrays:
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
-    def gemm_blocks(
-        self, alpha: complex, xs: list[Any], ys: list[Any], zs: list[Any], *, conj: tuple[bool, bool]
-    ) -> None:
-        """Z := alpha X Y + Z for many disjoint blocks: equal ones at equal distances are one batch."""
-        begin = 0
-        while begin < len(zs):
-            batch = _batch(xs[begin:], ys[begin:], zs[begin:])
-            if batch is None or any(needs_copy(xs[begin], ys[begin], zs[begin], conj)):
-                self.gemm(alpha, xs[begin], ys[begin], 1, zs[begin], conj=conj)
-                begin += 1
-            else:
-                x, y, z = batch
-                self._matmul(alpha, x, y, 1, z, conj)
-                begin += len(z)
+    def subtract_square(self, x: Any, z: Any) -> None:
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
+        n = z.shape[1]
+        subtract_square(self._blas_handle, x[:n], z[:n])
+        if z.shape[0] > n:
+            self.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
 
     def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
-        """A product, or a batch of products, on this lane."""
+        """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, tf32=self._tf32, tune=tune)
@@ -337,8 +329,13 @@ class DeviceArrays:
 
         cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns it takes four times as long (H200).
         """
-        if max(t.shape) > MOST_INVERTED or not z.size:
-            self.trsm(t, z, uplo="L", unit=unit, conj=conj)
+        if not z.size:
+            return
+        if len(t) > MOST_INVERTED:
+            half = -(-len(t) // 2)
+            self.solve_factored(t[:half, :half], z[:half], unit=unit, conj=conj)
+            self.gemm(-1, t[half:, :half], z[:half], 1, z[half:], conj=(conj, False))
+            self.solve_factored(t[half:, half:], z[half:], unit=unit, conj=conj)
             return
         stream = self.stream
         inverse = self._lapack.inverse(stream, t, unit=unit)
@@ -476,32 +473,6 @@ class DeviceArrays:
         while self._blas:
             cublas.destroy(self._blas.popitem()[1])
         self._pool.free_all_blocks()
-
-
-def _batch(*operands: list[Any]) -> tuple[Any, ...] | None:
-    """The first blocks of some operands, as many as have equal shapes and distances, as arrays of 3 dimensions.
-
-    None if there are not two of them.
-    """
-    firsts = [blocks[0] for blocks in operands]
-    count = min(map(len, operands))
-    if count == 1:
-        return None
-    steps = [blocks[1].data.ptr - blocks[0].data.ptr for blocks in operands]
-
-    def fits(i: int) -> bool:
-        return all(
-            blocks[i].shape == first.shape and blocks[i].data.ptr == first.data.ptr + i * step
-            for blocks, first, step in zip(operands, firsts, steps, strict=True)
-        )
-
-    length = next((i for i in range(1, count) if not fits(i)), count)
-    if length == 1:
-        return None
-    return tuple(
-        cupy.ndarray((length, *first.shape), first.dtype, first.data, (step, *first.strides))
-        for first, step in zip(firsts, steps, strict=True)
-    )
 
 
 def _by_columns(x: Any) -> bool:

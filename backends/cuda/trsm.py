@@ -1,4 +1,6 @@
-"""The local solve Z := T^-1 Z with a triangle on a GPU, by cuBLAS; see `pblas.backends.cpu.trsm`.
+"""The local solve Z := T^-1 Z with a triangle on a GPU, and its symmetric product, by cuBLAS.
+
+See `pblas.backends.cpu.trsm` for the solve.
 
 As there, a Z in C-order is solved as Z^T := Z^T T^-T, and a T in C-order flips its triangle and its trans flag.
 """
@@ -17,6 +19,25 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 _ROUTINES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_SQUARES = {"f": cublas.ssyrk_64, "d": cublas.dsyrk_64, "F": cublas.cherk_64, "D": cublas.zherk_64}
+
+
+def subtract_square(handle: int, x: Any, z: Any) -> None:
+    """Z := Z - X X^H in the lower triangle; nothing above it is read or written.
+
+    Args:
+        handle: of cuBLAS, on a stream (local).
+        x: n x k in Fortran order (local).
+        z: n x n in Fortran order, Hermitian, of X's dtype (local).
+
+    Source: BLAS, xSYRK, xHERK.
+    """
+    scalars = np.array([-1, 1], np.empty(0, z.dtype).real.dtype)
+    alpha, beta = (scalars.ctypes.data + i * scalars.itemsize for i in (0, 1))
+    _SQUARES[z.dtype.char](
+        *(handle, cublas.FillMode.LOWER, cublas.Operation.N, *x.shape),
+        *(alpha, x.data.ptr, _leading_dimension(x), beta, z.data.ptr, _leading_dimension(z)),
+    )
 
 
 def trsm(

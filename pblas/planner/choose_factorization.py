@@ -20,6 +20,8 @@ _LEAST = 128
 _NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 512
 _LEAST_ON_GPUS = 8192
 """Columns of each GPU at least, if there are several: below, panels take longer than the updates."""
+_TRIANGLE_ON_GPUS = 8192
+"""Order of triangles that cuBLAS' symmetric product updates faster than GEMMs of block columns (H200, float64)."""
 
 
 class _Limits(NamedTuple):
@@ -67,8 +69,8 @@ def choose_factorization(
     """
     w, why = _internal(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
     plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
-    library = "cuSOLVER" if gpus else "LAPACK"
-    made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
+    library = ("cuSOLVER", _TRIANGLE_ON_GPUS) if gpus else ("LAPACK", 0)
+    made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, *library)
     return made
 
 

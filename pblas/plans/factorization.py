@@ -71,6 +71,8 @@ class FactorizationPlan(Plan):
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
         library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
+        triangle: order of the largest triangle of an update that the library's symmetric product updates; 0 for none
+            (global).
     """
 
     operation: ClassVar[str]
@@ -84,6 +86,7 @@ class FactorizationPlan(Plan):
     returns: bool = False
     uplo: Literal["L", "U"] = "L"
     library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
+    triangle: int = 0
 
     # Each factorization defines these
 

@@ -57,18 +57,36 @@ class RunCholesky(RunFactorization):
             if j_loc < last:
                 blocks.append(_Block(j0 - start, j_loc - first, j1 - j0))
             j_loc += j1 - j0
-        is_triangle = all(block.row - blocks[0].row == block.column for block in blocks)
-        own = panel[blocks[0].row :][: last - first] if is_triangle else self._own_rows(panel, blocks)
-        c = self.w[start:, first:last]
-        if is_triangle and len(blocks) > 1:
-            blocks = [half for block in blocks for half in _halves(block)]
-        # One level after the other: C[i, j] of single block columns, then of 1, 2, 4, ... beside as many
-        for rows, columns_ in _levels(blocks, panel.shape[0]):
-            self._arrays.gemm_blocks(
-                *(-1, [panel[i] for i in rows], [own[j].T for j in columns_]),
-                [c[i, j] for i, j in zip(rows, columns_, strict=True)],
-                conj=(False, True),
-            )
+        own = panel[blocks[0].row :][: last - first] if _is_triangle(blocks) else self._own_rows(panel, blocks)
+        self._update_blocks(self.w[start:, first:last], panel, own.T, blocks, panel.shape[0])
+
+    def _update_blocks(self, c: Array, left: Array, right: Array, blocks: list[_Block], stop: int) -> None:
+        """C -= L R^H from the diagonal blocks down to row `stop`, in few wide GEMMs.
+
+        One GEMM updates the first half of the columns from the first row of the second half on. What remains is
+        triangles of half as many block columns: above it, and beside it. If the plan says so, the library updates
+        small triangles at once.
+
+        Args:
+            c: rows after panel k, and the columns of `blocks` (local).
+            left: L[i, k] (local).
+            right: L[j, k]^T for the columns of `blocks` (local).
+            blocks: block columns, of c (local).
+            stop: one past the last row (local).
+        """
+        middle, column = len(blocks) // 2, blocks[-1].column + blocks[-1].width
+        if middle and column - blocks[0].column <= self.plan.triangle and _is_triangle(blocks):
+            rows = slice(blocks[0].row, stop)
+            self._arrays.subtract_square(left[rows], c[rows, blocks[0].column : column])
+            return
+        if middle:
+            row, column, _ = blocks[middle]
+            self._update_blocks(c, left, right, blocks[:middle], row)
+            self._update_blocks(c, left, right, blocks[middle:], stop)
+        else:
+            row = blocks[0].row
+        columns, rows = slice(blocks[0].column, column), slice(row, stop)
+        self._arrays.gemm(-1, left[rows], right[:, columns], 1, c[rows, columns], conj=(False, True))
 
     def _own_rows(self, panel: Array, blocks: list[_Block]) -> Array:
         """L[j, k] of several block columns j, one below the other."""
@@ -82,50 +100,11 @@ class RunCholesky(RunFactorization):
         return own
 
 
-def _halves(block: _Block) -> list[_Block]:
-    """A block column as two: half of the elements above the diagonal are left out.
+def _is_triangle(blocks: list[_Block]) -> bool:
+    """Whether the rows of these block columns are neighbours too.
 
-    >>> _halves(_Block(8, 4, 3))
-    [_Block(row=8, column=4, width=2), _Block(row=10, column=6, width=1)]
+    >>> _is_triangle([_Block(4, 0, 2), _Block(6, 2, 3)]), _is_triangle([_Block(4, 0, 2), _Block(8, 2, 2)])
+    (True, False)
     """
-    row, column, width = block
-    half = -(-width // 2)
-    halves = [_Block(row, column, half)]
-    return halves if half == width else [*halves, _Block(row + half, column + half, width - half)]
-
-
-def _levels(blocks: list[_Block], stop: int) -> list[tuple[list[slice], list[slice]]]:
-    """Rectangles that cover the columns of a triangle, from the first row of each block column down to row `stop`.
-
-    Level 0 has the rows of each block column, down to the first row of the next one. Level n joins pairs of 2^(n - 1)
-    block columns: it has the rows of the second ones, in the columns of the first ones. So few wide products are made,
-    and those of one level are of one size.
-
-    Args:
-        blocks: the block columns, in order (local).
-        stop: one past the last row (local).
-
-    >>> _levels([_Block(0, 0, 2), _Block(4, 2, 2), _Block(8, 4, 2)], 10)  # doctest: +NORMALIZE_WHITESPACE
-    [([slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)],
-      [slice(0, 2, None), slice(2, 4, None), slice(4, 6, None)]),
-     ([slice(4, 8, None)], [slice(0, 2, None)]),
-     ([slice(8, 10, None)], [slice(0, 4, None)])]
-    """
-    rows = [block.row for block in blocks] + [stop] * len(blocks)
-    columns = [block.column for block in blocks]
-    end = blocks[-1].column + blocks[-1].width
-    columns += [end] * len(blocks)
-    count, size = len(blocks), 1
-    levels = [
-        ([slice(rows[t], rows[t + 1]) for t in range(count)], [slice(columns[t], columns[t + 1]) for t in range(count)])
-    ]
-    while size < count:
-        firsts = range(0, count - size, 2 * size)
-        levels.append(
-            (
-                [slice(rows[t + size], rows[t + 2 * size]) for t in firsts],
-                [slice(columns[t], columns[t + size]) for t in firsts],
-            )
-        )
-        size *= 2
-    return levels
+    row, column, _ = blocks[0]
+    return all(block.row - row == block.column - column for block in blocks)

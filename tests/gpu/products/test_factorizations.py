@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -29,6 +30,7 @@ ALGORITHMS: tuple[Literal["blocked", "local"], ...] = ("blocked", "local")
 def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
     with context(request.param) as opened:
         yield opened
+        gc.collect()  # matrices in the frames of caught errors
 
 
 @pytest.fixture
