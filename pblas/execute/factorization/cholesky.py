@@ -50,13 +50,12 @@ class RunCholesky(RunFactorization):
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
         """W[i, j] -= L[i, k] L[j, k]^H for the block columns j, from their diagonal blocks on."""
-        start, columns = self._steps[s].stop, self.plan.w.columns
-        p = self.plan.w.grid.coordinates(self._rank)[1]
-        blocks, j_loc = [], first
-        for j0, j1 in columns.runs(p, columns.global_from_local(first, p)):
-            if j_loc < last:
-                blocks.append(_Block(j0 - start, j_loc - first, j1 - j0))
-            j_loc += j1 - j0
+        start = self._steps[s].stop
+        blocks = [
+            _Block(step.start - start, step.j_loc - first, step.width)
+            for step in self._steps[s + 1 :]
+            if step.owner == self._rank and first <= step.j_loc < last
+        ]
         own = panel[blocks[0].row :][: last - first] if _is_triangle(blocks) else self._own_rows(panel, blocks)
         self._update_blocks(self.w[start:, first:last], panel, own.T, blocks, panel.shape[0])
 

@@ -35,9 +35,10 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 
 @pytest.fixture
 def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels of NB columns, and all ranks for matrices of a few columns."""
-    for name, value in (("_NARROWEST_ON_GPUS", NB), ("_WIDEST_ON_GPUS", NB), ("_LEAST_ON_GPUS", 3)):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}", value)
+    """Panels of NB columns, all ranks for matrices of a few columns, and both kinds of products in an update."""
+    values = {"_NARROWEST": NB, "_WIDEST": NB, "_LEAST": 3, "_TRIANGLE": 2 * NB}
+    for name, value in values.items():
+        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}_ON_GPUS", value)
 
 
 @pytest.mark.parametrize("seed", range(16))
