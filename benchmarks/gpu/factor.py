@@ -147,7 +147,7 @@ def main() -> None:
     """Measure all sizes, print the medians, and write them to a file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", type=int, default=[8192, 16384, 32768])
-    parser.add_argument("--widths", nargs="+", type=int, default=[512])
+    parser.add_argument("--widths", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--kinds", nargs="+", choices=list(FLOPS), default=list(FLOPS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)

@@ -17,11 +17,15 @@ _PANELS = 5
 """Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
-_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 512
+_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
 _LEAST_ON_GPUS = 8192
 """Columns of each GPU at least, if there are several: below, panels take longer than the updates."""
 _TRIANGLE_ON_GPUS = 8192
 """Order of triangles that cuBLAS' symmetric product updates faster than GEMMs of block columns (H200, float64)."""
+_TAIL_ON_GPUS = 8192
+"""Order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)."""
+_BLOCKED_ON_A_GPU = 16384
+"""Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
 
 class _Limits(NamedTuple):
@@ -65,11 +69,14 @@ def choose_factorization(
     1
     >>> large = MatrixDescriptor.row_wise(32768, 32768, 4)
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
-    512
+    1024
     """
     w, why = _internal(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
     plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
-    library = ("cuSOLVER", _TRIANGLE_ON_GPUS) if gpus else ("LAPACK", 0)
+    library: tuple[Any, ...] = ("LAPACK",)
+    if gpus:
+        has_tail = kind == "cholesky" and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
+        library = "cuSOLVER", _TRIANGLE_ON_GPUS, _TAIL_ON_GPUS if has_tail else 0
     made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, *library)
     return made
 
@@ -82,7 +89,8 @@ def _internal(
     if gpus:
         limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
     ranks = max(1, min(nprocs, n // limits.least))
-    if algorithm == "local" or (algorithm == "auto" and ranks == 1):
+    is_small = ranks == 1 and not (gpus and n >= _BLOCKED_ON_A_GPU)
+    if algorithm == "local" or (algorithm == "auto" and is_small):
         why = "one rank" if nprocs == 1 else f"fewer than {2 * limits.least} columns: more ranks would be slower"
         why = "algorithm='local'" if algorithm == "local" else why
         return MatrixDescriptor.column_wise(m, n, 1), why

@@ -71,8 +71,9 @@ class FactorizationPlan(Plan):
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
         library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
-        triangle: order of the largest triangle of an update that the library's symmetric product updates; 0 for none
-            (global).
+        triangle: for Cholesky, order of the largest triangle of an update that the library's symmetric product updates;
+            0 for none (global).
+        tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
     """
 
     operation: ClassVar[str]
@@ -87,6 +88,7 @@ class FactorizationPlan(Plan):
     uplo: Literal["L", "U"] = "L"
     library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
     triangle: int = 0
+    tail: int = 0
 
     # Each factorization defines these
 
@@ -117,8 +119,17 @@ class FactorizationPlan(Plan):
 
     @property
     def steps(self) -> list[Panel]:
-        """The panels that are factored, in order (global)."""
-        return [panel for panel in panels(self.w) if panel.start < self.w.m]
+        """The panels that are factored, in order (global).
+
+        >>> w = MatrixDescriptor.column_wise(9, 9, 1, nb=2)
+        >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
+        [2, 2, 2, 3]
+        """
+        steps = [panel for panel in panels(self.w) if panel.start < self.w.m]
+        last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
+        if last < len(steps):
+            steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
+        return steps
 
     def needs(self, panel: Panel, rank: int) -> bool:
         """Whether a rank updates columns after a panel, and so reads the panel."""
@@ -246,7 +257,8 @@ class FactorizationPlan(Plan):
         else:
             by = f"by {self.library}" + (" on their owners" if self.w.nprocs > 1 else "")
             ranks = ranks_text(self.w.nprocs)
-            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns on {ranks}, {by}"
+            last = f", the last one of {self.steps[-1].width}" if self.tail else ""
+            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{last}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
 
 

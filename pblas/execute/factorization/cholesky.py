@@ -74,7 +74,8 @@ class RunCholesky(RunFactorization):
             stop: one past the last row (local).
         """
         middle, column = len(blocks) // 2, blocks[-1].column + blocks[-1].width
-        if middle and column - blocks[0].column <= self.plan.triangle and _is_triangle(blocks):
+        width = column - blocks[0].column
+        if self.plan.w.nb < width <= self.plan.triangle and _is_triangle(blocks):
             rows = slice(blocks[0].row, stop)
             self._arrays.subtract_square(left[rows], c[rows, blocks[0].column : column])
             return

@@ -55,7 +55,7 @@ class RunFactorization(ABC):
         self._columns = BlockColumns(self._home, self._parts)
         self._signals: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
-        shape = 1 + max((panel.width for panel in self._steps), default=0), len(self._steps)
+        shape = 1 + max(map(self.npivots, self._steps), default=0), len(self._steps)
         integer = self._arrays.pivot_dtype
         self._headers = self._arrays.array(
             own_memory(backend, shape[0] * shape[1] * integer.itemsize), shape, integer, "F"

@@ -35,8 +35,8 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 
 @pytest.fixture
 def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels of NB columns, all ranks for matrices of a few columns, and both kinds of products in an update."""
-    values = {"_NARROWEST": NB, "_WIDEST": NB, "_LEAST": 3, "_TRIANGLE": 2 * NB}
+    """Panels of NB columns, all ranks for matrices of a few columns, both kinds of products in an update, a tail."""
+    values = {"_NARROWEST": NB, "_WIDEST": NB, "_LEAST": 3, "_TRIANGLE": 2 * NB, "_TAIL": 2 * NB}
     for name, value in values.items():
         monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}_ON_GPUS", value)
 
