@@ -72,7 +72,7 @@ class Pool:
         """Call `function(ctx, *args, **kwargs)` on every rank, and return the results in the order of ranks.
 
         Functions, arguments and results are pickled; closures, lambdas and functions of scripts and notebooks can be
-        sent too. What the ranks print appears here as they print it. Calls from several threads take turns.
+        sent too. Output of the ranks appears here at once. Calls from several threads run one after the other.
 
         Args:
             function: its first argument is the rank's `Context`.

@@ -61,7 +61,7 @@ class Structure:
 
 
 def least_touched(volume: float, least: Sequence[float]) -> float:
-    """The least sum of numbers whose product is `volume`, none of which is below its value in `least`.
+    """The least sum of numbers x_i >= least[i] whose product is `volume`.
 
     A rank that multiplies V triples (i, j, k) touches x, y, z elements of three matrices with x y z >= V^2.
 
@@ -387,7 +387,7 @@ class SymmetricProduct(Plan):
         return self.structure.mirrored.received_count(self.matrix.T, self.matrix, rank)
 
     def received_elements(self, rank: int) -> int:
-        """Mirrored elements, and those that the product moves."""
+        """The mirrored elements and the elements that the product moves."""
         return self.mirrored_elements(rank) + self.inner.received_elements(rank)
 
     def received_nbytes(self, rank: int) -> int:
