@@ -147,7 +147,7 @@ class MpiBackend(HostRanks):
         return np.ndarray(shape, dtype, raw.data, strides=strides)
 
     def reading(self, x: Array) -> Array:
-        """X itself (local)."""
+        """X itself, which is in host memory (local)."""
         return x
 
     def writing(self, x: Array) -> AbstractContextManager[Array]:
@@ -173,7 +173,7 @@ class MpiBackend(HostRanks):
         return int(x.__array_interface__["data"][0])
 
     def shadow(self, x: Array) -> Array:
-        """X itself (local)."""
+        """X itself, which is in host memory (local)."""
         return x
 
     def engine(self, queue: int | None = None) -> Engine:
