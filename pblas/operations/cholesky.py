@@ -27,7 +27,7 @@ class PlannedCholesky(PlannedFactorization):
             out: the matrix that gets the factor; it may be A; None for a new one (global).
 
         Returns:
-            The triangle, with zeros beside it, in the layout of A or in `out`.
+            L or U, with zeros in the other triangle: `out`, or a new matrix in the layout of A.
 
         Raises:
             as `cholesky`; ArgumentError for a plan made from a descriptor only.
@@ -81,10 +81,10 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
         a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
-        out: the matrix that gets the factor; it may be A itself; None for a new one in the layout of A (global).
+        out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
 
     Returns:
-        The triangle, with zeros beside it.
+        L or U, with zeros in the other triangle: `out`, or a new matrix in the layout of A.
 
     Raises:
         NotPositiveDefiniteError: a leading block that is not positive definite, or a NaN; `info` is its order.
@@ -105,7 +105,7 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
 
 
 def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
-    """**Collective.** The Cholesky factorization of a Hermitian positive definite matrix, to solve equations with.
+    """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
 
     Args:
         a: as in `cholesky`; it is not changed (global).

@@ -187,7 +187,7 @@ class LuFactor(Factor):
         return self._pivots - 1
 
     def lu(self) -> DistMatrix:
-        """**Collective.** U, and below its diagonal L without its ones: a new matrix in the layout of A."""
+        """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
             return redistribute(self._w, self._desc)
 
@@ -216,7 +216,7 @@ class LuFactor(Factor):
             return self._sign(diagonal) * np.prod(diagonal)
 
     def slogdet(self) -> SlogdetResult:
-        """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0."""
+        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0."""
         with self._runtime.call("slogdet"), np.errstate(all="ignore"):
             diagonal = self._diagonal("slogdet")
             size = np.abs(diagonal)
@@ -225,7 +225,7 @@ class LuFactor(Factor):
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
     def rcond(self, norm: float) -> Any:
-        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm, by about five solves.
+        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:
             norm: the 1-norm of A, `A.norm(1)`: the factor does not know it (global).
