@@ -177,4 +177,5 @@ def _identity(verb: str, a: DistMatrix) -> DistMatrix:
     """**Collective.** The identity, of the size of A, with whole columns on each rank."""
     with a.runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, a.runtime)
+    a.runtime.agree(f"{verb}: the identity", {})  # all ranks allocate it, or none
     return identity(verb, MatrixDescriptor.column_wise(*a.shape, a.runtime.nprocs), a)

@@ -127,7 +127,7 @@ def test_info_of_lu_and_of_inverses_is_the_first_zero_of_the_diagonal(ictxt: int
         assert np.array_equal(np.diag(a.collected()), np.diag(upper))
 
 
-@pytest.mark.parametrize("letter", list(DTYPES))
+@pytest.mark.parametrize("letter", ["c", "d"])
 def test_estimated_condition_numbers(ictxt: int, letter: str) -> None:
     """RCOND is not below the true value, and seldom far above it; exactly 1 for the identity, 0 for a norm of 0."""
     dtype = np.dtype(DTYPES[letter])
