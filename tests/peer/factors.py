@@ -20,12 +20,14 @@ from tests.conformance import factors
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
-STEP = 5
-"""Of the tables' rows every fifth one: five is prime to the numbers of blocks and kinds."""
+STEPS = {"llt": 9, "lu": 5, "inv": 31}
+"""Of the tables' rows every so many; the steps are prime to the numbers of blocks and kinds."""
 N, ROUNDS = 1000, 3
+_GRIDS = [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]
+"""All grids of all processes."""
 
 
-def results(peer: Library, grids: list[tuple[int, int]]) -> tuple[Table, int, list[str]]:
+def results(peer: Library) -> tuple[Table, int, list[str]]:
     """**Collective.** The table of results, the number of wrong ones where pblas takes part, and texts about them."""
     table = Table(title=f"factorizations, {COMM.size} processes", title_justify="left")
     table.add_column("program")
@@ -36,8 +38,8 @@ def results(peer: Library, grids: list[tuple[int, int]]) -> tuple[Table, int, li
     for program in factors.PROGRAMS:
         used = (0, 3) if program == "inv" else range(4)  # inverses need one library
         for letter in "sdcz":
-            failed, cases = Counter[Any](), factors.table(program, letter)[:: 3 * STEP if program == "inv" else STEP]
-            for shape in grids:
+            failed, cases = Counter[Any](), factors.table(program, letter)[:: STEPS[program]]
+            for shape in _GRIDS:
                 for case, outcomes in zip(cases, _outcomes(cases, [pairs[x] for x in used], shape, peer), strict=True):
                     for which, outcome in zip(used, outcomes, strict=True):
                         if outcome.text:
@@ -46,7 +48,7 @@ def results(peer: Library, grids: list[tuple[int, int]]) -> tuple[Table, int, li
                     failed["pivots"] += outcomes[0].pivots != outcomes[-1].pivots
             wrong += sum(failed[x] for x in (0, 1, 2, "pivots"))
             cells = [failed[x] if x in used else "" for x in range(4)]
-            row = (len(cases) * len(grids), *cells, failed["pivots"] if program == "lu" else "")
+            row = (len(cases) * len(_GRIDS), *cells, failed["pivots"] if program == "lu" else "")
             table.add_row(f"x{letter}{program}", *map(str, row))
     return table, wrong, texts
 
@@ -79,7 +81,7 @@ def times(peer: Library) -> Table:
     for title in ("routine", "grid", "pblas", "ScaLAPACK", "at its block"):
         table.add_column(title, justify="left" if title in ("routine", "grid") else "right")
     peer.block = TUNED
-    for shape in [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]:
+    for shape in _GRIDS:
         ours, theirs = scalapack.gridinit(COMM, "R", *shape), peer.gridinit(0, "R", *shape)
         for name in ("pdpotrf", "pdgetrf", "pdposv", "pdgesv"):
             best: dict[tuple[str, int], float] = {}

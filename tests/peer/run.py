@@ -184,7 +184,7 @@ def main() -> int:
     options = parser.parse_args()
     peer = Library(options.folder)
     wrong, failures = results(peer, [name for name in options.routines.split(",") if name], options.count)
-    table, more, texts = factors.results(peer, [(p, q) for p, q in all_grids(COMM.size) if p * q <= COMM.size])
+    table, more, texts = factors.results(peer)
     CONSOLE.print(table)
     for text in [*failures[:_SHOWN], *texts[:_SHOWN]]:
         CONSOLE.print(text, soft_wrap=True)
