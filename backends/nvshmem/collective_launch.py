@@ -15,6 +15,7 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.collectives import Arrays, Plan, Prepared
+from pblas.backends.nvshmem.kernels.sources import file_of
 from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.epilogues import RESULT, Epilogue, Name, operand_names, parse
 
@@ -160,7 +161,10 @@ class CollectiveLaunch:
         keys: list[Hashable] = [call.dtype]
 
         def load() -> None:
-            if not epilogue.is_plain:
+            if epilogue.is_plain:
+                with compiling():
+                    common.kernels.require(common.origin.ptr, file_of("all_reduce", call.dtype, call.dtype))
+            else:
                 keys.append(epilogue.load(common.kernels, common.origin.ptr, call.dtype))
             if rows == "after":
                 with compiling():
@@ -170,7 +174,14 @@ class CollectiveLaunch:
         return keys[-1]
 
     def _new_gather(self, call: GatherArguments, counts: Any, sources: Addresses) -> Plan:
-        """**Collective.** Cut the elements, reserve memory."""
+        """**Collective.** Cut the elements, reserve memory, compile."""
+        common = self._resources
+
+        def load() -> None:
+            with compiling():
+                common.kernels.require(common.origin.ptr, "all_gather")
+
+        common.prepare(f"{call.name}: compile", load)
         itemsize = min(call.x.itemsize, _WORD_NBYTES)
         rounds, words = call.rounds(counts), call.x.itemsize // itemsize
         bounds = tuple(words * bound for bound in rounds.bounds)
