@@ -18,7 +18,6 @@ from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
 from pblas.scalapack.local_arrays import Local, Part, checked_part
-from pblas.scalapack.pivots import Pivots
 from pblas.scalapack.routines import EXTENTS, OPTIONS, WORKSPACES, Operand, Routine
 
 if TYPE_CHECKING:
@@ -132,8 +131,8 @@ class Call:
             for operand in routine.operands if not findings else ():
                 if operand.name in self._grids:
                     self._check_local(operand, findings)
-            if not findings and "IPIV" in self._values:
-                self._check_pivots(findings)
+            if not findings:
+                self._check_rest(findings)
             if not findings:
                 self._check_overlap(findings)
             reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
@@ -184,27 +183,6 @@ class Call:
             local = self._locals[name]
             if local.copied is not None:
                 local.array[...] = local.copied
-
-    def store_pivots(self, pivots: Array) -> None:
-        """Write IPIV, from exchanges that count from 1 at the first row (local)."""
-        self._pivots().store(self["IPIV"], pivots)
-
-    def collected_pivots(self) -> Array:
-        """**Collective.** The exchanges in IPIV, which count from 1 at the first row; they are checked here.
-
-        Raises:
-            PblasArgumentError: a pivot that is no row of sub(A), on all ranks.
-        """
-        position, rows = self.routine.arguments.index("IPIV") + 1, self._pivoted()
-        return self._pivots().collect(self.verb, position, self["IPIV"], rows, rows)
-
-    def _pivots(self) -> Pivots:
-        """The elements of IPIV, which is distributed as the rows of A and has a copy in each process column (local)."""
-        return Pivots.of(self._grids["A"], self._entries["A"], 0, 0, self["IA"], self._pivoted())
-
-    def _pivoted(self) -> int:
-        """The number of exchanges: of rows of sub(A), which has as many columns at least (global)."""
-        return min(self["N"], self._values.get("M", self["N"]))
 
     def answers_query(self) -> bool:
         """**Collective.** Whether the call asks for the sizes of workspaces; then their first elements become 1."""
@@ -466,11 +444,8 @@ class Call:
         except ArgumentError as caught:
             findings.add(str(caught), operand.position)
 
-    def _check_pivots(self, findings: Findings) -> None:
-        try:
-            self._pivots().check(self["IPIV"], written=self.routine.name in ("getrf", "gesv"))
-        except ArgumentError as caught:
-            findings.add(str(caught), self.routine.arguments.index("IPIV") + 1)
+    def _check_rest(self, findings: Findings) -> None:
+        """Check arguments that only some routines have; their calls are subclasses."""
 
     def _check_overlap(self, findings: Findings) -> None:
         """Check that a written submatrix shares no memory with another one on this rank."""

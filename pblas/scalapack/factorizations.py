@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from pblas.operations import in_place
-from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import Call, Findings
-from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.grids import find
-from pblas.scalapack.pivots import Pivots
+from pblas.scalapack import routines
+from pblas.scalapack.arguments import Call
+from pblas.scalapack.pivoted_calls import Permutation, PivotedCall
 from pblas.scalapack.types import from_calls
 
 
@@ -61,7 +59,7 @@ def pxposv(call: Call) -> int:
     return info
 
 
-def pxgetrf(call: Call) -> int:
+def pxgetrf(call: PivotedCall) -> int:
     """**Collective.** sub(A) := L and U with P sub(A) = L U by partial pivoting; the diagonal of L is not stored.
 
     IPIV has room for the local rows of A, and of MB_A more in ScaLAPACK. The elements of rows IA..IA+min(M,N)-1 are
@@ -78,7 +76,7 @@ def pxgetrf(call: Call) -> int:
     return _factor_lu(call)[0]
 
 
-def pxgetrs(call: Call) -> None:
+def pxgetrs(call: PivotedCall) -> None:
     """**Collective.** sub(B) := op(A)^-1 sub(B), where sub(A) and IPIV have the factors of A from p?getrf.
 
     A zero on the diagonal of U is no error: sub(B) then has infinities or NaN.
@@ -92,7 +90,7 @@ def pxgetrs(call: Call) -> None:
         _solve_lu(call, call.collected_pivots(), call["TRANS"])
 
 
-def pxgesv(call: Call) -> int:
+def pxgesv(call: PivotedCall) -> int:
     """**Collective.** sub(B) := sub(A)^-1 sub(B), where sub(A) and IPIV become the factors of p?getrf.
 
     Returns:
@@ -109,7 +107,7 @@ def pxgesv(call: Call) -> int:
     return info
 
 
-def pxlapiv(call: Call) -> None:
+def pxlapiv(call: PivotedCall) -> None:
     """**Collective.** Exchange the rows of sub(A), or its columns, one after the other, as IPIV says.
 
     IPIV may be a column or a row, whatever it exchanges, and need not be aligned with A.
@@ -126,58 +124,6 @@ def pxlapiv(call: Call) -> None:
         rows = a if call["ROWCOL"] == "R" else a.T
         in_place.exchange_rows(call.verb, rows, pivots, backward=call["DIREC"] == "B")
         call.deliver()
-
-
-class _Permutation(Call):
-    """A call of p?lapiv: IPIV has a descriptor of its own."""
-
-    def _check_values(self, findings: Findings) -> None:
-        """Check also IP, JP and DESCIP, which are the last arguments but one."""
-        super()._check_values(findings)
-        for position, name in ((11, "IP"), (12, "JP")):
-            if not findings:
-                self._check_integer(name, 1, position, findings)
-        if not findings:
-            self._check_descriptor(findings)
-
-    def _check_descriptor(self, findings: Findings) -> None:
-        desc, position = self["DESCIP"], 13
-        entries = Entries.read(desc)
-        if entries is None:
-            text = f"DESCIP(DTYPE_) must be 1 with 8 integers after it, or 2 with 10, got {desc!r}"
-            findings.add(text, position, descriptors.DTYPE)
-            return
-        ictxt, grid = entries[descriptors.CTXT], self.grid.grid
-        if find(ictxt) is not self.grid:
-            text = f"DESCIP(CTXT_) must be the context of DESCA, got {ictxt!r}"
-            findings.add(text, position, descriptors.CTXT)
-        axis, start = self._axis, self["IP" if self._axis == 0 else "JP"]
-        size, first, block, source, nprocs = (
-            (descriptors.M, descriptors.IMB, descriptors.MB, descriptors.RSRC, grid.nprow),
-            (descriptors.N, descriptors.INB, descriptors.NB, descriptors.CSRC, grid.npcol),
-        )[axis]
-        last = start + self._pivoted() - 1
-        ranges = {size: (last, None), first: (1, None), block: (1, None), source: (-1, nprocs - 1)}
-        self._check_ranges("DESCIP", entries, ranges, position, findings)
-        self._descip = entries
-
-    @property
-    def _axis(self) -> int:
-        """0 if IPIV is a column, 1 if it is a row (global)."""
-        return 0 if self["PIVROC"] == "C" else 1
-
-    def _pivoted(self) -> int:
-        return int(self["M" if self["ROWCOL"] == "R" else "N"])
-
-    def _pivots(self) -> Pivots:
-        other, start = (descriptors.CSRC, self["IP"]) if self._axis == 0 else (descriptors.RSRC, self["JP"])
-        return Pivots.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
-
-    def _shared(self) -> dict[str, Any]:
-        """DESCIP without the entries that may differ."""
-        _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = self._descip.values
-        entries = (m, imb, mb, rsrc) if self._axis == 0 else (n, inb, nb, csrc)
-        return {**super()._shared(), "DESCIP": entries}
 
 
 def _factor_cholesky(call: Call) -> int:
@@ -197,7 +143,7 @@ def _solve_cholesky(call: Call) -> None:
         call.deliver()
 
 
-def _factor_lu(call: Call) -> tuple[int, Any]:
+def _factor_lu(call: PivotedCall) -> tuple[int, Any]:
     """**Collective.** Factor sub(A), and write IPIV; INFO and the pivots."""
     if 0 in (call["N"], call["M"] if "M" in call.routine.arguments else 1):
         return 0, None
@@ -219,7 +165,7 @@ def _solve_lu(call: Call, pivots: Any, trans: in_place.Trans) -> None:
 pspotrf, pdpotrf, pcpotrf, pzpotrf = from_calls("sdcz", routines.POTRF, pxpotrf)
 pspotrs, pdpotrs, pcpotrs, pzpotrs = from_calls("sdcz", routines.POTRS, pxpotrs)
 psposv, pdposv, pcposv, pzposv = from_calls("sdcz", routines.POSV, pxposv)
-psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf)
-psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs)
-psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv)
-pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, _Permutation)
+psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf, PivotedCall)
+psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs, PivotedCall)
+psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv, PivotedCall)
+pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, Permutation)

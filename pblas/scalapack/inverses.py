@@ -12,6 +12,7 @@ from pblas.operations.matrix_vector import real_of
 from pblas.plans.substitution import Sweep
 from pblas.scalapack import auxiliary, routines
 from pblas.scalapack.arguments import Call
+from pblas.scalapack.pivoted_calls import PivotedCall
 from pblas.scalapack.types import from_calls
 
 
@@ -29,7 +30,7 @@ def pxpotri(call: Call) -> int:
     return _inverted(call, lambda a: in_place.invert_cholesky(call.verb, a, call["UPLO"]))
 
 
-def pxgetri(call: Call) -> int:
+def pxgetri(call: PivotedCall) -> int:
     """**Collective.** sub(A) := A^-1, where sub(A) and IPIV have the factors of A from p?getrf.
 
     Returns:
@@ -125,7 +126,7 @@ def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -
 
 
 pspotri, pdpotri, pcpotri, pzpotri = from_calls("sdcz", routines.POTRI, pxpotri)
-psgetri, pdgetri, pcgetri, pzgetri = from_calls("sdcz", routines.GETRI, pxgetri)
+psgetri, pdgetri, pcgetri, pzgetri = from_calls("sdcz", routines.GETRI, pxgetri, PivotedCall)
 pstrtri, pdtrtri, pctrtri, pztrtri = from_calls("sdcz", routines.TRTRI, pxtrtri)
 pspocon, pdpocon = from_calls("sd", routines.POCON, pxpocon)
 pcpocon, pzpocon = from_calls("cz", routines.POCON_COMPLEX, pxpocon)

@@ -45,9 +45,11 @@ def of_types(
 
 
 def from_calls(
-    letters: Iterable[str], routine: Routine, body: Callable[[Call], R], kind_of_call: type[Call] = Call
+    letters: Iterable[str], routine: Routine, body: Callable[[Any], R], kind_of_call: type[Call] = Call
 ) -> tuple[Callable[..., R], ...]:
-    """The function for each of `letters`, whose arguments are those of `routine`; `body` gets the checked call.
+    """The function for each of `letters`, whose arguments are those of `routine`.
+
+    `body` gets the checked call, a `kind_of_call`; workspaces and their sizes may be left out.
 
     >>> from pblas.scalapack.routines import NRM2
     >>> def nrm2(call): "The norm."
