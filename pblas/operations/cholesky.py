@@ -45,10 +45,22 @@ class PlannedCholesky(PlannedFactorization):
             return w
         if out is not None:
             w.runtime.backend.arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        return self.bring_back(w, desc if out is None else None, out=out)
+
+    def bring_back(
+        self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
+    ) -> DistMatrix:
+        """**Collective.** The triangle in W as a new matrix with zeros beside it, or in `out`, and nothing beside it.
+
+        Args:
+            w: the factor (global).
+            desc: layout of a new matrix (global).
+            out: the matrix that gets the triangle, instead of `desc` (global).
+        """
         back = self.plan.back
         assert back is not None, "the factor is brought back"
         assert back.trapezoid is not None, "it is a triangle"
-        return redistribute(w, desc if out is None else None, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
+        return redistribute(w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
 
 
 def plan_cholesky(

@@ -83,6 +83,19 @@ def gemm(x: Cast) -> None:
     scalapack.pdgemm("N", "N", N, N, N, 1.0, a, 1, 1, x.desc, b, 1, 1, x.desc, 0.0, c, 1, 1, x.desc)
 
 
+def dominant() -> np.ndarray[Any, Any]:
+    """This rank's part of a matrix of ones, with N on its diagonal."""
+    a = np.ones((N, N), order="F")
+    for l in range(scalapack.numroc(N, 3, COMM.rank, 0, P)):
+        a[scalapack.indxl2g(l + 1, 3, COMM.rank, 0, P) - 1, l] = N
+    return a
+
+
+def gesv(x: Cast) -> None:
+    pivots, b = np.zeros(N, np.intc), x.blocks[2]
+    assert scalapack.pdgesv(N, 2, dominant(), 1, 1, x.desc, pivots, b, 1, 1, x.desc) == 0
+
+
 def summed(cast: Cast, algorithm: Any, size: int = N) -> Any:
     return cast.ctx.allreduce(np.ones(size), algorithm=algorithm)
 
@@ -171,6 +184,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "pdtrsm": lambda x: scalapack.pdtrsm(
         *("L", "U", "N", "U", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, x.desc)
     ),
+    "pdgesv": gesv,
+    "pdtrtri": lambda x: scalapack.pdtrtri("L", "N", N, dominant(), 1, 1, x.desc),
     "pdgemr2d": lambda x: scalapack.pdgemr2d(
         N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt
     ),
