@@ -7,7 +7,7 @@ from typing import Any
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import PlannedFactorization, planned, prepared
+from pblas.operations.factorization import KEPT, Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import CholeskyFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
@@ -38,9 +38,14 @@ class PlannedCholesky(PlannedFactorization):
             self.check_execution(self._runtime, a, out)
             return self.triangle("execute", a, out)
 
-    def triangle(self, verb: str, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    def triangle(self, verb: str, a: DistMatrix, out: DistMatrix | None, overwriting: Overwriting = KEPT) -> DistMatrix:
         """**Collective.** `execute` with checked arguments."""
-        w, desc = self.factored(verb, a).w, without_lld(a.desc)
+        w, desc = self.factored(verb, a, in_place=overwriting.in_place).w, without_lld(a.desc)
+        if out is None and overwriting.result:
+            out = a
+        if out is a and overwriting.in_place:
+            _clear_above_diagonal(verb, w)
+            return a
         if out is None and self.plan.uplo == "L" and w.desc == desc:
             return w
         if out is not None:
@@ -74,7 +79,9 @@ def plan_cholesky(
     return planned(PlannedCholesky, "plan_cholesky", a, dtype=dtype, nprocs=nprocs, upper=upper, returns=True)
 
 
-def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = None) -> DistMatrix:
+def cholesky(
+    a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = None, overwrite_a: bool = False
+) -> DistMatrix:
     """**Collective.** L with A = L L^H, or U with A = U^H U, of a Hermitian positive definite matrix.
 
     Args:
@@ -82,9 +89,12 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
         out: the matrix that gets the factor; it may be A itself; None for a new one in the layout of A (global).
+        overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
+            lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
+            factored in place; then no copy is made, and an error leaves A half factored (global).
 
     Returns:
-        The triangle, with zeros beside it.
+        The triangle, with zeros beside it: A itself where its memory is taken.
 
     Raises:
         NotPositiveDefiniteError: a leading block that is not positive definite, or a NaN; `info` is its order.
@@ -100,16 +110,19 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
     [[2.0, 0.0], [1.0, 2.0]]
     """
     with arguments.runtime_of("cholesky", a).call("cholesky"):
-        prepared_plan = prepared(PlannedCholesky, "cholesky", a, upper=upper, out=out, returns=True)
-        return prepared_plan.triangle("cholesky", a, out)
+        options: Any = {"upper": upper, "out": out, "returns": True, "overwrite_a": overwrite_a}
+        plan, overwriting = prepared(PlannedCholesky, "cholesky", a, **options)
+        return plan.triangle("cholesky", a, out, overwriting)
 
 
-def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
+def cho_factor(a: DistMatrix, lower: bool = True, *, overwrite_a: bool = False) -> CholeskyFactor:
     """**Collective.** The Cholesky factorization of a Hermitian positive definite matrix, to solve equations with.
 
     Args:
         a: as in `cholesky`; it is not changed (global).
         lower: read the lower triangle; otherwise the upper one (global).
+        overwrite_a: A is not needed any more, and is factored in place where its layout allows that, as in `cholesky`:
+            then the factor is in the memory of A (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.logdet()`, `F.inv()`.
@@ -127,5 +140,17 @@ def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
     with runtime.call("cho_factor"):
         with runtime.local_step("cho_factor"):
             upper = not checked_flag("cho_factor", "lower", lower)
-        plan = prepared(PlannedCholesky, "cho_factor", a, upper=upper)
-        return CholeskyFactor(plan.factored("cho_factor", a), without_lld(a.desc))
+        plan, overwriting = prepared(PlannedCholesky, "cho_factor", a, upper=upper, overwrite_a=overwrite_a)
+        factored = plan.factored("cho_factor", a, in_place=overwriting.in_place)
+        return CholeskyFactor(factored, without_lld(a.desc))
+
+
+def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
+    """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
+    runtime = w.runtime
+    with runtime.local_step(verb):
+        local, j_loc = w.stored(verb), 0
+        for start, stop in w.desc.global_ranges(runtime.rank)[1]:
+            for j in range(start, stop):
+                runtime.backend.arrays.scale(0, local[:j, j_loc : j_loc + 1])
+                j_loc += 1

@@ -40,7 +40,7 @@ class SlogdetResult(NamedTuple):
 
 
 class Factor(ABC):
-    """A factored matrix in memory of its context. It keeps no reference to the matrix.
+    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
 
     Args:
         factored: the factor (global).
@@ -103,13 +103,17 @@ class Factor(ABC):
             DescriptorError: A is not square.
             SingularMatrixError: A is singular.
         """
-        verb, runtime = "inv", self._runtime
-        with runtime.call(verb):
-            with runtime.local_step(verb):
-                n = self._order(verb)
-            runtime.agree(verb, {"n": n, **self._w.signature()})
-            self._check_invertible(verb)
-            return redistribute(self._substituted(verb, self._desc, "N"), self._desc)
+        with self._runtime.call("inv"):
+            return self.inverse("inv")
+
+    def inverse(self, verb: str, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
+        with self._runtime.local_step(verb):
+            n = self._order(verb)
+        self._runtime.agree(verb, {"n": n, **self._w.signature()})
+        self._check_invertible(verb)
+        x = self._substituted(verb, self._desc, "N")
+        return redistribute(x, self._desc) if out is None else redistribute(x, out=out)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -177,6 +181,10 @@ class LuFactor(Factor):
         info: 0, or the least k, from 1, for which U[k, k] is 0: then A is singular (global).
     """
 
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
+        super().__init__(factored, desc)
+        self._norm = norm
+
     @property
     def pivots(self) -> Array:
         """Row i was exchanged with row pivots[i], one after the other: min(m, n) indices from 0 (global).
@@ -224,11 +232,11 @@ class LuFactor(Factor):
                 return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
-    def rcond(self, norm: float) -> Any:
+    def rcond(self, norm: float | None = None) -> Any:
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm, by about five solves.
 
         Args:
-            norm: the 1-norm of A, `A.norm(1)`: the factor does not know it (global).
+            norm: None for the 1-norm of A, which `lu_factor` has computed; another value replaces it (global).
 
         Returns:
             A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.
@@ -241,14 +249,14 @@ class LuFactor(Factor):
 
         >>> import numpy as np, pblas
         >>> with pblas.Context() as ctx:
-        ...     a = ctx.from_global(np.diag([1.0, 4.0]))
-        ...     pblas.linalg.lu_factor(a).rcond(a.norm(1))
+        ...     pblas.linalg.lu_factor(ctx.from_global(np.diag([1.0, 4.0]))).rcond()
         0.25
         """
         verb, runtime = "rcond", self._runtime
         with runtime.call(verb):
             with runtime.local_step(verb):
-                n, size = self._order(verb), abs(checked_scalar(verb, "norm", norm, self.dtype))
+                n = self._order(verb)
+                size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
             runtime.agree(verb, {"norm": size, **self._w.signature()})
             if self.info or size == 0:
                 return float(n == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,9 +13,11 @@ from pblas import MatrixDescriptor, linalg
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of, eps_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.mpi.operations.test_redistribution import Guarded
 
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message")
+KINDS: tuple[Literal["gen", "pos"], ...] = ("gen", "pos")
 P = COMM.size
 SIZES = (0, 1, NB, 2 * NB + 1, 33)
 
@@ -62,9 +64,57 @@ def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
         if n:
             assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
             assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
-            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond(matrix.norm(1))))
+            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond()))
             assert 1 - bound <= estimate * condition <= 10
+            assert float(linalg.lu_factor(matrix).rcond(2 * matrix.norm(1))) == estimate / 2
             assert float(linalg.matrix_norm(matrix, ord=1)) == pytest.approx(norm1(a), rel=n * eps)
+
+
+@pytest.mark.parametrize("home", ["shared", "own"])
+@pytest.mark.parametrize("by", ["columns", "rows"])
+def test_a_matrix_that_may_be_overwritten_is_factored_in_place(contexts: Contexts, home: str, by: str) -> None:
+    """In block columns that peers reach; the result has the same bits anywhere, and nothing beside A is touched."""
+    n, dtype = 3 * NB + 4, np.dtype(np.complex128)
+    a, b = positive(n, dtype), general(n, 2, dtype)
+    for name, ctx in contexts.items():
+        whole = (
+            MatrixDescriptor.column_wise(n + 2, n, P, nb=NB)
+            if by == "columns"
+            else MatrixDescriptor.row_wise(n + 2, n, P)
+        )
+
+        def guarded() -> Guarded:
+            matrix = Guarded(ctx, whole, dtype, (1, n + 1, 0, n), home)  # noqa: B023
+            matrix.fill(a)
+            return matrix
+
+        kept = guarded()
+        factor, triangle, inverse = linalg.lu_factor(kept.view), linalg.cholesky(kept.view), linalg.inv(kept.view)
+        solutions = [linalg.solve(kept.view, b[:, 0], assume_a=kind) for kind in KINDS]
+        kept.check_untouched()
+        in_place = P == 1 or (by == "columns" and (home == "shared" or name == "message"))
+
+        g = guarded()
+        overwritten = linalg.lu_factor(g.view, overwrite_a=True)
+        lu = collected(factor.lu())
+        assert np.array_equal(collected(overwritten.lu()), lu)
+        assert np.array_equal(collected(g.view), lu if in_place else a)
+        assert overwritten.rcond() == factor.rcond()
+        g.check_untouched_outside()
+        for call, expected in ((linalg.cholesky, triangle), (linalg.inv, inverse)):
+            g = guarded()
+            view = g.view
+            assert call(view, overwrite_a=True) is view
+            assert np.array_equal(collected(g.view), collected(expected))
+            g.check_untouched_outside()
+        for kind, x in zip(KINDS, solutions, strict=True):
+            g = guarded()
+            assert np.array_equal(linalg.solve(g.view, b[:, 0], assume_a=kind, overwrite_a=True), x)
+            g.check_untouched_outside()
+            assert np.array_equal(collected(g.view), a) == (not in_place)
+        conjugated = guarded()
+        assert np.array_equal(collected(linalg.inv(conjugated.view.H.T, overwrite_a=True)), collected(inverse).conj())
+        conjugated.check_untouched()
 
 
 def test_many_factorizations_take_constant_memory(ctx: pblas.Context) -> None:
@@ -90,6 +140,8 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),
             (pblas.MismatchError, "", lambda a: linalg.solve(square, square, assume_a="pos" if a else "gen")),
+            (pblas.ArgumentError, "overwrite_a must", lambda a: linalg.inv(square, overwrite_a="yes" if a else False)),  # type: ignore[arg-type]
+            (pblas.MismatchError, "", lambda a: linalg.lu_factor(square, overwrite_a=a)),
         ]
         for kind, text, call in cases:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
