@@ -15,6 +15,7 @@ from pblas.operations.arguments.collective import is_writeable
 from pblas.operations.arguments.product import check_like_planned, enough_ranks
 from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import choose_factorization
@@ -49,6 +50,7 @@ class _Execution(NamedTuple):
 
     verb: str
     out: DistMatrix
+    progress: StageReport
 
 
 class PlannedFactorization(PlannedOperation[_Execution]):
@@ -69,13 +71,14 @@ class PlannedFactorization(PlannedOperation[_Execution]):
     def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
         super().__init__(plan, None, dtype, runtime)
 
-    def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False) -> Factored:
+    def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
 
         Args:
             verb: name of the call, in which the ranks are (global).
             a: the matrix, checked (global).
             in_place: factor A itself: see `Overwriting` (global).
+            progress: called with the done part of the work (local).
 
         Raises:
             NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
@@ -86,7 +89,9 @@ class PlannedFactorization(PlannedOperation[_Execution]):
             w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
         else:
             w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(_Execution(verb, w))
+        self.run(_Execution(verb, w, progress))
+        if progress is not None:
+            progress(1.0)
         executor = self._executor
         assert executor is not None, "it has run"
         return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
@@ -108,6 +113,8 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
+        assert self._executor is not None, "it is prepared"
+        self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
     def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:  # noqa: ARG002

@@ -10,6 +10,7 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor, linalg
+from pblas.operations.progress import Progress
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of, eps_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -147,3 +148,52 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
     raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.solve(np.eye(6), np.ones(6)))  # type: ignore[arg-type]
     assert linalg.solve(square, np.arange(6.0)).tolist() == list(range(6))
+
+
+def test_progress_is_told_on_rank_0_only(
+    ctx: pblas.Context, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """A function gets each stage's done part, which ends at 1; its exception is raised on all ranks, after the work."""
+    monkeypatch.setattr("pblas.operations.progress._INTERVAL", 0.0)
+    monkeypatch.setattr("pblas.operations.progress._INTERVAL_OF_LOGS", 0.0)
+    a, b = ctx.from_global(positive(33, np.dtype(float)), root=None), np.ones(33)
+    told: list[tuple[str, float]] = []
+
+    def tell(stage: str, done: float) -> None:
+        told.append((stage, done))
+
+    calls: dict[Any, list[str]] = {
+        lambda progress: linalg.solve(a, b, progress=progress): ["factor", "solve"],
+        lambda progress: linalg.solve(a, a, assume_a="pos", progress=progress): ["factor", "solve"],
+        lambda progress: linalg.inv(a, progress=progress): ["factor", "invert"],
+        lambda progress: linalg.cholesky(a, progress=progress): ["factor"],
+        lambda progress: linalg.lu_factor(a, progress=progress).solve(b, progress=progress): ["factor", "solve"],
+        lambda progress: linalg.cho_factor(a, progress=progress).inv(progress=progress): ["factor", "invert"],
+    }
+    for call, stages in calls.items():
+        told.clear()
+        call(tell)
+        assert list(dict.fromkeys(stage for stage, _ in told)) == (stages if ctx.rank == 0 else [])
+        for stage in stages if ctx.rank == 0 else []:
+            parts = [done for name, done in told if name == stage]
+            assert parts == sorted(parts)
+            assert parts[-1] == 1.0
+            assert P == 1 or parts[0] < 1
+        assert capsys.readouterr().err == ""
+        call(True)
+        err = capsys.readouterr().err
+        assert all(f"{stage} 100%" in err for stage in stages) == (ctx.rank == 0)
+        call(False)
+        raises_on_all_ranks(pblas.PblasError, "ZeroDivisionError", lambda: call(lambda *_: 1 / 0))  # noqa: B023
+    raises_on_all_ranks(pblas.ArgumentError, "progress must be", lambda: linalg.inv(a, progress="yes"))  # type: ignore[arg-type]
+
+
+def test_progress_is_reported_a_few_times_a_second(ctx: pblas.Context) -> None:
+    now, told = [0.0], list[float]()
+    with Progress("x", ctx.runtime, lambda _, done: told.append(done), clock=lambda: now[0]) as reports:
+        report = reports.stage("factor")
+        for i in range(1000):
+            now[0] += 2.0**-7
+            if report is not None:
+                report(i / 1000)
+    assert len(told) == (1000 * 4 // 128 if ctx.rank == 0 else 0)
