@@ -122,7 +122,7 @@ def check_output(command: str, path: str) -> None:
     """Check the path of a result before the work, on every rank and with the same result on all of them.
 
     Raises:
-        ArgumentError: an ending that is no format of matrices.
+        ArgumentError: a suffix that is not a format of matrices.
         FileFormatError: a folder, device or pipe has the name, or there is no such folder.
     """
     from pblas.matrices.complete_files import destination

@@ -64,7 +64,7 @@ class PlannedCholesky(PlannedFactorization):
     def bring_back(
         self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
-        """**Collective.** The triangle in W as a new matrix with zeros beside it, or in `out`, and nothing beside it.
+        """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`.
 
         Args:
             w: the factor (global).

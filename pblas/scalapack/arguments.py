@@ -38,7 +38,7 @@ _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
-_QUERY = -1  # the size of a workspace, in place of which the call says it
+_QUERY = -1  # size of a workspace (LWORK) in a call that only asks for the size
 
 
 def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:

@@ -62,7 +62,7 @@ def pxposv(call: Call) -> int:
 def pxgetrf(call: PivotedCall) -> int:
     """**Collective.** sub(A) := L and U with P sub(A) = L U by partial pivoting; the diagonal of L is not stored.
 
-    IPIV has room for the local rows of A, and of MB_A more in ScaLAPACK. The elements of rows IA..IA+min(M,N)-1 are
+    IPIV has room for the local rows of A; ScaLAPACK asks for MB_A more. The elements of rows IA..IA+min(M,N)-1 are
     written, on all processes that have rows of A.
 
     Returns:

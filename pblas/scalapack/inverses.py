@@ -47,7 +47,7 @@ def pxgetri(call: PivotedCall) -> int:
 
 
 def pxtrtri(call: Call) -> int:
-    """**Collective.** The inverse of a triangular sub(A) in its place; nothing beside the triangle is touched.
+    """**Collective.** Invert a triangular sub(A) in place; the other triangle is not touched.
 
     Returns:
         INFO: 0; or i > 0 if element (i, i) of sub(A) is 0, and sub(A) is unchanged.

@@ -17,8 +17,8 @@ from pblas.scalapack.types import from_calls
 def in_scope(call: Call) -> bool:
     """Whether this process gets the result of a reduction, as in PBLAS: it is in the scope of one of the vectors.
 
-    The scope of a row is its process row, that of a column its process column; that of a single element of a matrix of
-    one row with INC = 1 is its owner (local).
+    The scope of a row is its process row, and the scope of a column its process column. The scope of a single element
+    of a matrix of one row with INC = 1 is its owner (local).
     """
     myrow, mycol = call.grid.grid.coordinates(call.runtime.rank)
     for operand in call.routine.operands:
