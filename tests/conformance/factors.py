@@ -71,18 +71,25 @@ class Case:
         return self.kind[0]
 
 
-def table(program: str, letter: str) -> list[Case]:
-    """All sizes and blocks of a program's table; the right-hand sides take turns with the blocks of B."""
+def table(program: str, letter: str, *, every: bool = True) -> list[Case]:
+    """The sizes and blocks of a program's table; the right-hand sides take turns with the blocks of B.
+
+    Args:
+        program: "llt", "lu" or "inv".
+        letter: letter of the type, s, d, c or z.
+        every: all values of the table; otherwise the first ones, which upstream runs.
+    """
     cases = []
     if program == "inv":
-        for kind, n, nb in product(*INV):
+        kinds, orders, widths = INV
+        for kind, n, nb in product(kinds, orders[: None if every else 4], widths[: None if every else 4]):
             cases.append(Case(program, letter, n, n, Matrix(n, n, nb, nb), kind=kind))
         return cases
     sizes, blocks = LU if program == "lu" else LLT
-    for number, ((m, n), nb) in enumerate(product(sizes, blocks)):
+    for number, ((m, n), nb) in enumerate(product(sizes[: None if every else 4], blocks[: None if every else 3])):
         right = [
             (nrhs, Matrix(n, nrhs, nb, NBRHS[(i + number) % len(NBRHS)]), "NTC"[(i + number) % 3])
-            for i, nrhs in enumerate(NRHS)
+            for i, nrhs in enumerate(NRHS[: None if every else 3])
         ]
         case = Case(program, letter, m, n, Matrix(m, n, nb, nb), tuple(right if m == n else ()))
         cases += [case] if program == "lu" else [replace(case, kind=kind) for kind in ("UPD", "LPD")]
