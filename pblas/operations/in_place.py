@@ -43,7 +43,7 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
     Source: LAPACK xPOTRF.
     """
-    planned = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
+    planned, _ = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
     try:
         factored = planned.factored(verb, a)
     except NotPositiveDefiniteError as caught:
@@ -65,7 +65,8 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
-    factored = prepared(PlannedLu, verb, a, returns=True).factored(verb, a)
+    planned, _ = prepared(PlannedLu, verb, a, returns=True)
+    factored = planned.factored(verb, a)
     redistribute(factored.w, out=a)
     assert factored.pivots is not None, "LU has pivots"
     return factored.info, factored.pivots

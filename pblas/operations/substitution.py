@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pblas.execute.factorization.substitution import RunSubstitution, SubstitutionOperands
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.plans.substitution import SubstitutionPlan, Sweep
@@ -28,6 +29,7 @@ class _Execution(NamedTuple):
         out: the right-hand sides, which become the solution (global).
         pivots: see `SubstitutionOperands` (global).
         backward: see `SubstitutionOperands` (global).
+        progress: called with the done part of the work (local).
     """
 
     verb: str
@@ -35,6 +37,7 @@ class _Execution(NamedTuple):
     out: DistMatrix
     pivots: Array | None
     backward: bool
+    progress: StageReport
 
 
 class PlannedSubstitution(PlannedOperation[_Execution]):
@@ -54,6 +57,8 @@ class PlannedSubstitution(PlannedOperation[_Execution]):
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> SubstitutionOperands:
+        assert self._executor is not None, "it is prepared"
+        self._executor.progress = execution.progress
         w, x = execution.w.stored(execution.verb), result.stored(execution.verb)
         return SubstitutionOperands(w, x, execution.pivots, execution.backward)
 
@@ -66,6 +71,7 @@ def substituted(
     pivots: Array | None,
     *,
     backward: bool = False,
+    progress: StageReport = None,
 ) -> DistMatrix:
     """**Collective.** The solution for all columns of B, in columns over all ranks; arguments are checked.
 
@@ -76,6 +82,7 @@ def substituted(
         sweeps: the triangular solves, in order (global).
         pivots: exchanges of rows, from 1; None for none (global).
         backward: undo the exchanges after the solves, instead of making them before (global).
+        progress: called with the done part of the work (local).
     """
     runtime = w.runtime
     desc = b.desc if isinstance(b, DistMatrix) else b
@@ -92,7 +99,9 @@ def substituted(
 
     planned = runtime.plans.get(plan, make)
     x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else identity(verb, plan.x, w)
-    planned.run(_Execution(verb, w, x, pivots, backward))
+    planned.run(_Execution(verb, w, x, pivots, backward, progress))
+    if progress is not None:
+        progress(1.0)
     return x
 
 

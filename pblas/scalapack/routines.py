@@ -79,7 +79,7 @@ class Operand:
         rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
         columns: argument that counts its columns, as `rows`.
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
-        increment: argument that tells a row from a column, for a vector of `rows` elements; "" for a matrix.
+        increment: argument, as INCX, that makes a vector of `rows` elements a row or a column; "" for a matrix.
     """
 
     name: str

@@ -15,12 +15,12 @@ from pblas.layouts.grid import Grid
 from pblas.scalapack.descriptors import CTXT
 from tests.common.factors import general, narrow_panels, positive  # noqa: F401
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, factors
 from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, FACTORS, error_exits
 
-pytestmark = [pytest.mark.mpi, upto_three, pytest.mark.usefixtures("narrow_panels")]
+pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SHAPE = max(grids(COMM.size), key=min)
 GRID = Grid(*SHAPE, "R")
 N, OFFSET = 9 * COMM.size, 2
