@@ -20,7 +20,7 @@ _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"
 _HEAD_START = 0.5  # seconds
 _ASCII = {**dict.fromkeys("─━═╌┄╴╶", "-"), **dict.fromkeys("│┃║╎┆", "|"), "×": "x", "…": ".", "·": ".", "–": "-"}
 _ASCII |= dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰╒╕╘╛╞╡╤╧╪┏┓┗┛", "+")
-"""What stands for a character that the standard output cannot print."""
+"""ASCII replacements of characters that the standard output cannot print."""
 _WIDTH = 120  # characters, if the output is not a terminal
 
 
@@ -56,7 +56,7 @@ def make_console(rank: int) -> Console:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """ASCII in place of what an encoding lacks: an error handler of `codecs`, for pictures on old terminals.
+    """Replace characters that an encoding lacks by ASCII: an error handler of `codecs`, for pictures on old terminals.
 
     >>> _plain(UnicodeEncodeError("ascii", "│ 2 × 3", 0, 1, ""))
     ('|', 1)

@@ -28,7 +28,7 @@ class PlannedCholesky(PlannedFactorization):
             out: the matrix that gets the factor; it may be A; None for a new one (global).
 
         Returns:
-            The triangle, with zeros beside it, in the layout of A or in `out`.
+            L or U, with zeros in the other triangle: `out`, or a new matrix in the layout of A.
 
         Raises:
             as `cholesky`; ArgumentError for a plan made from a descriptor only.
@@ -59,10 +59,22 @@ class PlannedCholesky(PlannedFactorization):
             return w
         if out is not None:
             w.runtime.backend.arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        return self.bring_back(w, desc if out is None else None, out=out)
+
+    def bring_back(
+        self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
+    ) -> DistMatrix:
+        """**Collective.** The triangle in W as a new matrix with zeros beside it, or in `out`, and nothing beside it.
+
+        Args:
+            w: the factor (global).
+            desc: layout of a new matrix (global).
+            out: the matrix that gets the triangle, instead of `desc` (global).
+        """
         back = self.plan.back
         assert back is not None, "the factor is brought back"
         assert back.trapezoid is not None, "it is a triangle"
-        return redistribute(w, desc if out is None else None, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
+        return redistribute(w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
 
 
 def plan_cholesky(
@@ -102,15 +114,15 @@ def cholesky(
         a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
-        out: the matrix that gets the factor; it may be A itself; None for a new one in the layout of A (global).
+        out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
         overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
             lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
             factored in place; then no copy is made, and an error leaves A half factored (global).
-        progress: True: rank 0 prints the done part of the work to standard error, a few times a second. A function:
-            rank 0 calls it instead, with the name of the stage and with its done part, 0 to 1 (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and the finished share, 0 to 1 (global).
 
     Returns:
-        The triangle, with zeros beside it: A itself where its memory is taken.
+        L or U, with zeros in the other triangle: `out`, A itself where its memory is taken, or a new matrix.
 
     Raises:
         NotPositiveDefiniteError: a leading block that is not positive definite, or a NaN; `info` is its order.
@@ -135,7 +147,7 @@ def cholesky(
 def cho_factor(
     a: DistMatrix, lower: bool = True, *, overwrite_a: bool = False, progress: ProgressTarget = False
 ) -> CholeskyFactor:
-    """**Collective.** The Cholesky factorization of a Hermitian positive definite matrix, to solve equations with.
+    """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
 
     Args:
         a: as in `cholesky`; it is not changed (global).

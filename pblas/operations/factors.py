@@ -12,6 +12,7 @@ from pblas.backends.local_step import agreed
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
+from pblas.operations.condition import reciprocal_condition
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
@@ -22,15 +23,12 @@ from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
     from pblas.runtime.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
-_MOST_STEPS = 5  # of the estimator, as in LAPACK
 
 
 class SlogdetResult(NamedTuple):
@@ -207,7 +205,7 @@ class LuFactor(Factor):
         return self._pivots - 1
 
     def lu(self) -> DistMatrix:
-        """**Collective.** U, and below its diagonal L without its ones: a new matrix in the layout of A."""
+        """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
             return redistribute(self._w, self._desc)
 
@@ -237,7 +235,7 @@ class LuFactor(Factor):
             return self._sign(diagonal) * np.prod(diagonal)
 
     def slogdet(self) -> SlogdetResult:
-        """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0."""
+        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0."""
         with self._runtime.call("slogdet"), np.errstate(all="ignore"):
             diagonal = self._diagonal("slogdet")
             size = np.abs(diagonal)
@@ -246,7 +244,7 @@ class LuFactor(Factor):
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
     def rcond(self, norm: float | None = None) -> Any:
-        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm, by about five solves.
+        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:
             norm: None for the 1-norm of A, which `lu_factor` has computed; another value replaces it (global).
@@ -271,10 +269,7 @@ class LuFactor(Factor):
                 n = self._order(verb)
                 size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
             runtime.agree(verb, {"norm": size, **self._w.signature()})
-            if self.info or size == 0:
-                return float(n == 0)
-            with np.errstate(all="ignore"):
-                return 1 / (size * _inverse_norm(self.solve, n, self.dtype)) if n else 1.0
+            return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
 
     def _sign(self, diagonal: Array) -> Any:
         """The determinant of P, in the dtype of the diagonal."""
@@ -285,31 +280,3 @@ class LuFactor(Factor):
         if trans == "N":
             return Sweep("L", unit=True), Sweep("U")
         return Sweep("U", trans), Sweep("L", trans, unit=True)
-
-
-def _inverse_norm(solve: Callable[[Array, Trans], Array], n: int, dtype: np.dtype[Any]) -> float:
-    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1: see `LuFactor.rcond`.
-
-    Args:
-        solve: solve(b, trans) is op(A)^-1 b, equal on all ranks (global).
-        n: order of A (global).
-        dtype: of A (global).
-    """
-    y = solve(np.full(n, 1 / n, dtype), "N")
-    estimate, last = float(np.abs(y).sum()), -1
-    for _ in range(_MOST_STEPS if n > 1 else 0):
-        size = np.abs(y)
-        z = np.abs(solve(np.where(size > 0, y / size, 1).astype(dtype), "C"))
-        j = int(z.argmax())
-        if last >= 0 and not z[j] > z[last]:
-            break
-        unit = np.zeros(n, dtype)
-        unit[j] = 1
-        y = solve(unit, "N")
-        larger = float(np.abs(y).sum())
-        if not larger > estimate:
-            break
-        estimate, last = larger, j
-    i = np.arange(n)
-    slowly_growing = ((-1.0) ** i * (1 + i / max(n - 1, 1))).astype(dtype)
-    return max(estimate, float(2 * np.abs(solve(slowly_growing, "N")).sum() / (3 * n)))

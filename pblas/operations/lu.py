@@ -59,7 +59,7 @@ def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int 
 
 
 def lu_factor(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> LuFactor:
-    """**Collective.** P A = L U with partial pivoting, to solve equations with.
+    """**Collective.** Factor P A = L U with partial pivoting, to solve systems with A.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 

@@ -35,12 +35,12 @@ def solve(
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
         b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
-        assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, of which the lower triangle
-            is read, by Cholesky in half the time (global).
+        assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, by Cholesky in half the
+            time, which reads the lower triangle only (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
             and `cholesky` (global).
-        progress: True: rank 0 prints the done part of the work to standard error, a few times a second. A function:
-            rank 0 calls it instead, with the stage, "factor" or "solve", and with its done part, 0 to 1 (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
     Returns:
         X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
@@ -116,7 +116,7 @@ def det(a: DistMatrix) -> Any:
 
 
 def slogdet(a: DistMatrix) -> SlogdetResult:
-    """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0.
+    """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
@@ -135,7 +135,7 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
 
 
 def cond(a: DistMatrix, p: Any = 1) -> Any:
-    """**Collective.** The condition number norm(A) norm(A^-1), by an inverse; inf for a singular matrix.
+    """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
@@ -160,7 +160,7 @@ def matrix_norm(a: DistMatrix, *, ord: Any = "fro") -> Any:  # noqa: A002 - the 
 
     Args:
         a: m x n matrix (global).
-        ord: of the norm (global).
+        ord: "fro", 1, inf or "max" (global).
 
     Raises:
         ArgumentError: another ord.

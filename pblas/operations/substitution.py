@@ -98,19 +98,25 @@ def substituted(
         return planned
 
     planned = runtime.plans.get(plan, make)
-    x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else _identity(plan.x, w)
+    x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else identity(verb, plan.x, w)
     planned.run(_Execution(verb, w, x, pivots, backward, progress))
     if progress is not None:
         progress(1.0)
     return x
 
 
-def _identity(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
-    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix."""
+def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix.
+
+    Args:
+        verb: name of the call (global).
+        desc: layout of n x n elements by columns (global).
+        like: the other matrix (global).
+    """
     runtime = like.runtime
     x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
-    with runtime.local_step("inv"):
-        local, columns = x.stored("inv"), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
+    with runtime.local_step(verb):
+        local, columns = x.stored(verb), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
         local[...] = 0
         local[columns, range(len(columns))] = 1
     return x

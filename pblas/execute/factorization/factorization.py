@@ -130,7 +130,7 @@ class RunFactorization(ABC):
         """
 
     def header(self, panel: Panel) -> Array:
-        """What all ranks are told of a panel besides INFO: numbers of 32 bits; a view, to write or read (local)."""
+        """The integers of 32 bits that the owner of a panel sends to all ranks beside INFO; a view (local)."""
         return np.empty(0, np.intc)
 
     def stops(self, info: int) -> bool:

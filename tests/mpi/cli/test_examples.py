@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.common.ranks import printed, upto_three
+from tests.common.ranks import few, printed
 
 Capture = pytest.CaptureFixture[str]
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -117,7 +117,7 @@ ARRAYS = {
 SLOW = ("gaussian_process", "boundary_value")  # they import scikit-learn, and solve
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=upto_three if name in SLOW else ()) for name in ARRAYS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=few if name in SLOW else ()) for name in ARRAYS])
 def test_examples_with_arrays_check_their_results(name: str, capsys: Capture) -> None:
     text, bound = ARRAYS[name]
     assert load(name).main() < bound
@@ -139,7 +139,7 @@ def test_ridge_makes_its_file_and_reads_it_again(folder: Path, capsys: Capture) 
     assert out is None or out.count("40 weights of 200 samples") == 2
 
 
-@upto_three
+@few
 @pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not installed")
 def test_the_boundary_value_problem_is_drawn(folder: Path) -> None:
     picture = folder / "u.png"

@@ -12,11 +12,11 @@ import pblas
 from pblas import linalg
 from tests.common.factors import NAMES, general, positive
 from tests.common.gauge import dtype_of, eps_of
-from tests.common.ranks import COMM, Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_redistribution import Guarded
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message", "mixed")
 P = COMM.size
 N = 3 * P + 7

@@ -21,9 +21,9 @@ from tests.common.factors import (  # noqa: F401
     solve_ratio,
 )
 from tests.common.gauge import Array, dtype_of, eps_of
-from tests.common.ranks import collected, raises_on_all_ranks, same_on_all_ranks, upto_three
+from tests.common.ranks import collected, few, raises_on_all_ranks, same_on_all_ranks
 
-pytestmark = [pytest.mark.mpi, upto_three, pytest.mark.usefixtures("narrow_panels")]
+pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared",)
 N = 3 * NB + 2
 LU_KINDS = {
