@@ -130,13 +130,6 @@ def test_laset_and_lacpy_write_their_part_only(ictxt: int, letter: str, uplo: st
     assert np.array_equal(a.part()[place], expected[np.ix_(i, j)])
 
 
-def test_import_star_hides_no_builtin() -> None:
-    names: dict[str, Any] = {}
-    exec("from pblas.scalapack import *", names)
-    assert "exit" not in names
-    assert {"pdgemm", "pdgemv", "pscnrm2", "pdlange", "gridinit", "PblasArgumentError"} <= names.keys()
-
-
 @pytest.mark.parametrize("scope", ["A", "R", "c"])
 @pytest.mark.parametrize("letter", ["i", "s", "d", "c", "z"])
 def test_blacs_combines_and_broadcasts_within_a_scope(ictxt: int, letter: str, scope: str) -> None:
