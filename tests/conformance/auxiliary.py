@@ -176,9 +176,9 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Case]:
     """Random layouts; see `problems.holes`."""
     rng, cases = random.Random(f"{routine} {letter} {grid.nprow} {grid.npcol}"), []
     for _ in range(count):
-        shape = _shape(routine, *(rng.choice([0, 1, 2, 3, 7, 8, 13]) for _ in range(2)))
-        matrices = {name: anywhere(rng, shape, grid) for name in _names(routine)}
-        cases.append(Case(routine, letter, *shape, matrices, **rng.choice(_options(routine))))
+        m, n = _shape(routine, *(rng.choice([0, 1, 2, 3, 7, 8, 13]) for _ in range(2)))
+        matrices = {name: anywhere(rng, (m, n), grid) for name in _names(routine)}
+        cases.append(Case(routine, letter, m, n, matrices, **rng.choice(_options(routine))))
     return cases
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
-from pblas.scalapack.routines import RETURNED
+from pblas.scalapack.routines import RETURNED, WORKSPACES
 from tests.conformance.problems import DTYPES
 
 _NOTHING = object()
@@ -36,10 +36,14 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(x.real.copy(order="F") if name in table.real else x)
         elif name.startswith("DESC"):
             arguments.append([2, ictxt, 2, n, 1, 1, 1, 1, 0, 0, 2])
+        elif name == "IPIV":
+            arguments.append(np.ones(2, np.intc))
+        elif name in WORKSPACES or name[1:] in WORKSPACES:
+            arguments.append(None)
         elif name in RETURNED:
             arguments.append(_NOTHING)
         else:
-            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N", "NORM": "M"}
+            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N", "NORM": "1"}
             arguments.append(options.get(name, 1))
     return arguments
 

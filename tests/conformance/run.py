@@ -1,10 +1,11 @@
 """Conformance to the PBLAS testing programs: all columns, all grids, all options; ends with their summary table.
 
     make conformance
-    mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,vectors] [--letters sdcz] [--holes 40]
+    mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,vectors,lu] [--letters sdcz] [--holes 40]
 
 Every problem of the tables runs on every grid that has enough processes, and so do random problems of kinds that the
 tables leave out. A problem fails if its scaled residual is above 16, or if it changes memory that it must not touch.
+The programs of factorizations have thresholds of their own.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from rich.table import Table
 
 from pblas import scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems, redist
+from tests.conformance import errors, factors, problems, redist
 from tests.conformance.suites import SUITES
-from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
+from tests.conformance.tables import ERROR_EXITS, FACTORS, GRIDS, error_exits
 
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
@@ -40,7 +41,9 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
 def main() -> int:
     names = ", ".join(suite.name for suite in SUITES)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--routines", default="", help=f"names without p and type, or {names}; all by default")
+    parser.add_argument(
+        "--routines", default="", help=f"names without p and type, {names}, llt, lu, inv; all by default"
+    )
     parser.add_argument("--letters", default="isdcz", help="types; the last letter of pdznrm2 and such counts")
     parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
     options = parser.parse_args()
@@ -57,10 +60,21 @@ def main() -> int:
                 count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
+    run_factors(options, total, failures)
     run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
     report(total, failures, time.monotonic() - start)
     return 1 if failures else 0
+
+
+def is_chosen(options: argparse.Namespace, name: str) -> bool:
+    """Whether the command line selects a routine or program."""
+    return not options.routines or name in options.routines
+
+
+def matrix_letters(options: argparse.Namespace) -> list[str]:
+    """The selected types of matrices: no integers."""
+    return [letter for letter in options.letters if letter != "i"]
 
 
 def count(
@@ -81,10 +95,16 @@ def count(
 
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** Every error exit of the routines that have some, on a grid of one row."""
-    ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
+    """**Collective.** Every error exit of the routines of the suites that have some."""
     suites = [suite for suite in SUITES if suite.has_error_exits]
-    for routine, letter in (pair for suite in suites for pair in suite.types(options.routines, options.letters)):
+    types = [pair for suite in suites for pair in suite.types(options.routines, options.letters)]
+    _run_error_exits(types, total, failures)
+
+
+def _run_error_exits(types: list[tuple[str, str]], total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** Every error exit of some routines, on a grid of one row."""
+    ictxt = scalapack.gridinit(COMM, "R", 1, COMM.size)
+    for routine, letter in types:
         routine_name = f"p{letter}{routine}"
         if routine == "tran":
             routine_name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name
@@ -101,11 +121,33 @@ def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]],
     scalapack.gridexit(ictxt)
 
 
+def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits."""
+    letters = matrix_letters(options)
+    programs = [(name, letter) for name in factors.PROGRAMS if is_chosen(options, name) for letter in letters]
+    for nprow, npcol in all_grids(COMM.size) if programs else []:
+        fits = nprow * npcol <= COMM.size
+        ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
+        grid = Grid(nprow, npcol, "R")
+        for program, letter in programs:
+            cases = factors.table(program, letter) + factors.holes(program, letter, options.holes // 2, grid)
+            texts = [""] * len(cases)
+            if ictxt >= 0:
+                with factors.narrow_panels():
+                    comm = scalapack.comm(ictxt, "A")
+                    texts = [factors.run(case, (ictxt, ictxt), grid, comm).text for case in cases]
+            count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
+        if ictxt >= 0:
+            scalapack.gridexit(ictxt)
+    if programs:
+        _run_error_exits([(routine, letter) for routine in FACTORS for letter in letters], total, failures)
+
+
 def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
     """**Collective.** Every row of the redistribution tables."""
     whole = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=_LATE)
-    for routine in [x for x in REDISTRIBUTIONS if not options.routines or x in options.routines]:
-        for letter in options.letters:
+    for routine in [x for x in REDISTRIBUTIONS if is_chosen(options, x)]:
+        for letter in matrix_letters(options):
             for row in redist.rows(routine):
                 fits = max(p * q for p, q in (row[3], row[5])) <= COMM.size
                 texts = COMM.allgather(redist.run(row, letter, whole, COMM)) if fits else []

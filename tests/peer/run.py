@@ -8,6 +8,8 @@ kinds that the tables leave out, on every grid that has enough processes; then p
 timing. The error of a result is counted in units of eps (2^-53 in double precision) times the sum of the absolute
 values of its terms. A result is wrong if its error is above 16, or 8 for sums of matrices, or 2 (n + 2) for reductions
 of n terms, or if other memory has changed.
+
+Then each library solves with the factors of the other, and both factorizations choose the same pivots.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from pblas.layouts.grid import Grid
 from tests.conformance import problems
 from tests.conformance.run import all_grids
 from tests.conformance.suites import SUITES, Suite
+from tests.peer import factors
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
@@ -168,19 +171,22 @@ def times(peer: Library) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20, help="random problems of each routine, type and grid")
-    parser.add_argument(
-        "--routines", default="", help="names without p and type, or suites; all, and times, by default"
-    )
+    parser.add_argument("--routines", default="", help="names without p and type, or suites; all by default")
     parser.add_argument("--folder", type=Path, default=Path("build/peer"))
     options = parser.parse_args()
     peer = Library(options.folder)
     chosen = options.routines.split(",") if options.routines else []
     wrong, failures = results(peer, options.count, chosen)
-    for text in failures[:_SHOWN]:
+    more, texts = 0, list[str]()
+    if not chosen:
+        table, more, texts = factors.results(peer)
+        CONSOLE.print(table)
+    for text in [*failures[:_SHOWN], *texts[:_SHOWN]]:
         CONSOLE.print(text, soft_wrap=True)
     if not chosen:
         times(peer)
-    return 1 if wrong else 0
+        CONSOLE.print(factors.times(peer))
+    return 1 if wrong + more else 0
 
 
 _SHOWN = 5

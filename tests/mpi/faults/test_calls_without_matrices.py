@@ -13,9 +13,9 @@ import pblas
 from pblas import ArgumentError, Context, pmatmul
 from pblas.runtime import open_contexts
 from tests.common import public
-from tests.common.ranks import COMM, check_product, culprits, raises_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import COMM, check_product, culprits, few, raises_on_all_ranks, some_wrong
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 
 def with_numbers(function: Callable[..., Any]) -> object:

@@ -128,8 +128,8 @@ class Matrices:
         whole = np.full((x.shape[0] + 3, x.shape[1] + 2), GUARD, x.dtype)
         inside = np.s_[2 : 2 + x.shape[0], 1 : 1 + x.shape[1]]
         whole[inside] = x
-        grid = self._grid
-        a = self._ctx.from_global(whole, MatrixDescriptor(*whole.shape, 3, 2, grid, grid.nprow - 1, grid.npcol // 2))
+        grid, (m, n) = self._grid, whole.shape
+        a = self._ctx.from_global(whole, MatrixDescriptor(m, n, 3, 2, grid, grid.nprow - 1, grid.npcol // 2))
         self.around.append((a, inside))
         setattr(self, name, a[inside])
         return a[inside]
@@ -144,7 +144,7 @@ def result_of(value: object) -> Array:
 
 def bound(name: str, e: Operands) -> Array:
     """The sums of the absolute values of the terms; for solves Higham's bound, theorem 8.5."""
-    expected = ROUTINES[name][1]
+    expected: Callable[[Operands], Any] = ROUTINES[name][1]
     if name in ("trsv", "trsm"):
         inverse, t, x = (np.abs(v) for v in (np.linalg.inv(e.t), e.t, expected(e)))
         return np.asarray(inverse @ (t @ x) if name == "trsv" else x @ t.T @ inverse.T)

@@ -12,19 +12,19 @@ import pytest
 from pblas import scalapack
 from pblas.scalapack import routines
 from pblas.scalapack.grids import find
-from tests.common.ranks import COMM, outcome_of, same_on_all_ranks, upto_three
+from tests.common.ranks import COMM, few, outcome_of, same_on_all_ranks
 from tests.conformance import errors
 from tests.conformance.suites import SUITES
-from tests.conformance.tables import DESCRIPTOR_ENTRIES
+from tests.conformance.tables import DESCRIPTOR_ENTRIES, FACTORS
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 VALUES = (2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**64, -1, -(2**31), -(2**63), 0, 3)
 ROUTINES = {
     **{routine: list(suite.letters[routine]) for suite in SUITES[:3] for routine in suite.letters},
     "tran": ["d"],
     "tranu": ["z"],
     "tranc": ["c"],
-    "trtrs": ["d"],
+    **{routine: ["d"] for routine in FACTORS},
 }
 COUNT = 8
 
