@@ -1,9 +1,11 @@
 """Laws of pblas.scalapack that need no MPI: positions of arguments, index maps from 1, descriptors."""
 
+import builtins
 import inspect
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +45,25 @@ def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert described == expected
     assert "CTXT" in call.__doc__
+
+
+def test_the_page_lists_every_routine_with_its_types() -> None:
+    page = (Path(__file__).parents[2] / "docs/scalapack.md").read_text()
+    table = page.partition("| | routines | types |\n")[2].partition("\n\n")[0]
+    listed: list[str] = []
+    for row in table.splitlines()[1:]:
+        _, _, names, types, _ = (cell.strip() for cell in row.split("|"))
+        letters = types.partition(";")[0].split(", ")
+        listed += [name.replace("?", letter) for name in names.split(", ") for letter in letters]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {*scalapack.__all__, "exit"} - {"PblasArgumentError"}
+
+
+def test_import_star_hides_no_builtin() -> None:
+    names: dict[str, object] = {}
+    exec("from pblas.scalapack import *", names)
+    assert not {*names} & {*dir(builtins)} - {"__builtins__"}
+    assert {"pdgemm", "pdgemv", "pscnrm2", "pdlange", "gridinit", "PblasArgumentError"} <= names.keys()
 
 
 def test_index_maps_count_from_1() -> None:

@@ -19,7 +19,7 @@ from pblas.layouts.index import indxl2g
 from pblas.scalapack.grids import find
 from tests.common.ranks import COMM, grids, outcome_of, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, problems
-from tests.conformance.run import run_problems
+from tests.conformance.suites import SUITES
 from tests.conformance.tables import error_exits
 
 pytestmark = pytest.mark.mpi
@@ -545,7 +545,7 @@ def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     column = "sdcz".index(letter)
     cases = cases[column * count : (column + 1) * count] + cases[(column + 4) * count : (column + 5) * count]
     cases += problems.holes(routine, letter, 6, Grid(*SHAPE))
-    for problem, outcome in zip(cases, run_problems(cases, ictxt), strict=True):
+    for problem, outcome in zip(cases, SUITES[0].outcomes(cases, ictxt), strict=True):
         assert not outcome.text, f"{problem}: {outcome.text}"
 
 
