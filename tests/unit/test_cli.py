@@ -339,6 +339,15 @@ def test_demo_without_mpi_names_the_remedy() -> None:
     assert re.fullmatch(r"pblas: error: backend 'mpi' is not available: .*pblas\[mpi\].*\n", done.stderr)
 
 
+def test_without_rich_the_command_line_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['rich'] = None; from pblas.__main__ import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "pblas: error: the command line needs rich: pip install 'pblas[cli]'\n"
+
+
 def test_a_wrong_launcher_is_refused_with_the_remedy() -> None:
     code = (
         "import os, sys; os.environ['OMPI_COMM_WORLD_SIZE'] = '4'; from pblas.cli import main; sys.exit(main(['info']))"
