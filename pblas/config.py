@@ -78,6 +78,14 @@ def system() -> str:
     return f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"
 
 
+def processor() -> str:
+    """The processor's name, as Linux gives it, and its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="ascii", errors="ignore").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor() or platform.machine())}, {os.cpu_count()} cores"
+
+
 def mpi_library() -> str:
     """The MPI library if this process has loaded it already; it is not loaded (local)."""
     mpi = sys.modules.get("mpi4py.MPI")
