@@ -128,8 +128,8 @@ class Bench:
 
     def __init__(self, ctx: Context, seconds: float) -> None:
         self.ctx = ctx
-        self.threads = 1 if ctx.runtime.backend.gpus else len(usable_cores())
-        self.share = seconds / len(CASES)
+        self.threads: int = 1 if ctx.runtime.backend.gpus else len(usable_cores())
+        self.share: float = seconds / len(CASES)
         self._pause = min(_PAUSE, self.share / (4 * _PLANNED_ROUNDS))
         self._rate = self._probed_rate()
 

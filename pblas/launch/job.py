@@ -127,7 +127,7 @@ class Job:
         self._pids: list[int] = []
         self._segments: set[Path] = set()  # that MPICH may leave
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self.closed = False
+        self.closed: bool = False
         with tempfile.TemporaryDirectory(prefix="pblas-") as folder, socket.socket(socket.AF_UNIX) as server:
             path = str(Path(folder) / "socket")
             server.bind(path)

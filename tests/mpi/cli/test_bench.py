@@ -11,12 +11,12 @@ import pblas
 from pblas import linalg
 from pblas.cli import bench, main
 from pblas.cli.bench_cases import CASES, measure
-from tests.common.ranks import printed, upto_three
+from tests.common.ranks import few, printed
 
 Capture = pytest.CaptureFixture[str]
 COMM = MPI.COMM_WORLD
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 NUMBERS = {"seconds", "peer_seconds", "rate", "ratio", "rounds"}
 

@@ -46,7 +46,7 @@ class Placed:
         self.ipiv = np.full(self.operand.part().shape[0] + self.matrix.mb, -7, np.intc)
 
     @property
-    def at(self) -> tuple[Any, ...]:
+    def at(self) -> tuple[Any, int, int, list[int]]:
         """A, IA, JA, DESCA."""
         return self.operand.arguments(self.ictxt)
 
