@@ -68,7 +68,9 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 def make_progress(console: Console) -> Progress:
     """A progress bar, on a terminal only, which disappears when it is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
+    shown = console.is_terminal and not console.quiet
+    target = console if shown else Console(quiet=True)  # rich 13 and 14 print an empty line in place of no bar
+    return Progress(*columns, console=target, transient=True, disable=not shown)
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -16,7 +16,7 @@ from pblas.operations.stacking import without_lld
 class PlannedLu(PlannedFactorization):
     """A planned LU factorization: `execute(A)` gives the factor. Made by `plan_lu`."""
 
-    kind = "lu"
+    kind: ClassVar[Literal["cholesky", "lu"]] = "lu"
 
     def execute(self, a: DistMatrix) -> LuFactor:
         """**Collective.** The LU factorization of a matrix like the planned one.

@@ -5,7 +5,7 @@ INFO is a return value where it can be positive: 0, or k if the factorization fo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.operations import in_place
 from pblas.scalapack import routines
@@ -162,10 +162,11 @@ def _solve_lu(call: Call, pivots: Any, trans: in_place.Trans) -> None:
     call.deliver()
 
 
-pspotrf, pdpotrf, pcpotrf, pzpotrf = from_calls("sdcz", routines.POTRF, pxpotrf)
-pspotrs, pdpotrs, pcpotrs, pzpotrs = from_calls("sdcz", routines.POTRS, pxpotrs)
-psposv, pdposv, pcposv, pzposv = from_calls("sdcz", routines.POSV, pxposv)
-psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf, PivotedCall)
-psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs, PivotedCall)
-psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv, PivotedCall)
-pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, Permutation)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pspotrf, pdpotrf, pcpotrf, pzpotrf = from_calls("sdcz", routines.POTRF, pxpotrf)
+    pspotrs, pdpotrs, pcpotrs, pzpotrs = from_calls("sdcz", routines.POTRS, pxpotrs)
+    psposv, pdposv, pcposv, pzposv = from_calls("sdcz", routines.POSV, pxposv)
+    psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf, PivotedCall)
+    psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs, PivotedCall)
+    psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv, PivotedCall)
+    pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, Permutation)
