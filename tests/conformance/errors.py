@@ -36,6 +36,8 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(x.real.copy(order="F") if name in table.real else x)
         elif name.startswith("DESC"):
             arguments.append([2, ictxt, 2, n, 1, 1, 1, 1, 0, 0, 2])
+        elif name == "ICTXT":
+            arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
