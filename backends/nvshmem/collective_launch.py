@@ -87,7 +87,18 @@ class CollectiveLaunch:
         return target.result
 
     def gather(self, call: GatherArguments, options: tuple[Any, ...], stream: Any) -> Any:
-        """An all-gather, with the arguments and the result of `reduce`; the first of a kind compiles, on all ranks."""
+        """**Collective** for a new kind of call, or if `call.counts` is None: an all-gather.
+
+        Without counts the ranks exchange the lengths of their arrays in every call.
+
+        Args:
+            call: the checked arguments (global), and this rank's array (local).
+            options: as for `repeat` (global).
+            stream: the caller's stream, None for CuPy's current one (local).
+
+        Returns:
+            The caller's result.
+        """
         code = self._code(call.x, by_columns=False)
         counts, extremes = (call.counts, ()) if call.counts is not None else call.agreed_counts(code)
         signature = call.name, call.x.shape[1:], call.dtype.name, tuple(counts), code

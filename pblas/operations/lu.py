@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.stacking import without_lld
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class PlannedLu(PlannedFactorization):
     """A planned LU factorization: `execute(A)` gives the factor. Made by `plan_lu`."""
 
-    kind = "lu"
+    kind: ClassVar[Literal["cholesky", "lu"]] = "lu"
 
     def execute(self, a: DistMatrix) -> LuFactor:
         """**Collective.** The LU factorization of a matrix like the planned one.
@@ -36,7 +37,8 @@ class PlannedLu(PlannedFactorization):
             raise self._no_context_error("execute")
         with self._runtime.call("execute"):
             self.check_execution(self._runtime, a)
-            return LuFactor(self.factored("execute", a), without_lld(a.desc))
+            norm = a.norm(1)
+            return LuFactor(self.factored("execute", a), without_lld(a.desc), norm)
 
 
 def plan_lu(
@@ -66,8 +68,14 @@ def plan_lu(
     return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
 
 
-def lu_factor(a: DistMatrix, *, algorithm: FactorizationAlgorithm = "auto") -> LuFactor:
-    """**Collective.** P A = L U with partial pivoting, to solve equations with.
+def lu_factor(
+    a: DistMatrix,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> LuFactor:
+    """**Collective.** Factor P A = L U with partial pivoting, to solve systems with A.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 
@@ -75,9 +83,13 @@ def lu_factor(a: DistMatrix, *, algorithm: FactorizationAlgorithm = "auto") -> L
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
             all ranks that get some; "auto" takes the one that is expected to be faster (global).
+        overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
+            is factored in place: no copy is made, and the factor is in the memory of A (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and its finished share, 0 to 1 (global).
 
     Returns:
-        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond(norm)`, `F.pivots`, `F.lu()`.
+        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond()`, `F.pivots`, `F.lu()`.
 
     Raises:
         ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
@@ -91,6 +103,32 @@ def lu_factor(a: DistMatrix, *, algorithm: FactorizationAlgorithm = "auto") -> L
     ...     factor.solve(np.array([2.0, 9.0])).tolist(), float(factor.det()), factor.pivots.tolist()
     ([1.0, 1.0], -8.0, [1, 1])
     """
-    with arguments.runtime_of("lu_factor", a).call("lu_factor"):
-        plan = prepared(PlannedLu, "lu_factor", a, algorithm=algorithm)
-        return LuFactor(plan.factored("lu_factor", a), without_lld(a.desc))
+    verb, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        options: Any = {"algorithm": algorithm, "overwrite_a": overwrite_a, "progress": reports.stage("factor")}
+        return lu_factored(verb, a, with_norm=True, **options)[0]
+
+
+def lu_factored(
+    verb: str,
+    a: DistMatrix,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    with_norm: bool = False,
+    overwrite_a: bool = False,
+    progress: StageReport = None,
+) -> tuple[LuFactor, Overwriting]:
+    """**Collective.** `lu_factor` inside another call, and what became of the memory of A.
+
+    Args:
+        verb: name of the call (global).
+        a: the matrix (global).
+        algorithm: as in `lu_factor` (global).
+        with_norm: whether the factor keeps the 1-norm of A, which takes one pass over A, for `rcond` (global).
+        overwrite_a: as in `lu_factor` (global).
+        progress: called with the done part of the work (local).
+    """
+    plan, overwriting = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
+    norm = a.norm(1) if with_norm else None
+    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
+    return LuFactor(factored, without_lld(a.desc), norm), overwriting

@@ -62,9 +62,8 @@ class RunCholesky(RunFactorization):
     def _update_blocks(self, c: Array, left: Array, right: Array, blocks: list[_Block], stop: int) -> None:
         """C -= L R^H from the diagonal blocks down to row `stop`, in few wide GEMMs.
 
-        One GEMM updates the first half of the columns from the first row of the second half on. What remains is
-        triangles of half as many block columns: above it, and beside it. If the plan says so, the library updates
-        small triangles at once.
+        One GEMM updates the rectangle below the first half of the columns. Two triangles of half as many block columns
+        remain: above the rectangle, and to its right. If the plan says so, the library updates small triangles at once.
 
         Args:
             c: rows after panel k, and the columns of `blocks` (local).

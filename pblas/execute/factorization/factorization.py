@@ -20,6 +20,8 @@ from pblas.execute.redistribution.transfer import SourceMatrix, own_memory
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.dtypes import Array
@@ -44,7 +46,10 @@ class RunFactorization(ABC):
     """Peers read this rank's panels until the closing agreement (global)."""
 
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self.plan, self._backend, self._arrays, self._rank = plan, backend, backend.arrays, backend.rank
+        self.plan: FactorizationPlan = plan
+        self._backend = backend
+        self._arrays = backend.arrays
+        self._rank = backend.rank
         self._home = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         self._steps = plan.steps
         ranks = range(plan.w.nprocs)
@@ -61,8 +66,10 @@ class RunFactorization(ABC):
             own_memory(backend, shape[0] * shape[1] * integer.itemsize), shape, integer, "F"
         )
         """Of each panel, in a column: INFO of the panel, and what `npivots` announces (global)."""
-        self.info = 0
+        self.info: int = 0
         """LAPACK's INFO of the last execution, after `finish`, equal on all ranks (global)."""
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.w: Array
         """This rank's part of W (local)."""
 
@@ -113,6 +120,8 @@ class RunFactorization(ABC):
             if is_next and not arrays.at_once:
                 self._look_ahead(s, panel, first, after, updated)
             self.complete(s)
+            if self.progress is not None and s + 1 < len(self._steps):
+                self.progress(1 - (1 - self._steps[s].stop / self._steps[-1].stop) ** 3)  # n^3 is left of n columns
         self._columns.sent()
         for transfer in self._signals:
             self._backend.wait(transfer.done, "sending headers of panels")

@@ -11,6 +11,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy
 from pblas.operations.reductions import converted_array
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_dtype
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def runtime_of(verb: str, a: Any) -> Runtime:
-    """The runtime of a matrix; ArgumentError for any other value (local)."""
+    """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        text = f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}"
+        fail_without_context(verb, errors.ArgumentError(text))
     return a.runtime
 
 
@@ -52,7 +54,7 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
 
 
 def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
-    """A dtype that can be factored; DTypeError for dtypes of 16 bits, and for those that pblas does not multiply."""
+    """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(verb, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
         raise errors.DTypeError(
@@ -85,14 +87,15 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
         raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
 
 
-def checked_vector(verb: str, b: Any, n: int, a: DistMatrix) -> Array:
+def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:
     """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory.
 
     Args:
         verb: name of the call (global).
         b: the array, on GPUs in memory of the host or the GPU (local).
         n: rows of A (global).
-        a: A, or a matrix like it (global).
+        dtype: of A (global).
+        runtime: of A (global).
 
     Raises:
         ArgumentError: not a matrix, nor an array of one dimension.
@@ -100,7 +103,7 @@ def checked_vector(verb: str, b: Any, n: int, a: DistMatrix) -> Array:
         DTypeError: elements that are no numbers, or complex ones for a real matrix.
     """
     try:
-        array = np.asarray(a.runtime.backend.reading(b))
+        array = np.asarray(runtime.backend.reading(b))
     except (TypeError, ValueError, errors.PblasError):
         array = np.empty((), object)
     if array.ndim != 1:
@@ -109,4 +112,4 @@ def checked_vector(verb: str, b: Any, n: int, a: DistMatrix) -> Array:
             f"{type(b).__name__} of {array.ndim} dimensions; ctx.replicate(array) makes a matrix"
         )
     check_rows(verb, n, len(array), "elements")
-    return np.asfortranarray(converted_array(verb, array, a.dtype)[:, None])
+    return np.asfortranarray(converted_array(verb, array, dtype)[:, None])

@@ -10,6 +10,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
+from pblas.operations import in_place
 from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, lu_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -145,6 +146,18 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
         for kind, text, call in cases:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
     assert collected(linalg.cholesky(square)).tolist() == np.eye(6).tolist()
+
+
+def test_scalapack_on_gpus_is_refused_with_the_remedy(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = ctx.eye(6)
+    monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
+    for call in (
+        lambda: in_place.factor_cholesky("p?potrf", matrix, "L"),
+        lambda: in_place.factor_lu("p?getrf", matrix),
+    ):
+        raises_on_all_ranks(pblas.BackendError, "linalg.cholesky", call)
+    monkeypatch.undo()
+    assert linalg.cholesky(matrix).shape == (6, 6)
 
 
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])
