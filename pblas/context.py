@@ -86,7 +86,7 @@ class Context(Constructors, Collectives):
         debug: bool = False,
         tuning: Tuning = "measured",
     ) -> None:
-        self.runtime = Runtime(
+        self.runtime: Runtime = Runtime(
             open_backend(
                 backend,
                 comm,

@@ -268,8 +268,9 @@ def _named(function: Any, name: str) -> Any:
     return function
 
 
-igsum2d, sgsum2d, dgsum2d, cgsum2d, zgsum2d = map(_gsum2d, "isdcz")
-igamx2d, sgamx2d, dgamx2d, cgamx2d, zgamx2d = (_extremes(letter, largest=True) for letter in "isdcz")
-igamn2d, sgamn2d, dgamn2d, cgamn2d, zgamn2d = (_extremes(letter, largest=False) for letter in "isdcz")
-igebs2d, sgebs2d, dgebs2d, cgebs2d, zgebs2d = map(_gebs2d, "isdcz")
-igebr2d, sgebr2d, dgebr2d, cgebr2d, zgebr2d = map(_gebr2d, "isdcz")
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    igsum2d, sgsum2d, dgsum2d, cgsum2d, zgsum2d = map(_gsum2d, "isdcz")
+    igamx2d, sgamx2d, dgamx2d, cgamx2d, zgamx2d = (_extremes(letter, largest=True) for letter in "isdcz")
+    igamn2d, sgamn2d, dgamn2d, cgamn2d, zgamn2d = (_extremes(letter, largest=False) for letter in "isdcz")
+    igebs2d, sgebs2d, dgebs2d, cgebs2d, zgebs2d = map(_gebs2d, "isdcz")
+    igebr2d, sgebr2d, dgebr2d, cgebr2d, zgebr2d = map(_gebr2d, "isdcz")

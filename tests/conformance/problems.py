@@ -172,7 +172,7 @@ class Operand:
         """This rank's part, without the gap."""
         return self.local[: self.matrix.desc(self.grid).local_shape(self.rank)[0]]
 
-    def arguments(self, ictxt: int) -> tuple[Any, ...]:
+    def arguments(self, ictxt: int) -> tuple[Any, int, int, list[int]]:
         """X, IX, JX, DESCX."""
         x = self.matrix
         lld = self.local.shape[0]

@@ -122,7 +122,11 @@ def _run_error_exits(types: list[tuple[str, str]], total: dict[str, Counter[str]
 
 
 def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits."""
+    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits.
+
+    On the grid of all processes that is nearest to a square all values of the tables run, on the others upstream's.
+    """
+    squarest = max((grid for grid in all_grids(COMM.size) if grid[0] * grid[1] == COMM.size), key=min)
     letters = matrix_letters(options)
     programs = [(name, letter) for name in factors.PROGRAMS if is_chosen(options, name) for letter in letters]
     for nprow, npcol in all_grids(COMM.size) if programs else []:
@@ -130,7 +134,8 @@ def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], fai
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         grid = Grid(nprow, npcol, "R")
         for program, letter in programs:
-            cases = factors.table(program, letter) + factors.holes(program, letter, options.holes // 2, grid)
+            cases = factors.table(program, letter, every=(nprow, npcol) == squarest)
+            cases += factors.holes(program, letter, options.holes // 4, grid)
             texts = [""] * len(cases)
             if ictxt >= 0:
                 with factors.narrow_panels():

@@ -16,6 +16,7 @@ from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.fortran import edited
 from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
+from tests.harness import scalapack_stub
 
 
 @pytest.mark.parametrize("routine", [getattr(routines, name.upper()) for name in ERROR_EXITS])
@@ -183,3 +184,8 @@ def test_local_arrays_are_cut_without_a_copy() -> None:
 def test_numbers_are_edited_as_by_fortran(x: float, text: str) -> None:
     """The texts are the output of GNU Fortran's D30.18."""
     assert edited(x, "D", 30, 18) == text.rjust(30)
+
+
+def test_editors_see_the_arguments_of_every_routine() -> None:
+    """If this fails: python tests/harness/scalapack_stub.py >pblas/scalapack/__init__.pyi."""
+    assert scalapack_stub.STUB.read_text(encoding="utf-8") == scalapack_stub.text()
