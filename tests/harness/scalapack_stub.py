@@ -45,12 +45,9 @@ def text() -> str:
                 made.append(_definition(name.name, function))
             else:
                 plain.append(f"from {node.module} import {name.name} as {name.name}")
-    return (
-        "\n".join(
-            (_HEAD + "\n".join(plain), "", "__all__: list[str]", "Desc: TypeAlias = Sequence[int]", "", *made, "")
-        ).rstrip("\n")
-        + "\n"
-    )
+    exported = ["__all__ = [", *(f'    "{name}",' for name in scalapack.__all__), "]"]
+    lines = [_HEAD + "\n".join(plain), "", *exported, "", "Desc: TypeAlias = Sequence[int]", "", *made]
+    return "\n".join(lines) + "\n"
 
 
 def _is_made(function: Any, module: str) -> bool:
