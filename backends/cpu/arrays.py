@@ -51,6 +51,8 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
+    pivot_dtype = np.dtype(np.intc)
+    """Integers of LAPACK: INFO, and numbers of exchanged rows."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
@@ -177,6 +179,15 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def subtract_square(self, x: Array, z: Array) -> None:
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.
+
+        Args:
+            x: rows of which the first ones have the numbers of Z's columns, in Fortran order (local).
+            z: as many rows, and at most as many columns, in Fortran order (local).
+        """
+        blas.gemm(-1, x, x[: z.shape[1]].T, 1, z, conj=(False, True))
+
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
         """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
 
@@ -189,15 +200,38 @@ class HostArrays:
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
-    # Factorizations of blocks in Fortran order; GPUs have none yet
+    # Factorizations of blocks in Fortran order
 
-    def cholesky(self, x: Array) -> int:
-        """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
-        return lapack.potrf(x)
+    def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z for the lower triangle of a factored block T, in place.
 
-    def lu(self, x: Array, pivots: Array) -> int:
-        """X := L and U with P X = L U; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.getrf`."""
-        return lapack.getrf(x, pivots)
+        A GPU multiplies with T^-1, whose error grows with the condition of the block.
+
+        Args:
+            t: m x m, in Fortran order, as `cholesky` or `lu` left it (local).
+            z: m x n, one of its two strides is one element (local).
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo="L", unit=unit, conj=conj)
+
+    def lower(self, x: Array) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        lapack.lower(x)
+
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, and LAPACK's INFO in an array of one element.
+
+        See `pblas.backends.cpu.lapack.potrf`.
+        """
+        info[0] = lapack.potrf(x)
+
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U, and LAPACK's INFO in an array of one element.
+
+        See `pblas.backends.cpu.lapack.getrf`.
+        """
+        info[0] = lapack.getrf(x, pivots)
 
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""

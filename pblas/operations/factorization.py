@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pblas import errors
 from pblas.backends.local_step import agreed
@@ -18,7 +18,7 @@ from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
-from pblas.planner.choose_factorization import choose_factorization
+from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.factorization import FactorizationPlan
 from pblas.plans.plan import Topology
 from pblas.runtime.runtime import checked_dtype, checked_flag
@@ -109,7 +109,8 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         runner = RunCholesky if self.plan.operation == "cholesky" else RunLu
         return runner(self.plan, runtime.backend, self._dtype)
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - `factored` made W
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
+        runtime.backend.arrays.begin()  # `factored` made W
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
@@ -165,7 +166,15 @@ def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriti
 
 
 def planned(
-    cls: type[PlannedT], verb: str, a: Any, *, dtype: Any, nprocs: Any, upper: Any = False, returns: bool = False
+    cls: type[PlannedT],
+    verb: str,
+    a: Any,
+    *,
+    dtype: Any,
+    nprocs: Any,
+    algorithm: Any,
+    upper: Any = False,
+    returns: bool = False,
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -175,6 +184,7 @@ def planned(
         a: the matrix, or its descriptor (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        algorithm: as in `cholesky` (global).
         upper: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
     """
@@ -182,15 +192,17 @@ def planned(
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         checked = arguments.check_dtype(verb, "dtype", dtype)
-        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper)
+        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper, algorithm)
         transport = Topology(ranks, shared=True).transport(ranks)
-        plan = choose_factorization(cls.kind, a, checked.name, ranks, transport, returns=returns, uplo=uplo)
+        plan = choose_factorization(
+            *(cls.kind, a, checked.name, ranks, transport), returns=returns, uplo=uplo, algorithm=algorithm
+        )
         return cls(plan, checked, None)
     runtime = arguments.runtime_of(verb, a)
     with runtime.call(verb):
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
-        plan = _agreed(cls, verb, a, upper, None, returns)
+        plan = _agreed(cls, verb, a, upper, None, returns, algorithm)
         return _made(cls, verb, plan, a)
 
 
@@ -199,6 +211,7 @@ def prepared(
     verb: str,
     a: DistMatrix,
     *,
+    algorithm: Any = "auto",
     upper: Any = False,
     out: Any = None,
     returns: bool = False,
@@ -210,32 +223,45 @@ def prepared(
         cls: its class (global).
         verb: name of the call (global).
         a: the matrix (global).
+        algorithm: as in `cholesky` (global).
         upper: as in `cholesky` (global).
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
         overwrite_a: as in `cholesky` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns, overwrite_a)
+    plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a)
     made = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
     return made, _overwriting(verb, a, plan) if overwrite_a else KEPT
 
 
 def _agreed(
-    cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool, overwrite_a: Any = False
+    cls: type[PlannedT],
+    verb: str,
+    a: DistMatrix,
+    upper: Any,
+    out: Any,
+    returns: bool,
+    algorithm: Any,
+    overwrite_a: Any = False,
 ) -> FactorizationPlan:
     """**Collective.** The plan of a factorization, after all checks."""
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-        uplo = _checked(cls, verb, a.desc, upper)
+        uplo = _checked(cls, verb, a.desc, upper, algorithm)
         overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
         if out is not None:
             arguments.check_out(verb, out, a)
     signature = None if out is None else out.signature()
-    runtime.agree(verb, {"uplo": uplo, "out": signature, "overwrite_a": overwrite_a, **a.signature()})
-    transport = runtime.topology.transport(runtime.nprocs)
+    options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a}
+    runtime.agree(verb, {**options, **a.signature()})
+    topology = runtime.topology
     return choose_factorization(
-        *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo
+        *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
+        returns=returns,
+        uplo=uplo,
+        algorithm=algorithm,
+        gpus=topology.gpus,
     )
 
 
@@ -247,8 +273,13 @@ def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix
     return made
 
 
-def _checked(cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any) -> Literal["L", "U"]:
+def _checked(
+    cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any, algorithm: Any
+) -> Literal["L", "U"]:
     """The triangle that is read, after checks (local)."""
+    if algorithm not in get_args(FactorizationAlgorithm):
+        names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
+        raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
     if cls.kind == "cholesky":
         arguments.check_square(verb, desc)
     return "U" if checked_flag(verb, "upper", upper) else "L"
