@@ -14,7 +14,7 @@ _SECONDS_PER_BYTE = 1 / 3e9
 _SECONDS_PER_READ_BYTE = 1 / 8e9
 """Seconds in which a core reads a byte of the triangle from its memory: few right-hand sides wait for it."""
 _SECONDS_PER_FLOP = 1 / 40e9
-_SECONDS_PER_MESSAGE = 30e-6
+_SECONDS_PER_MESSAGE = 60e-6
 """Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""
 _BLOCKS = 4096
 """Most blocks of the diagonal with which the triangle stays: planning takes time in proportion."""

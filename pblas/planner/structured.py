@@ -13,6 +13,7 @@ from pblas.layouts.split import Split
 from pblas.planner.choose import choose
 from pblas.planner.granularity import PlanningContext
 from pblas.planner.process_grids import on_grids, over_all_ranks, triples
+from pblas.plans.base import ITEMSIZE
 from pblas.plans.plan import Distribution, Product, Topology
 from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 from pblas.plans.summa import Cuboids, SummaC
@@ -57,6 +58,7 @@ def choose_rank_update(
     >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
     True
     """
+    terms = 2 if routine.endswith("2k") else 1
 
     def planned(base: SummaC) -> RankUpdate:
         return RankUpdate(
@@ -65,7 +67,8 @@ def choose_rank_update(
             cuboids=base.cuboids,
             routine=routine,
             uplo=uplo,
-            terms=2 if routine.endswith("2k") else 1,
+            terms=terms,
+            squares=terms == 1 and ITEMSIZE[dtype] > 2 and not topology.gpus,
         )
 
     return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap)

@@ -86,6 +86,7 @@ class RankUpdate(SummaC):
         routine: "syrk", "herk", "syr2k" or "her2k" (global).
         uplo: the triangle of D (global).
         terms: number of products that are added (global).
+        squares: squares on the diagonal are formed by BLAS's own rank-k update (global).
     """
 
     name: ClassVar[str] = "RankUpdate"
@@ -93,6 +94,7 @@ class RankUpdate(SummaC):
     routine: str
     uplo: Uplo
     terms: int = 1
+    squares: bool = False
 
     @property
     def trapezoid(self) -> Trapezoid:
@@ -128,7 +130,8 @@ class RankUpdate(SummaC):
         position = self.cuboids.d.coordinates(rank)
         if position is None:
             return []
-        return list(rectangles(self.cuboids.m, position[0], self.cuboids.n, position[1], self.uplo))
+        m, n = self.cuboids.m, self.cuboids.n
+        return list(rectangles(m, position[0], n, position[1], self.uplo, squares=self.squares))
 
     def received_elements(self, rank: int) -> int:
         """Elements of the operands that the rank multiplies and does not have."""

@@ -37,11 +37,14 @@ class _Term(RunSummaC):
     data on the other side of the diagonal. Sums outside D have no such data, and `blocks` is None.
     """
 
+    _plan: RankUpdate
+
     def __init__(
         self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         super().__init__(plan, backend, dtype, wire, orders)
         self.places = plan.rectangles(backend.rank)
+        self._is_hermitian = plan.routine.startswith("he")
         self.blocks: Array | None = None
         self.first = True
 
@@ -53,9 +56,14 @@ class _Term(RunSummaC):
         return [slice(0, total.shape[1])]
 
     def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
-        for r0, r1, c0, c1, inside in self.places:
+        for r0, r1, c0, c1, inside, square in self.places:
             left, right, added = a[r0:r1], b[:, c0:c1], beta
             out = total[r0:r1, c0:c1]
+            if square:
+                # D[i, i] += alpha op(A)[i, k] op(A)[i, k]^T, in the triangle
+                uplo, conj = self._plan.uplo, x.conj[0]
+                self._arrays.syrk(x.alpha, left, beta, out, uplo=uplo, conj=conj, hermitian=self._is_hermitian)
+                continue
             if not inside and self.blocks is not None:
                 out, added = self.blocks[: r1 - r0, c0:c1], float(not (self.first and s == 0))
             # D[i, j] += alpha op(A)[i, k] op(A)^T[k, j]
@@ -91,7 +99,7 @@ class RunRankUpdate:
         if not plan.in_place:
             n = plan.product.n
             self._partials = Partials(backend, plan, [(0, n)], dtype, wire, orders.result, self._triangle)
-        self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not x.inside]
+        self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not (x.inside or x.square)]
         self._to_d: Message | None = None
         self._blocks: Array | None = None
         if plan.in_place and self._total == dtype:
@@ -235,7 +243,7 @@ class RunTriangularProduct(RunSummaC):
         if beta != 1:
             self._arrays.scale(beta, total)
         above, places = self._places[s]
-        for r0, r1, c0, c1, _ in places:
+        for r0, r1, c0, c1, *_ in places:
             # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle
             left = a[r0 - above : r1 - above, c0:c1]
             self._arrays.gemm(x.alpha, left, b[c0:c1], 1.0, total[r0:r1], conj=x.conj)
