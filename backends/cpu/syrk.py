@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 10)
 _SYRK = {dtype: _PROTOTYPE(_pointer(f"{letter}syrk")) for dtype, letter in _LETTERS.items()}
-_HERK = {dtype: _PROTOTYPE(_pointer(f"{letter}herk")) for dtype, letter in _LETTERS.items() if dtype.kind == "c"}
+_HERK = {dtype: _PROTOTYPE(_pointer(f"{letter}herk")) for dtype, letter in _LETTERS.items() if letter in "cz"}
 _TRIANGLES = ctypes.create_string_buffer(b"LU")
 _LOWER, _UPPER = (ctypes.addressof(_TRIANGLES) + i for i in range(2))
 

@@ -220,7 +220,7 @@ class TriangularProduct(SummaC):
 
     def rows_of(self, panel: Panel) -> tuple[int, int]:
         """The rows in which a panel has elements of the triangle."""
-        columns, c = self._columns(panel)
+        columns, c = self.columns_of(panel)
         if self.structure.uplo == "L":
             return columns.global_from_local(panel.start, c), self.oriented.m
         return 0, columns.global_from_local(panel.stop - 1, c) + 1
@@ -230,11 +230,11 @@ class TriangularProduct(SummaC):
         position = self.cuboids.a.coordinates(rank)
         if position is None:
             return []
-        columns, c = self._columns(panel)
+        columns, c = self.columns_of(panel)
         found = rectangles(self.cuboids.m, position[0], columns, c, self.structure.uplo, panel.start, panel.stop)
         return [x._replace(c0=x.c0 - panel.start, c1=x.c1 - panel.start) for x in found]
 
-    def _columns(self, panel: Panel) -> tuple[Split, int]:
+    def columns_of(self, panel: Panel) -> tuple[Split, int]:
         """The split and the coordinate in which a panel's columns count."""
         if panel.owner is None:
             return Split(self.oriented.k, max(1, self.oriented.k), 1), 0
@@ -256,10 +256,9 @@ class TriangularProduct(SummaC):
 
     @property
     def workspace_nbytes(self) -> int:
-        """That of the product, and the triangle of op(A) with zeros on its other side."""
-        a = placed(self.oriented.a)
-        full = a.rows.max_count * a.columns.max_count * self.itemsize
-        return SummaC.workspace_nbytes.fget(self) + full  # type: ignore[attr-defined]  # a property
+        """That of the product, and the blocks across the diagonal, with zeros in the other triangle."""
+        blocks = 2 * 64 * self.cuboids.k.max_count * self.itemsize
+        return SummaC.workspace_nbytes.fget(self) + blocks  # type: ignore[attr-defined]  # a property
 
     @property
     def lower_bound(self) -> float:
