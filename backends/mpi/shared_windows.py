@@ -68,7 +68,8 @@ class Arena(Blocks[_SharedWindow, Block]):
 
     def __init__(self, agreement: Agreement, node: MPI.Intracomm, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
-        self._exchange, self.node = agreement, node
+        self._exchange = agreement
+        self.node: MPI.Intracomm = node
         self._node_ranks = {rank: place for place, rank in enumerate(near)}
 
     def node_rank(self, peer: int) -> int:
@@ -93,7 +94,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         return window
 
     def _refuse(self, verb: str, error: errors.PblasError) -> None:
-        """**Collective.** Raise an error of this rank's on all ranks, as one of shared memory."""
+        """**Collective.** Raise this rank's error on all ranks; a WorkspaceError then is one of shared memory."""
         if isinstance(error, errors.WorkspaceError):
             error.shared = True
         self._exchange.agree(verb, error)

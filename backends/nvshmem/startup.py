@@ -55,11 +55,15 @@ class Nvshmem:
     """
 
     def __init__(self, agreement: Agreement, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
-        self.agreement, self.device, self.version, self.ours = agreement, device, version, ours
+        self.agreement: Agreement = agreement
+        self.device: Device = device
+        self.version: str = version
+        self.ours: bool = ours
         self._bindings = bindings
-        self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
-        self.pool = Pool()
-        self.order = Order()
+        self.pe: int = int(bindings.my_pe())
+        self.npes: int = int(bindings.n_pes())
+        self.pool: Pool = Pool()
+        self.order: Order = Order()
         """Order of the executions of all contexts of this process (local)."""
         self._abandoned: str | None = None
 
@@ -118,12 +122,12 @@ class Nvshmem:
         """Raise BackendError if NVSHMEM runs already with other settings than these (local)."""
         if nbytes is not None and rounded(nbytes) > self.nbytes:
             raise errors.BackendError(
-                f"NVSHMEM runs already, with {self.nbytes} bytes of symmetric memory where {nbytes} are asked for; "
+                f"NVSHMEM already runs with {self.nbytes} bytes of symmetric memory, but {nbytes} were requested; "
                 f"call init_nvshmem before the first context"
             )
         if device is not None and device != self.device.index:
             raise errors.BackendError(
-                f"NVSHMEM runs already, on GPU {self.device.index} of this rank where device={device} is asked for; "
+                f"NVSHMEM already runs on GPU {self.device.index} of this rank, but device={device} was requested; "
                 f"a process has one GPU: pass init_nvshmem(device=...) before the first context"
             )
 

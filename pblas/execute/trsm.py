@@ -34,7 +34,7 @@ class RunTrsm:
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.lends = plan.reads
+        self.lends: bool = plan.reads
         """Whether peers read this rank's arrays until the closing agreement (global)."""
         self._homes: list[SourceMatrix] = []
         if not plan.reads:
@@ -51,7 +51,7 @@ class RunTrsm:
         self._blocks, self._beside = self._panels(block=True), self._panels(block=False)
 
     def _panels(self, *, block: bool) -> Panels:
-        """The diagonal blocks of T, or the rectangles beside them, on the ranks that have right-hand sides."""
+        """The diagonal blocks of T, or the rectangles next to them, on the ranks that have right-hand sides."""
         plan, rank = self._plan, self._backend.rank
         steps: list[list[Movement]] = []
         own: list[tuple[Placement, Movement] | None] = []

@@ -11,9 +11,11 @@ from pblas.execute.factorization.lu import RunLu
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
+from pblas.operations.arguments.collective import is_writeable
 from pblas.operations.arguments.product import check_like_planned, enough_ranks
 from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import choose_factorization
@@ -48,6 +50,7 @@ class _Execution(NamedTuple):
 
     verb: str
     out: DistMatrix
+    progress: StageReport
 
 
 class PlannedFactorization(PlannedOperation[_Execution]):
@@ -68,20 +71,27 @@ class PlannedFactorization(PlannedOperation[_Execution]):
     def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
         super().__init__(plan, None, dtype, runtime)
 
-    def factored(self, verb: str, a: DistMatrix) -> Factored:
+    def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
 
         Args:
             verb: name of the call, in which the ranks are (global).
             a: the matrix, checked (global).
+            in_place: factor A itself: see `Overwriting` (global).
+            progress: called with the done part of the work (local).
 
         Raises:
             NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
         """
         copy = self.plan.copy
         uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
-        w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(_Execution(verb, w))
+        if in_place:
+            w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
+        else:
+            w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
+        self.run(_Execution(verb, w, progress))
+        if progress is not None:
+            progress(1.0)
         executor = self._executor
         assert executor is not None, "it has run"
         return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
@@ -103,6 +113,8 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
+        assert self._executor is not None, "it is prepared"
+        self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
     def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:  # noqa: ARG002
@@ -119,6 +131,37 @@ class PlannedFactorization(PlannedOperation[_Execution]):
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
+
+
+class Overwriting(NamedTuple):
+    """The use of the memory of A by a call with overwrite_a=True.
+
+    Args:
+        result: the result may be written to A (global).
+        in_place: A has the layout of W in memory that LAPACK and the peers can use, so A is factored in place (global).
+    """
+
+    result: bool
+    in_place: bool
+
+
+KEPT = Overwriting(result=False, in_place=False)
+"""A is not overwritten (global)."""
+
+
+def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
+    """**Collective.** What becomes of the memory of A, which may be overwritten: the same on all ranks."""
+    runtime, backend = a.runtime, a.runtime.backend
+    with runtime.local_step(verb):
+        x = a.stored(verb)
+        is_writable = is_writeable(x) and not a.conjugated
+        fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
+        if x.size:
+            has_readers = any(map(backend.is_near, range(backend.size)))
+            by_columns = x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x)
+            fits = fits and by_columns and not (has_readers and backend.arena.locate(backend.address(x))[0] < 0)
+    lacks = runtime.agree(verb, {"overwrite_a": True}, maxima=(int(not is_writable), int(not (is_writable and fits))))
+    return Overwriting(result=not lacks[0], in_place=not lacks[1])
 
 
 def planned(
@@ -152,8 +195,15 @@ def planned(
 
 
 def prepared(
-    cls: type[PlannedT], verb: str, a: DistMatrix, *, upper: Any = False, out: Any = None, returns: bool = False
-) -> PlannedT:
+    cls: type[PlannedT],
+    verb: str,
+    a: DistMatrix,
+    *,
+    upper: Any = False,
+    out: Any = None,
+    returns: bool = False,
+    overwrite_a: Any = False,
+) -> tuple[PlannedT, Overwriting]:
     """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
 
     Args:
@@ -163,20 +213,26 @@ def prepared(
         upper: as in `cholesky` (global).
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
+        overwrite_a: as in `cholesky` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns)
-    return a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    plan = _agreed(cls, verb, a, upper, out, returns, overwrite_a)
+    made = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    return made, _overwriting(verb, a, plan) if overwrite_a else KEPT
 
 
-def _agreed(cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool) -> FactorizationPlan:
+def _agreed(
+    cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool, overwrite_a: Any = False
+) -> FactorizationPlan:
     """**Collective.** The plan of a factorization, after all checks."""
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
         uplo = _checked(cls, verb, a.desc, upper)
+        overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
         if out is not None:
             arguments.check_out(verb, out, a)
-    runtime.agree(verb, {"uplo": uplo, "out": None if out is None else out.signature(), **a.signature()})
+    signature = None if out is None else out.signature()
+    runtime.agree(verb, {"uplo": uplo, "out": signature, "overwrite_a": overwrite_a, **a.signature()})
     transport = runtime.topology.transport(runtime.nprocs)
     return choose_factorization(
         *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo

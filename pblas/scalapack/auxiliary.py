@@ -94,7 +94,7 @@ def pxlantr(call: Call) -> Any:
 
 
 def pxlaset(call: Call) -> None:
-    """**Collective.** The elements of sub(A), or of one triangle, := alpha beside the diagonal and beta on it.
+    """**Collective.** The elements of sub(A), or of one triangle, := alpha off the diagonal and beta on it.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
@@ -147,9 +147,10 @@ def _root_of_squares(sizes: Array) -> Any:
     return largest * np.sqrt(np.square(sizes / largest).sum())
 
 
-pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
-pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
-pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
-pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
-pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
-pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
+    pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
+    pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
+    pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
+    pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
+    pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)

@@ -86,7 +86,11 @@ class Linear:
         wire_dtype: Any = None,
         ctx: Context | None = None,
     ) -> None:
-        self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
+        self.weight: Any = weight
+        self.kind = kind
+        self.bias: Any = bias
+        self.epilogue: str | Epilogue | None = epilogue
+        self.max_tokens: int | None = max_tokens
         self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
@@ -195,7 +199,7 @@ class Linear:
         return Epilogue(self.epilogue.expression, **{**known, **operands})
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
-        """**Collective.** Call the layer, and with training its gradients, once with this many tokens, all zero."""
+        """**Collective.** Reserve memory: run the layer (with training, its gradients too) once on zeros."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
         shard = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
         length = shard.stop - shard.start

@@ -73,9 +73,9 @@ def error_exits(routine: str) -> list[tuple[int, int, object, int]]:
     """
     cases: list[tuple[int, int, object, int]] = []
     for position, name in enumerate(ARGUMENTS[routine].split(), 1):
-        if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE"):
+        if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE", "NORM"):
             cases.append((position, 0, "/", -position))
-        elif name in ("M", "N", "K") or re.fullmatch("(I|J|INC)[ABCXY]", name):
+        elif name in ("M", "N", "K", "NRHS") or re.fullmatch("(I|J|INC)[ABCXY]", name):
             cases.append((position, 0, -1, -position))
         elif name.startswith("DESC"):
             for entry, which in enumerate(DESCRIPTOR_ENTRIES, 1):
@@ -112,7 +112,7 @@ VECTOR_ARGUMENTS = {
     "amax": f"N VALUE INDX {_X}",
     **dict.fromkeys(("gemv", "agemv"), f"TRANS M N ALPHA {_A} {_X} BETA {_Y}"),
     **dict.fromkeys(("symv", "hemv", "asymv", "ahemv"), f"UPLO N ALPHA {_A} {_X} BETA {_Y}"),
-    "trmv": f"UPLO TRANS DIAG N {_A} {_X}",
+    **dict.fromkeys(("trmv", "trsv"), f"UPLO TRANS DIAG N {_A} {_X}"),
     "atrmv": f"UPLO TRANS DIAG N ALPHA {_A} {_X} BETA {_Y}",
     **dict.fromkeys(("ger", "geru", "gerc"), f"M N ALPHA {_X} {_Y} {_A}"),
     **dict.fromkeys(("syr", "her"), f"UPLO N ALPHA {_X} {_A}"),
@@ -125,8 +125,33 @@ ERROR_EXITS |= {
     **dict.fromkeys(("scal", "nrm2", "asum", "amax"), 18),
     **dict.fromkeys(("gemv", "agemv"), 53),
     **dict.fromkeys(("symv", "hemv", "asymv", "ahemv", "ger", "geru", "gerc", "syr2", "her2"), 52),
-    "trmv": 37,
+    **dict.fromkeys(("trmv", "trsv"), 37),
     "atrmv": 54,
+}
+
+_FACTORS = {
+    "potrf": "UPLO N A IA JA DESCA",
+    "potri": "UPLO N A IA JA DESCA",
+    "potrs": "UPLO N NRHS A IA JA DESCA B IB JB DESCB",
+    "posv": "UPLO N NRHS A IA JA DESCA B IB JB DESCB",
+    "getrf": "M N A IA JA DESCA IPIV",
+    "getrs": "TRANS N NRHS A IA JA DESCA IPIV B IB JB DESCB",
+    "gesv": "N NRHS A IA JA DESCA IPIV B IB JB DESCB",
+    "getri": "N A IA JA DESCA IPIV WORK LWORK IWORK LIWORK",
+    "trtri": "UPLO DIAG N A IA JA DESCA",
+    "trtrs": "UPLO TRANS DIAG N NRHS A IA JA DESCA B IB JB DESCB",
+    "pocon": "UPLO N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
+    "gecon": "NORM N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
+    "trcon": "NORM UPLO DIAG N A IA JA DESCA RCOND WORK LWORK IWORK LIWORK",
+}
+"""Arguments of factorizations, solves, inverses and estimates of condition numbers, without INFO."""
+ARGUMENTS |= _FACTORS
+FACTORS = tuple(_FACTORS)
+ERROR_EXITS |= {
+    **dict.fromkeys(("potrf", "potri", "getrf"), 18),
+    **dict.fromkeys(("pocon", "gecon"), 18),
+    **dict.fromkeys(("potrs", "posv", "getrs"), 35),
+    **dict(zip(("gesv", "getri", "trtri", "trtrs", "trcon"), (34, 17, 19, 37, 20), strict=True)),
 }
 
 
@@ -176,6 +201,15 @@ LEVEL2 = tuple(
 """UPLO, TRANS, DIAG, M, N, the size of A, blocks, offset, and whether X and Y are rows: P?BLAS2TST.dat.
 
 X is in a 30 x 30 matrix, Y in a 40 x 40 matrix."""
+
+LLT = tuple((n, n) for n in (4, 10, 17, 13, 23, 31, 57)), (2, 3, 4, 5)
+"""(M, N) and NB of xdllt: LLT.dat."""
+LU = tuple(zip((4, 10, 17, 13, 23, 31, 57), (4, 12, 13, 13, 23, 31, 50), strict=True)), (2, 3, 4, 5)
+"""(M, N) and NB of xdlu: LU.dat."""
+NRHS, NBRHS = (1, 3, 9, 28), (1, 3, 5, 7)
+"""Right-hand sides of both, and their blocks."""
+INV = ("GEN", "UTR", "LTR", "UPD", "LPD"), (2, 5, 10, 15, 13, 20, 30, 50), (2, 3, 4, 5, 6, 20)
+"""Kinds of matrices, N, and NB of xdinv: INV.dat."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

@@ -54,7 +54,7 @@ class BlockCopy:
         if trapezoid is not None:
             upper, k = trapezoid.uplo == "U", trapezoid.diagonal
             self._mask = ~np.tri(m, n, k - 1, np.bool_) if upper else np.tri(m, n, k, np.bool_)
-        self.nelements = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
+        self.nelements: int = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
 
     @property
     def is_block(self) -> bool:
@@ -72,7 +72,15 @@ class BlockCopy:
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        """Put its elements from x to out; each array is a SOURCE, PACKED or TARGET."""
+        """Put the elements of the message from x to out.
+
+        Args:
+            x: array that is read (local).
+            origin: kind of x: SOURCE or TARGET for a local array, PACKED for a message (local).
+            out: array that is written (local).
+            goal: kind of out (local).
+            put: how elements are combined with those of out (local).
+        """
         if self._mask is not None:
             self._copy_masked(self._mask, x, origin, out, goal, put)
             return
@@ -182,9 +190,10 @@ class Message:
         known: KnownRuns,
         block_type: type[BlockCopy] | None = None,
     ) -> None:
-        self.peer, self._order = peer, order
+        self.peer: int = peer
+        self._order = order
         self._blocks = [(block_type or BlockCopy)(move, trapezoid, known) for move, trapezoid in parts]
-        self.nelements = sum(block.nelements for block in self._blocks)
+        self.nelements: int = sum(block.nelements for block in self._blocks)
 
     def block(self, x: Array, place: int) -> Array | None:
         """The message as one block of consecutive rows and columns of x (SOURCE or TARGET); None if it is several."""

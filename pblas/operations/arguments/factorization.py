@@ -11,6 +11,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy
 from pblas.operations.reductions import converted_array
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_dtype
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def runtime_of(verb: str, a: Any) -> Runtime:
-    """The runtime of a matrix; ArgumentError for any other value (local)."""
+    """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        text = f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}"
+        fail_without_context(verb, errors.ArgumentError(text))
     return a.runtime
 
 
@@ -58,7 +60,7 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
 
 
 def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
-    """A dtype that can be factored; DTypeError for dtypes of 16 bits, and for those that pblas does not multiply."""
+    """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(verb, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
         raise errors.DTypeError(
