@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
+from pblas.layouts.rectangles import area
 from pblas.layouts.split import Split
 from pblas.planner.choose import choose
 from pblas.planner.granularity import PlanningContext
@@ -71,7 +72,10 @@ def choose_rank_update(
             squares=terms == 1 and ITEMSIZE[dtype] > 2 and not topology.gpus,
         )
 
-    return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap)
+    topology = replace(topology, push=False)
+    product = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
+    limit = terms * product.max_received_nbytes
+    return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap, limit=limit)
 
 
 @lru_cache(_LAYOUTS)
@@ -147,14 +151,27 @@ def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, Matrix
     return Product(descs[0].m, descs[1].n, descs[0].n, dtype, nprocs, *distributions)
 
 
-def _cheapest(product: Product, planned: Callable[[SummaC], PlanT], topology: Topology, *, overlap: bool) -> PlanT:
-    """The plan on D's grid, or one on another arrangement that costs much less."""
+def _cheapest(
+    product: Product,
+    planned: Callable[[SummaC], PlanT],
+    topology: Topology,
+    *,
+    overlap: bool,
+    limit: float = float("inf"),
+) -> PlanT:
+    """The plan on D's grid, or one on another arrangement that costs much less.
+
+    If some arrangement receives at most `limit` bytes, the others do not count.
+    """
     best: PlanT | None = None
-    most = float("inf")
+    most, fits = float("inf"), False
     for base in _arrangements(product):
         plan = planned(base)
-        cost = _cost(plan)
-        if best is None or cost < _LESS * most:
+        received = _received(plan)
+        cost = received + _BYTES_PER_FLOP * _idle(plan)
+        if best is None or (received <= limit, fits) == (True, False):
+            best, most, fits = plan, cost, received <= limit
+        elif (received <= limit) == fits and cost < _LESS * most:
             best, most = plan, cost
     assert best is not None, "there is an arrangement for every number of ranks"
     context = PlanningContext(replace(topology, push=False), product.nprocs, overlap=overlap)
@@ -183,12 +200,24 @@ def _arrangements(product: Product) -> Iterator[SummaC]:
             return
 
 
-def _cost(plan: RankUpdate | TriangularProduct) -> float:
-    """Bytes that the busiest rank receives, plus bytes that could arrive in its time to multiply above the average."""
+def _received(plan: RankUpdate | TriangularProduct) -> int:
+    """Bytes that the busiest rank receives, nearly."""
+    return max(
+        sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + _delivered(plan, rank)
+        for rank in plan.extreme_ranks()
+    )
+
+
+def _delivered(plan: RankUpdate | TriangularProduct, rank: int) -> int:
+    """Bytes of partial products that a rank receives: of a rank-k update those of its part of the triangle."""
+    nbytes, position = SummaC.delivered_nbytes(plan, rank), plan.sums.coordinates(rank)
+    if not nbytes or position is None or isinstance(plan, TriangularProduct):
+        return nbytes
+    (rows, columns), (m_loc, n_loc) = (plan.sums.rows, plan.sums.columns), plan.sums.local_shape(rank)
+    return nbytes * area(rows, position[0], columns, position[1], plan.uplo) // max(1, m_loc * n_loc)
+
+
+def _idle(plan: RankUpdate | TriangularProduct) -> float:
+    """Flops of the busiest rank above the average."""
     real = 4 if plan.dtype.startswith("complex") else 1
-    idle = max(0.0, 2 * plan.busiest_multiplies - plan.flops / real / plan.nprocs)
-    received = 0
-    for rank in plan.extreme_ranks():
-        estimate = sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + SummaC.delivered_nbytes(plan, rank)
-        received = max(received, estimate)
-    return received + _BYTES_PER_FLOP * idle
+    return max(0.0, 2 * plan.busiest_multiplies - plan.flops / real / plan.nprocs)

@@ -222,10 +222,12 @@ class _Block(NamedTuple):
     Args:
         memory: the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local).
         message: brings the elements in the triangle from the panel (local).
+        diagonal: rows and columns of the elements of a unit diagonal in it (local).
     """
 
     memory: Array
     message: Message
+    diagonal: tuple[Array, Array]
 
 
 class RunTriangularProduct(RunSummaC):
@@ -238,6 +240,7 @@ class RunTriangularProduct(RunSummaC):
     ) -> None:
         super().__init__(plan, backend, dtype, wire, orders)
         self._order, coordinates = orders.left, plan.cuboids.a.coordinates(backend.rank)
+        self._is_cleared = False
         self._places: list[list[tuple[int, Rectangle, _Block | None]]] = []
         if coordinates is not None and coordinates[1] in plan.cuboids.layers:
             for panel in plan.panels(coordinates[1], plan.first(backend.rank)):
@@ -253,19 +256,26 @@ class RunTriangularProduct(RunSummaC):
         (r0, r1, c0, c1, *_), (columns, c) = place, plan.columns_of(panel)
         dtype, shape, rows = self._source_matrices[0].dtype, (r1 - r0, c1 - c0), plan.cuboids.m
         memory = arrays.array(arrays.empty(shape[0] * shape[1] * dtype.itemsize), shape, dtype, self._order)
-        arrays.scale(0.0, memory)
-        if plan.structure.unit:
-            i, j = np.arange(r0, r1), np.arange(panel.start + c0, panel.start + c1)
-            _, on_rows, on_columns = np.intersect1d(
-                rows.global_from_local(i, r), columns.global_from_local(j, c), return_indices=True
-            )
-            arrays.fill(memory, on_rows, on_columns, 1.0)
+        i = rows.global_from_local(np.arange(r0, r1), r)
+        j = columns.global_from_local(np.arange(panel.start + c0, panel.start + c1), c)
+        _, on_rows, on_columns = np.intersect1d(i, j, return_indices=True)
         move = Move(rank, ((r0 - above, r0, shape[0]),), ((c0, panel.start + c0, shape[1]),))
         parts = (
             (_shifted(part, r0, panel.start + c0), trapezoid)
             for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1)
         )
-        return _Block(memory, Message(rank, parts, self._order, {}, arrays.block_copy))
+        message = Message(rank, parts, self._order, {}, arrays.block_copy)
+        return _Block(memory, message, (on_rows, on_columns))
+
+    def run(self, x: Operands) -> None:
+        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first one clears the blocks."""
+        blocks = [block for places in self._places for _, _, block in places if block is not None]
+        for block in () if self._is_cleared else blocks:
+            self._arrays.scale(0.0, block.memory)
+            if self._plan.structure.unit:
+                self._arrays.fill(block.memory, *block.diagonal, 1.0)
+        self._is_cleared = True
+        super().run(x)
 
     @property
     def workspace_nbytes(self) -> int:

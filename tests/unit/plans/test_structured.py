@@ -50,7 +50,7 @@ def test_rectangles_cover_the_triangle_once(uplo: str, squares: bool) -> None:
         assert set(across.values()) <= {1}
 
 
-@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(2, 1), Grid(2, 2)])
+@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(2, 1), Grid(2, 2), Grid(3, 2), Grid(2, 3)])
 def test_plans_receive_no_more_than_the_product(grid: Grid) -> None:
     desc = MatrixDescriptor(1024, 1024, 64, 64, grid)
     for trans, planned in (
