@@ -161,7 +161,7 @@ def _cheapest(
 ) -> PlanT:
     """The plan on D's grid, or one on another arrangement that costs much less.
 
-    If some arrangement receives at most `limit` bytes, the others do not count.
+    One that receives at most `limit` bytes, where the best so far receives more, only has to cost less.
     """
     best: PlanT | None = None
     most, fits = float("inf"), False
@@ -169,10 +169,8 @@ def _cheapest(
         plan = planned(base)
         received = _received(plan)
         cost = received + _BYTES_PER_FLOP * _idle(plan)
-        if best is None or (received <= limit, fits) == (True, False):
+        if best is None or cost < most * (1 if received <= limit and not fits else _LESS):
             best, most, fits = plan, cost, received <= limit
-        elif (received <= limit) == fits and cost < _LESS * most:
-            best, most = plan, cost
     assert best is not None, "there is an arrangement for every number of ranks"
     context = PlanningContext(replace(topology, push=False), product.nprocs, overlap=overlap)
     complete = context.complete(best)
