@@ -18,6 +18,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.syrk import syrk
 from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
@@ -199,6 +200,20 @@ class HostArrays:
             conj: solve with the conjugate of T.
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
+
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H; GPUs have none yet. See `pblas.backends.cpu.syrk`."""
+        syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
     # Factorizations of blocks in Fortran order
 
