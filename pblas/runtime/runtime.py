@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Planned = TypeVar("Planned")
 
-_MAX_PLANS = 4
+_MAX_PLANS = 8
 """Number of calls whose plans are cached. Each plan may have a workspace, as large as its operands if they are in
 private memory."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
