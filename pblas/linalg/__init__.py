@@ -11,6 +11,11 @@ from pblas.operations.factors import LuFactor as LuFactor
 from pblas.operations.lu import PlannedLu as PlannedLu
 from pblas.operations.lu import lu_factor as lu_factor
 from pblas.operations.lu import plan_lu as plan_lu
+from pblas.operations.qr import PlannedQr as PlannedQr
+from pblas.operations.qr import plan_qr as plan_qr
+from pblas.operations.qr import qr as qr
+from pblas.operations.qr import qr_factor as qr_factor
+from pblas.operations.qr_factor import QrFactor as QrFactor
 from pblas.operations.solve_triangular import solve_triangular as solve_triangular
 from pblas.operations.solvers import cond as cond
 from pblas.operations.solvers import det as det

@@ -1,4 +1,4 @@
-"""Planned Cholesky and LU factorizations: A is redistributed to block columns, which are factored in place."""
+"""Planned factorizations: A is redistributed to an internal layout, mostly block columns, and factored in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.lu import RunLu
+from pblas.execute.factorization.qr import RunQr
+from pblas.execute.factorization.tsqr import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -17,8 +19,9 @@ from pblas.operations.planned import PlannedOperation
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import choose_factorization
-from pblas.plans.factorization import FactorizationPlan
+from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.plans.plan import Topology
+from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag
 
 if TYPE_CHECKING:
@@ -26,7 +29,15 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.execute.factorization.factorization import RunFactorization
+    from pblas.plans.base import Transport
     from pblas.runtime.runtime import Runtime
+
+_RUNNERS: dict[type[FactorizationPlan], Any] = {
+    CholeskyPlan: RunCholesky,
+    LuPlan: RunLu,
+    QrPlan: RunQr,
+    TsqrPlan: RunTsqr,
+}
 
 
 class Factored(NamedTuple):
@@ -43,15 +54,15 @@ class Factored(NamedTuple):
     pivots: Array | None
 
 
-class _Execution(NamedTuple):
+class Execution(NamedTuple):
     """The arguments of one execution: W, which is `out` because it is factored in place."""
 
     verb: str
     out: DistMatrix
 
 
-class PlannedFactorization(PlannedOperation[_Execution]):
-    """A planned factorization. Made by `plan_cholesky` and `plan_lu`; usable as a `with` block.
+class PlannedFactorization(PlannedOperation[Execution]):
+    """A planned factorization. Made by `plan_cholesky`, `plan_lu` and `plan_qr`; usable as a `with` block.
 
     Args:
         plan: plan of the factorization (global).
@@ -61,12 +72,33 @@ class PlannedFactorization(PlannedOperation[_Execution]):
 
     noun = "factorization"
     kind: ClassVar[Literal["cholesky", "lu"]]
-    """The factorization (global)."""
+    """The factorization, unless a subclass has its own `choose` (global)."""
     plan: FactorizationPlan
-    _executor: RunFactorization | None = None
+    _executor: Any = None
 
     def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
         super().__init__(plan, None, dtype, runtime)
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any) -> None:  # noqa: ARG003 - of one factorization
+        """Raise an error if a matrix cannot be factored so (local)."""
+        if cls.kind == "cholesky":
+            arguments.check_square(verb, desc)
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,
+        uplo: Literal["L", "U"],
+        algorithm: Any,  # noqa: ARG003 - of one factorization
+    ) -> FactorizationPlan:
+        """The plan of a factorization; see `choose_factorization`."""
+        return choose_factorization(cls.kind, a, dtype, nprocs, transport, returns=returns, uplo=uplo)
 
     def factored(self, verb: str, a: DistMatrix) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
@@ -81,7 +113,7 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         copy = self.plan.copy
         uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
         w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(_Execution(verb, w))
+        self.run(Execution(verb, w))
         executor = self._executor
         assert executor is not None, "it has run"
         return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
@@ -96,16 +128,16 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
 
     def _build(self, runtime: Runtime) -> RunFactorization:
-        runner = RunCholesky if self.plan.operation == "cholesky" else RunLu
-        return runner(self.plan, runtime.backend, self._dtype)
+        runner: RunFactorization = _RUNNERS[type(self.plan)](self.plan, runtime.backend, self._dtype)
+        return runner
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - `factored` made W
+    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:  # noqa: ARG002 - `factored` made W
         return execution
 
-    def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
+    def _operands(self, execution: Execution, result: DistMatrix) -> Array:
         return result.stored(execution.verb)
 
-    def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:  # noqa: ARG002
+    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:  # noqa: ARG002
         executor = self._executor
         assert executor is not None, "it has run"
         executor.finish()
@@ -122,7 +154,15 @@ PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
 
 
 def planned(
-    cls: type[PlannedT], verb: str, a: Any, *, dtype: Any, nprocs: Any, upper: Any = False, returns: bool = False
+    cls: type[PlannedT],
+    verb: str,
+    a: Any,
+    *,
+    dtype: Any,
+    nprocs: Any,
+    upper: Any = False,
+    returns: bool = False,
+    algorithm: Any = "auto",
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -134,25 +174,33 @@ def planned(
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
         upper: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
+        algorithm: as in `qr_factor` (global).
     """
     if isinstance(a, MatrixDescriptor):
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         checked = arguments.check_dtype(verb, "dtype", dtype)
-        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper)
+        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper, algorithm)
         transport = Topology(ranks, shared=True).transport(ranks)
-        plan = choose_factorization(cls.kind, a, checked.name, ranks, transport, returns=returns, uplo=uplo)
+        plan = cls.choose(a, checked.name, ranks, transport, returns=returns, uplo=uplo, algorithm=algorithm)
         return cls(plan, checked, None)
     runtime = arguments.runtime_of(verb, a)
     with runtime.call(verb):
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
-        plan = _agreed(cls, verb, a, upper, None, returns)
+        plan = _agreed(cls, verb, a, upper, None, returns, algorithm)
         return _made(cls, verb, plan, a)
 
 
 def prepared(
-    cls: type[PlannedT], verb: str, a: DistMatrix, *, upper: Any = False, out: Any = None, returns: bool = False
+    cls: type[PlannedT],
+    verb: str,
+    a: DistMatrix,
+    *,
+    upper: Any = False,
+    out: Any = None,
+    returns: bool = False,
+    algorithm: Any = "auto",
 ) -> PlannedT:
     """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
 
@@ -163,23 +211,27 @@ def prepared(
         upper: as in `cholesky` (global).
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
+        algorithm: as in `qr_factor` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns)
+    plan = _agreed(cls, verb, a, upper, out, returns, algorithm)
     return a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
 
 
-def _agreed(cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool) -> FactorizationPlan:
+def _agreed(
+    cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool, algorithm: Any
+) -> FactorizationPlan:
     """**Collective.** The plan of a factorization, after all checks."""
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-        uplo = _checked(cls, verb, a.desc, upper)
+        uplo = _checked(cls, verb, a.desc, upper, algorithm)
         if out is not None:
             arguments.check_out(verb, out, a)
-    runtime.agree(verb, {"uplo": uplo, "out": None if out is None else out.signature(), **a.signature()})
+    call_args = {"uplo": uplo, "algorithm": algorithm, "out": None if out is None else out.signature()}
+    runtime.agree(verb, {**call_args, **a.signature()})
     transport = runtime.topology.transport(runtime.nprocs)
-    return choose_factorization(
-        *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo
+    return cls.choose(
+        *(without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm
     )
 
 
@@ -191,8 +243,9 @@ def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix
     return made
 
 
-def _checked(cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any) -> Literal["L", "U"]:
+def _checked(
+    cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any, algorithm: Any
+) -> Literal["L", "U"]:
     """The triangle that is read, after checks (local)."""
-    if cls.kind == "cholesky":
-        arguments.check_square(verb, desc)
+    cls.check(verb, desc, algorithm)
     return "U" if checked_flag(verb, "upper", upper) else "L"

@@ -44,13 +44,21 @@ def choose_factorization(
     >>> choose_factorization("lu", MatrixDescriptor.row_wise(100, 100, 4), "float64", 4, "shared").w.nprocs
     1
     """
-    w, why = _internal(a if uplo == "L" else a.T, nprocs)
+    w, why = block_columns(a if uplo == "L" else a.T, nprocs)
     plan = CholeskyPlan if kind == "cholesky" else LuPlan
     return plan(a, w, why, dtype, nprocs, transport, returns, uplo)
 
 
-def _internal(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
-    """The internal layout for a matrix with the distribution `a`, and the reason for it."""
+def block_columns(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
+    """The internal layout for a matrix with the distribution `a`, and the reason for it.
+
+    Args:
+        a: distribution of the matrix (global).
+        nprocs: ranks of the context, or fewer (global).
+
+    >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
+    96
+    """
     m, n = a.shape
     ranks = max(1, min(nprocs, n // _LEAST))
     if ranks == 1:
@@ -59,8 +67,18 @@ def _internal(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
     if _is_cyclic(a, ranks):
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
-    nb = max(_NARROWEST, min(_WIDEST, n // (_PANELS * ranks) // 32 * 32))
-    return MatrixDescriptor.column_wise(m, n, ranks, nb=nb), "panels in block columns are local to one rank"
+    return MatrixDescriptor.column_wise(
+        m, n, ranks, nb=panel_width(n, ranks)
+    ), "panels in block columns are local to one rank"
+
+
+def panel_width(n: int, ranks: int) -> int:
+    """Columns of a panel, for so many ranks.
+
+    >>> panel_width(4096, 2), panel_width(1024, 2)
+    (192, 96)
+    """
+    return max(_NARROWEST, min(_WIDEST, n // (_PANELS * ranks) // 32 * 32))
 
 
 def _is_cyclic(a: MatrixDescriptor, ranks: int) -> bool:
