@@ -8,10 +8,14 @@ from pblas.operations.cholesky import cholesky as cholesky
 from pblas.operations.cholesky import plan_cholesky as plan_cholesky
 from pblas.operations.factors import CholeskyFactor as CholeskyFactor
 from pblas.operations.factors import LuFactor as LuFactor
+from pblas.operations.least_squares import LstsqResult as LstsqResult
+from pblas.operations.least_squares import lstsq as lstsq
+from pblas.operations.least_squares import orth as orth
 from pblas.operations.lu import PlannedLu as PlannedLu
 from pblas.operations.lu import lu_factor as lu_factor
 from pblas.operations.lu import plan_lu as plan_lu
 from pblas.operations.qr import PlannedQr as PlannedQr
+from pblas.operations.qr import QrResult as QrResult
 from pblas.operations.qr import plan_qr as plan_qr
 from pblas.operations.qr import qr as qr
 from pblas.operations.qr import qr_factor as qr_factor
