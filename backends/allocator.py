@@ -22,7 +22,7 @@ ALIGNMENT = 256
 
 
 class Block:
-    """Symmetric memory of one allocation on this rank; marks itself when the last array on it is dropped."""
+    """Symmetric memory of one allocation on this rank; reports itself as unused when its last array is dropped."""
 
     __slots__ = ("__weakref__", "_marked", "address", "nbytes", "offset", "site", "slot", "window")
 

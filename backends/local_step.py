@@ -73,7 +73,7 @@ def agreed(error: Any, turn: int = 0) -> BaseException:
     Args:
         error: the exception (global).
         turn: place of this rank in the order in which ranks print a traceback if nobody catches the exception. The
-            rank whose turn is 0 prints and ends the job; another one prints only if those before it do not (local).
+            rank with turn 0 prints and ends the job; each later rank prints only if the earlier ones did not (local).
     """
     error.agreed, error.turn = True, turn
     raised: BaseException = error

@@ -113,7 +113,7 @@ class Peers(Protocol):
         """**Collective** at first. Number of the job's ranks on this node, in the context or not (local)."""
 
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message, which stays alive; the returned function tells whether it has left (local)."""
+        """Start to send a message, which is kept alive; the returned function says whether it has left (local)."""
 
     def probe(self, tag: int) -> bool:
         """Whether a message from any rank has arrived and was not received (local)."""

@@ -37,7 +37,7 @@ class Event:
         rank: owner of the lane.
         lane: "main", "copy" or "side"; "from rank 2" for messages; "host" for the host of a GPU.
         kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
-        name: what the operation does, as text for people.
+        name: the operation in words, for people.
         start: time of its start, seconds.
         stop: time of its stop, seconds.
         details: its sizes, bytes and ranks.

@@ -12,12 +12,12 @@ from pblas.layouts.checks import checked_int
 def blocks_of(where: str, name: str, n: int, nprocs: int, counts: Any) -> tuple[int, int, int]:
     """The block size, first block and source of the distribution that gives process p the next counts[p] elements.
 
-    A block-cyclic distribution has a first block of any length and further ones of equal length, of which the last may
-    be short. Processes before the first block and after the last one have none.
+    The first block of a block-cyclic distribution has any length. All further blocks have one length, except that the
+    last may be shorter. Processes before the first block and after the last one own nothing.
 
     Args:
         where: the function that is called, for messages.
-        name: what is counted, "rows" or "columns", for messages.
+        name: "rows" or "columns", for messages.
         n: length of the dimension (global).
         nprocs: processes (global).
         counts: elements of each process (global).

@@ -114,8 +114,8 @@ class MatrixDescriptor:
             mb: rows per block (global); None: one block per rank, ceil(m / nprocs) and at least 1.
             rsrc: rank that owns row 0 (global); -1: every rank owns all rows.
             order: storage order of the local arrays, "F" or "C" (global).
-            counts: rows of each rank, in place of mb and rsrc: any for the first rank that has some, then equal
-                ones, of which the last may be less (global); None: even blocks.
+            counts: rows of each rank, instead of mb and rsrc (global). The first rank with rows may have any number;
+                the next ranks have equal numbers, the last one maybe fewer. None: even blocks.
 
         >>> desc = MatrixDescriptor.row_wise(10, 4, 4)
         >>> [desc.local_shape(rank) for rank in range(4)]
@@ -153,8 +153,8 @@ class MatrixDescriptor:
             nb: columns per block (global); None: one block per rank, ceil(n / nprocs) and at least 1.
             csrc: rank that owns column 0 (global); -1: every rank owns all columns.
             order: storage order of the local arrays, "F" or "C" (global).
-            counts: columns of each rank, in place of nb and csrc: any for the first rank that has some, then equal
-                ones, of which the last may be less (global); None: even blocks.
+            counts: columns of each rank, instead of nb and csrc (global). The first rank with columns may have any
+                number; the next ranks have equal numbers, the last one maybe fewer. None: even blocks.
 
         >>> desc = MatrixDescriptor.column_wise(4, 10, 4, nb=1)
         >>> [desc.local_shape(rank) for rank in range(4)]

@@ -34,7 +34,7 @@ def rectangles(
 ) -> Iterator[Rectangle]:
     """Disjoint rectangles that contain all local elements of a triangle, the largest first.
 
-    Those that are not wholly inside the triangle are small, and no two of them share a column.
+    Rectangles that are only partly inside the triangle are small, and no two of them share a column.
 
     Args:
         rows: split of the rows (global).

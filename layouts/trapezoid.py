@@ -26,10 +26,16 @@ class Trapezoid:
 
     >>> Trapezoid("U").count(0, 3, 0, 4), Trapezoid("L", -1).count(0, 3, 0, 4)
     (9, 3)
+    >>> print(Trapezoid("U"), Trapezoid("L", -1), sep="; ")
+    elements (i, j) with j - i >= 0 (upper triangle); elements (i, j) with j - i <= -1
     """
 
     uplo: Literal["U", "L"]
     diagonal: int = 0
+
+    def __str__(self) -> str:
+        name = {"U": " (upper triangle)", "L": " (lower triangle)"}[self.uplo] if self.diagonal == 0 else ""
+        return f"elements (i, j) with j - i {'>=' if self.uplo == 'U' else '<='} {self.diagonal}{name}"
 
     @property
     def T(self) -> Trapezoid:

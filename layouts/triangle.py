@@ -12,7 +12,7 @@ Part = Literal["all", "U", "L"]
 """All elements, those on and above the diagonal, or those on and below it."""
 
 _WIDTH = 64
-"""Columns of a panel. Wider panels have more elements beside the diagonal, narrower ones take more calls."""
+"""Columns of a panel. Wider panels have more elements outside the triangle, narrower ones take more calls."""
 
 
 class Rectangle(NamedTuple):

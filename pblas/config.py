@@ -109,7 +109,7 @@ def shared_memory() -> str:
 
 
 def shared_memory_problem() -> str:
-    """What to do if there is little shared memory; "" if there is enough."""
+    """The remedy for too little shared memory; "" if there is enough."""
     if not _SHM.is_dir() or (total := shutil.disk_usage(_SHM).total) >= SHM_LITTLE:
         return ""
     return (

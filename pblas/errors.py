@@ -85,7 +85,7 @@ class WorkspaceError(PblasError, MemoryError):
     """Too little memory: shared memory of a node, memory of a GPU, or memory of a rank for a plan or a result."""
 
     shared = False
-    """Whether it is memory that the ranks of a node share, in whose place messages can be used (global)."""
+    """Whether shared memory of a node is lacking; messages can replace it (global)."""
 
 
 class ContextError(PblasError, RuntimeError):

@@ -32,7 +32,7 @@ _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 
 class Programs(OrderedDict[Any, Any]):
-    """GPU recordings of the most recent bodies, by their keys."""
+    """CUDA graphs of the most recently used executions, by their keys; empty on CPUs."""
 
     def keep(self, key: Any, program: Any) -> None:
         """Add a recording, and drop the least recently used one if there are too many (local)."""

@@ -26,7 +26,7 @@ def potrf(x: Array) -> int:
     """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal.
 
     Args:
-        x: n x n; what is above the diagonal and the imaginary parts on it are not used (local).
+        x: n x n; elements above the diagonal and imaginary parts on the diagonal are not read (local).
 
     Returns:
         LAPACK's INFO: 0, or k if the leading k x k block is not positive definite. A NaN on the diagonal counts as
@@ -81,7 +81,7 @@ def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False
 
     Args:
         x: m x n (local).
-        pivots: numbers of 32 bits, from 1, of which the first `start` are not used (local).
+        pivots: row numbers from 1, as 32-bit integers; the first `start` are not used (local).
         start: the first row that is exchanged (local).
         backward: begin with the last row, which undoes the exchanges (global).
 
@@ -198,7 +198,7 @@ def _call(like: Array, name: str, *arguments: Any) -> None:
 
 @lru_cache
 def _routine(name: str, count: int) -> Any:
-    """A routine with so many arguments, all of which are pointers."""
+    """A routine with `count` arguments, all of them pointers."""
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * count)(_pointer(name, cython_lapack))
 
 

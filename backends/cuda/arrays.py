@@ -91,7 +91,7 @@ class DeviceArrays:
 
     @property
     def side(self) -> int:
-        """Handle of the stream for copies beside the products."""
+        """Handle of the stream for copies that overlap products."""
         return int(self._side.ptr)
 
     @property

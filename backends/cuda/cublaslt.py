@@ -1,8 +1,8 @@
 """cuBLASLt's objects for one problem: descriptors, layouts, algorithms, and the launch.
 
 Results have the same bits in every run, and sums have the precision of the accumulator. Therefore some algorithms are
-excluded: those that add the parts of a split K in place, in the order of arrival, or in the output's 16 bits, and
-complex products with three multiplications.
+excluded: algorithms that split K and add the parts in place, in the order of arrival or in the output's 16 bits, and
+algorithms that form a complex product with three multiplications.
 
 Source: cuBLAS documentation, "Using the cuBLASLt API".
 """

@@ -122,7 +122,7 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf
     Args:
         x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
         y: k x n, or batch x k x n, with the same kinds of strides and the same dtype (local).
-        z: m x n, or batch x m x n; a 2D operand beside a 3D Z takes part in every product (local).
+        z: m x n, or batch x m x n; with a 3D Z, a 2D operand is used in every product of the batch (local).
         conj: whether X and Y are conjugated; of no effect for real ones.
         tf32: whether float32 may be multiplied in TF32.
 

@@ -5,6 +5,7 @@ CuPy reads memory once for each step and has temporaries of the size of x where 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
@@ -23,13 +24,15 @@ def reduce(kind: str, x: Any, axis: Axis, order: str, dtype: np.dtype[Any], scal
     """Reduce the elements of x, divided by `scale`, along an axis; see `pblas.backends.cpu.reductions.reduce`."""
     del order
     y = _converted(x, dtype)
-    if scale is not None:
-        factors = cupy.asarray(scale)
-        y = y / (factors if axis is None or factors.ndim == 0 else cupy.expand_dims(factors, axis))
     if kind in ("abs_sum", "abs_max"):
         y = cupy.abs(y)
     elif kind == "squares":
-        y = y.real**2 + y.imag**2 if y.dtype.kind == "c" else y * y
+        factor = 1.0 if scale is None else cupy.asarray(scale)
+        if axis is not None and np.ndim(factor):
+            factor = cupy.expand_dims(factor, axis)
+        # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
+        parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
+        y = sum(part * part for part in parts)
     function = {"max": cupy.max, "abs_max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
     return np.atleast_1d(function(y, axis=axis).get())
 
@@ -66,4 +69,15 @@ def _converted(x: Any, dtype: np.dtype[Any]) -> Any:
     """X in the precision of `dtype`; complex if x is."""
     if x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
-    return x.astype(dtype, copy=False)
+    if x.dtype.char not in "fF" or dtype.char not in "dD":
+        return x.astype(dtype, copy=False)
+    y = cupy.empty(x.shape, dtype)
+    for source, target in [(x.real, y.real), (x.imag, y.imag)] if x.dtype.kind == "c" else [(x, y)]:
+        _widen()(source, target)
+    return y
+
+
+@cache
+def _widen() -> Any:
+    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
+    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));', "widen")

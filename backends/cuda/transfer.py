@@ -148,5 +148,5 @@ def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, r
 
 
 def words(x: Any) -> Any:
-    """The same memory with a dtype that every CuPy kernel copies: 16-bit integers in place of bfloat16."""
+    """The same memory with a dtype that every CuPy kernel copies: 16-bit integers instead of bfloat16."""
     return x.view(np.uint16) if x.dtype.name == "bfloat16" else x

@@ -11,6 +11,8 @@ import cupy
 import numpy as np
 from cupy.cuda import cublas, device
 
+from pblas.backends.cuda import streams
+
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
@@ -40,7 +42,7 @@ def trsm(
     matrix, upper = (t, uplo == "U") if by_columns else (t.T, uplo == "L")
     conj = conj and t.dtype.kind == "c"
     flag, copy = cublas.CUBLAS_OP_N, None
-    with cupy.cuda.ExternalStream(stream):
+    with cupy.cuda.Stream.from_external(streams.Handle(stream)):
         if not _by_columns(matrix):
             matrix, upper, flag = matrix.T, not upper, cublas.CUBLAS_OP_C if conj else cublas.CUBLAS_OP_T
         elif conj:  # cuBLAS has no flag for a conjugate that is not transposed

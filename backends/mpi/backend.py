@@ -46,7 +46,7 @@ class MpiBackend(HostRanks):
         threads: BLAS threads of this rank; None for its share of the cores (local).
         transport: "auto" and "shared" use shared memory within a node, "message" never; with "auto" too little shared
             memory is no error (global).
-        ranks_per_node: treat each group of so many ranks as a node, to test the transport between nodes (global).
+        ranks_per_node: treat each group of this many ranks as a node, to test the transport between nodes (global).
         link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
         push: write data into the memory of the peers that need it, instead of reading it there: on GPUs, and on CPUs
             in tests of the GPU protocol (global).
@@ -147,7 +147,7 @@ class MpiBackend(HostRanks):
         return np.ndarray(shape, dtype, raw.data, strides=strides)
 
     def reading(self, x: Array) -> Array:
-        """X itself (local)."""
+        """X itself, which is in host memory (local)."""
         return x
 
     def writing(self, x: Array) -> AbstractContextManager[Array]:
@@ -173,7 +173,7 @@ class MpiBackend(HostRanks):
         return int(x.__array_interface__["data"][0])
 
     def shadow(self, x: Array) -> Array:
-        """X itself (local)."""
+        """X itself, which is in host memory (local)."""
         return x
 
     def engine(self, queue: int | None = None) -> Engine:

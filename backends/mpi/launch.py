@@ -20,7 +20,7 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD
 _FORWARDING_SECONDS = 0.2
 """Time for the launcher to forward a traceback: without it, MPICH's launcher loses the last line."""
 _LINES_SECONDS = 0.5
-"""The same time after an error of all ranks, each of which prints a line."""
+"""The same after an error of all ranks, when every rank prints a line."""
 _PATIENCE_SECONDS, _TURN_SECONDS, _MAX_TURNS = 2.0, 1.0, 8
 """Time in which a rank expects another one to print the traceback of an error of all ranks, and to end the job."""
 
@@ -32,7 +32,7 @@ def check_launcher() -> None:
         BackendError: the launcher belongs to another MPI, or starts no ranks of MPI, as torchrun.
     """
     processes = os.environ.get("WORLD_SIZE", "1")
-    of_torch = "RANK" in os.environ and "LOCAL_RANK" in os.environ  # WORLD_SIZE alone may be anybody's
+    of_torch = "RANK" in os.environ and "LOCAL_RANK" in os.environ  # other programs set WORLD_SIZE too
     if of_torch and processes.isdigit() and int(processes) > 1 and MPI.COMM_WORLD.Get_size() == 1:
         raise BackendError(
             f"the launcher started {processes} processes (WORLD_SIZE={processes}), but MPI sees {processes} jobs of "

@@ -79,7 +79,7 @@ class MpiPeers:
         return local_size(len(self.node))
 
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message; the returned function tells whether it has left (local)."""
+        """Start to send a message; the returned function says whether the message has left (local)."""
         self._sends = [pending for pending in self._sends if not pending[0].Test()]
         request = self.comm.Isend(message, dest, tag)
         self._sends.append((request, message))

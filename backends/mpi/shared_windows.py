@@ -93,7 +93,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         return window
 
     def _refuse(self, verb: str, error: errors.PblasError) -> None:
-        """**Collective.** Raise an error of this rank's on all ranks, as one of shared memory."""
+        """**Collective.** Raise this rank's error on all ranks; a WorkspaceError then is one of shared memory."""
         if isinstance(error, errors.WorkspaceError):
             error.shared = True
         self._exchange.agree(verb, error)

@@ -15,6 +15,7 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.collectives import Arrays, Plan, Prepared
+from pblas.backends.nvshmem.kernels.sources import file_of
 from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.epilogues import RESULT, Epilogue, Name, operand_names, parse
 
@@ -86,7 +87,18 @@ class CollectiveLaunch:
         return target.result
 
     def gather(self, call: GatherArguments, options: tuple[Any, ...], stream: Any) -> Any:
-        """An all-gather, with the arguments and the result of `reduce`; the first of a kind compiles, on all ranks."""
+        """**Collective** for a new kind of call, or if `call.counts` is None: an all-gather.
+
+        Without counts the ranks exchange the lengths of their arrays in every call.
+
+        Args:
+            call: the checked arguments (global), and this rank's array (local).
+            options: as for `repeat` (global).
+            stream: the caller's stream, None for CuPy's current one (local).
+
+        Returns:
+            The caller's result.
+        """
         code = self._code(call.x, by_columns=False)
         counts, extremes = (call.counts, ()) if call.counts is not None else call.agreed_counts(code)
         signature = call.name, call.x.shape[1:], call.dtype.name, tuple(counts), code
@@ -160,7 +172,10 @@ class CollectiveLaunch:
         keys: list[Hashable] = [call.dtype]
 
         def load() -> None:
-            if not epilogue.is_plain:
+            if epilogue.is_plain:
+                with compiling():
+                    common.kernels.require(common.origin.ptr, file_of("all_reduce", call.dtype, call.dtype))
+            else:
                 keys.append(epilogue.load(common.kernels, common.origin.ptr, call.dtype))
             if rows == "after":
                 with compiling():
@@ -170,7 +185,14 @@ class CollectiveLaunch:
         return keys[-1]
 
     def _new_gather(self, call: GatherArguments, counts: Any, sources: Addresses) -> Plan:
-        """**Collective.** Cut the elements, reserve memory."""
+        """**Collective.** Cut the elements, reserve memory, compile."""
+        common = self._resources
+
+        def load() -> None:
+            with compiling():
+                common.kernels.require(common.origin.ptr, "all_gather")
+
+        common.prepare(f"{call.name}: compile", load)
         itemsize = min(call.x.itemsize, _WORD_NBYTES)
         rounds, words = call.rounds(counts), call.x.itemsize // itemsize
         bounds = tuple(words * bound for bound in rounds.bounds)

@@ -105,7 +105,7 @@ def compiling() -> Iterator[None]:
     except errors.PblasError:
         raise
     except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the other ranks must not wait
-        raise errors.BackendError(f"an epilogue could not be compiled: {type(caught).__name__}: {caught}") from None
+        raise errors.BackendError(f"a kernel could not be compiled: {type(caught).__name__}: {caught}") from None
 
 
 def compiled_epilogue(

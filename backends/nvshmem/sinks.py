@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Product(NamedTuple):
-    """A listed GEMM: Z := alpha X Y, and its epilogue."""
+    """A GEMM that planning lists before it runs: Z := alpha X Y, and its epilogue."""
 
     alpha: complex
     x: Any

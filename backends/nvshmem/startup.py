@@ -118,12 +118,12 @@ class Nvshmem:
         """Raise BackendError if NVSHMEM runs already with other settings than these (local)."""
         if nbytes is not None and rounded(nbytes) > self.nbytes:
             raise errors.BackendError(
-                f"NVSHMEM runs already, with {self.nbytes} bytes of symmetric memory where {nbytes} are asked for; "
+                f"NVSHMEM already runs with {self.nbytes} bytes of symmetric memory, but {nbytes} were requested; "
                 f"call init_nvshmem before the first context"
             )
         if device is not None and device != self.device.index:
             raise errors.BackendError(
-                f"NVSHMEM runs already, on GPU {self.device.index} of this rank where device={device} is asked for; "
+                f"NVSHMEM already runs on GPU {self.device.index} of this rank, but device={device} was requested; "
                 f"a process has one GPU: pass init_nvshmem(device=...) before the first context"
             )
 

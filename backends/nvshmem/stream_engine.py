@@ -26,6 +26,7 @@ from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
 from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
+from pblas.backends.nvshmem.reduction_epilogues import compiling
 from pblas.backends.nvshmem.sinks import Product
 from pblas.backends.nvshmem.sums import Sums
 
@@ -474,6 +475,8 @@ class StreamEngine:
         starts, gathered = [parts * start for start in first], self._current.slots(self._rank) + offset
         arguments = shard.itemsize // parts, starts, shard.data.ptr, gathered
         options: dict[str, Any] = {"rank": self._rank, "slots": slots, "watch": self._watch}
+        with compiling():
+            self._kernels.require(self._sink.stream(lane), "all_gather")
         self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *arguments, **options))
 
     def reduce_scatter(

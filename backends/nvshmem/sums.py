@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
 from pblas.backends.nvshmem.kernels import Reduction, Strided
-from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
+from pblas.backends.nvshmem.kernels.sources import file_of
+from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue, compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,10 +116,15 @@ class Sums:
 
         self._executions.sink.launch(lane, start)
 
-    def _epilogue_terms(self, lane: str, output: Output, order: str, **options: Any) -> EpilogueTerms | None:
+    def _epilogue_terms(
+        self, lane: str, output: Output, order: str, *, wire: np.dtype[Any], scaled: bool, family: str
+    ) -> EpilogueTerms | None:
         """The epilogue as an argument of kernels; rehearsals of products compile the kernels."""
+        stream, out = self._executions.sink.stream(lane), output.out
         if output.finish is None:
+            with compiling():
+                self._kernels.require(stream, file_of(family, out.dtype, wire))
             return None
         return compiled_epilogue(
-            self._kernels, self._executions.sink.stream(lane), output.finish, output.out, order, **options
+            self._kernels, stream, output.finish, out, order, wire=wire, scaled=scaled, family=family
         )

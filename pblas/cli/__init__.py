@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pblas
-from pblas.cli import demo, info, layout, matmul, plan, trace
+from pblas.cli import demo, info, layout, matmul, plan, solve, trace
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import DTypeError, PblasError, PeerTimeout
 
-_COMMANDS = (demo, matmul, plan, trace, layout, info)
+_COMMANDS = (demo, matmul, solve, plan, trace, layout, info)
 _EPILOG = """\
 Under MPI start every command as
 
@@ -26,12 +26,17 @@ without MPI. Exit status: 0, or 1 after an error or a failed check, or 2 for wro
 """
 
 
-_FUNCTION = re.compile(r"^(plan_matmul|random): ")
+_FUNCTION = re.compile(r"^(plan_matmul|plan_lu|plan_cholesky|random): ")
 
 
 def make_parser(rank: int) -> Parser:
     """The parser of all commands; it prints on rank 0 only."""
-    parser = Parser("pblas", rank=rank, description="Distributed dense matrix products from the shell.", epilog=_EPILOG)
+    parser = Parser(
+        "pblas",
+        rank=rank,
+        description="Distributed dense matrix products and systems of equations from the shell.",
+        epilog=_EPILOG,
+    )
     parser.add_argument("--version", action="version", version=f"pblas {pblas.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for module in _COMMANDS:
@@ -71,6 +76,8 @@ def _text(arguments: Any, error: Exception) -> str:
 
 def _remedy(arguments: Any, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
-    if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul") and arguments.dtype is None:
+    if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul", "solve") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"
+    if type(error).__name__ == "NotPositiveDefiniteError":  # of a module that imports NumPy
+        return "; from the shell, --assume-a gen solves it by LU"
     return ""

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pblas.cli.layout_spec import OnGrid, on_grids
-from pblas.cli.output import add_command, dtype, make_progress, pairs, scalar, trans
+from pblas.cli.output import add_command, check_output, dtype, make_progress, pairs, scalar, trans
 from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
 
@@ -53,14 +53,9 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
-    from pblas.matrices.complete_files import destination
-    from pblas.matrices.files import format_of
     from pblas.operations.matmul import plan_matmul
 
-    folder = destination(arguments.output).parent
-    format_of("matmul", arguments.output)
-    if not folder.is_dir():  # checked on every rank before the work, with the same result on all of them
-        raise FileFormatError(f"{arguments.output}: cannot be written: there is no folder {folder}; make it first")
+    check_output("matmul", arguments.output)
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
         layouts = on_grids(arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1)), arguments.block)

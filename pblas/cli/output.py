@@ -13,12 +13,14 @@ from typing import IO, Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from pblas.errors import FileFormatError
+
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 _HEAD_START = 0.5  # seconds
 _ASCII = {**dict.fromkeys("─━═╌┄╴╶", "-"), **dict.fromkeys("│┃║╎┆", "|"), "×": "x", "…": ".", "·": ".", "–": "-"}
 _ASCII |= dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰╒╕╘╛╞╡╤╧╪┏┓┗┛", "+")
-"""What stands for a character that the standard output cannot print."""
+"""ASCII replacements of characters that the standard output cannot print."""
 _WIDTH = 120  # characters, if the output is not a terminal
 
 
@@ -54,7 +56,7 @@ def make_console(rank: int) -> Console:
 
 
 def _plain(error: UnicodeError) -> tuple[str, int]:
-    """ASCII in place of what an encoding lacks: an error handler of `codecs`, for pictures on old terminals.
+    """Replace characters that an encoding lacks by ASCII: an error handler of `codecs`, for pictures on old terminals.
 
     >>> _plain(UnicodeEncodeError("ascii", "│ 2 × 3", 0, 1, ""))
     ('|', 1)
@@ -114,6 +116,22 @@ def add_command(commands: Any, name: str, rank: int, run: Any, *, text: str, det
     parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
     parser.set_defaults(run=run)
     return parser
+
+
+def check_output(command: str, path: str) -> None:
+    """Check the path of a result before the work, on every rank and with the same result on all of them.
+
+    Raises:
+        ArgumentError: an ending that is no format of matrices.
+        FileFormatError: a folder, device or pipe has the name, or there is no such folder.
+    """
+    from pblas.matrices.complete_files import destination
+    from pblas.matrices.files import format_of
+
+    folder = destination(path).parent
+    format_of(command, path)
+    if not folder.is_dir():
+        raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
 
 
 def size(text: str) -> int:

@@ -82,7 +82,7 @@ class RunTrsm:
         self._deliver = Movement(self._solved, self._plan.operands.result, buffers=self._buffers, tag=TAG_X)
 
     def _panels(self, *, block: bool) -> Panels:
-        """The diagonal blocks of T, or the rectangles beside them, on the ranks that have right-hand sides."""
+        """The diagonal blocks of T, or the rectangles next to them, on the ranks that have right-hand sides."""
         plan, rank = self._plan, self._backend.rank
         steps: list[list[Movement]] = []
         own: list[tuple[Placement, Movement] | None] = []

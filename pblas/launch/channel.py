@@ -1,4 +1,4 @@
-"""Messages between the caller and one rank: pickled values, with large arrays beside them, over a socket."""
+"""Messages between the caller and one rank over a socket: pickled values, and large arrays as raw bytes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Channel:
         return self._stream.fileno()
 
     def send(self, frames: Frames) -> None:
-        """Send a message, when the other end has room for it.
+        """Send a message as soon as the other end has room for it.
 
         Raises:
             OSError: the other end is closed.

@@ -54,7 +54,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a rank reports: how a call ended."""
+    """The report of a rank on the end of a call."""
 
     rank: int
     """Of the context; -1 if there is no context."""

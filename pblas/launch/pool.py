@@ -14,15 +14,16 @@ from pblas.launch.job import Job, refuse_inside_a_job
 
 
 class Pool:
-    """Ranks on this machine that wait for functions. Use it as a `with` block, whose end ends them.
+    """Ranks on this machine that wait for functions. Use it as a `with` block; the ranks stop at its end.
 
     A plain script or a notebook makes it: it starts `mpiexec`, the one that MPIEXEC names, that of this Python's
     environment, or that on the path. Each rank makes a `Context`, which stays from call to call. The extra `run` brings
-    cloudpickle, by which functions travel.
+    cloudpickle, which sends functions to the ranks.
 
-    A matrix cannot travel, because its parts are in the memory of the ranks. To keep it for later calls, make it an
-    attribute of the context: `ctx.A = A`. It is lost if a function closes or breaks the context; the next call then
-    gets a new one. Global variables of functions from scripts and notebooks do not stay from call to call.
+    A matrix cannot be an argument or a result, because its parts are in the memory of the ranks. To keep it for later
+    calls, make it an attribute of the context: `ctx.A = A`. It is lost if a function closes or breaks the context; the
+    next call then gets a new one. Global variables of functions from scripts and notebooks do not stay from call to
+    call.
 
     Args:
         ranks: number of processes to start, at least 1.
@@ -72,7 +73,7 @@ class Pool:
         """Call `function(ctx, *args, **kwargs)` on every rank, and return the results in the order of ranks.
 
         Functions, arguments and results are pickled; closures, lambdas and functions of scripts and notebooks can be
-        sent too. What the ranks print appears here as they print it. Calls from several threads take turns.
+        sent too. Output of the ranks appears here at once. Calls from several threads run one after the other.
 
         Args:
             function: its first argument is the rank's `Context`.
@@ -121,8 +122,8 @@ def run(
 ) -> list[Any]:
     """Start ranks, call `function(ctx, *args, **kwargs)` on each of them, end them, and return their results.
 
-    It is a `Pool` that is used once. `timeout` is the time for the function; that of the context's ranks for each other
-    cannot be given here, see `Pool`.
+    It is a `Pool` that is used once. `timeout` limits the time of the function. The argument `timeout` of `Context` can
+    only be set with `Pool`.
 
     Args:
         function: its first argument is the rank's `Context`.

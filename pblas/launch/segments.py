@@ -14,7 +14,7 @@ def segments_of(pids: Iterable[int]) -> set[Path]:
     """MPICH's segments of shared memory that processes use; none where there is no /proc.
 
     Args:
-        pids: processes of this user; those that have ended use none.
+        pids: processes of this user; a process that has ended uses no segment.
     """
     found: set[Path] = set()
     for pid in pids:

@@ -48,8 +48,8 @@ def _send_output(stream: socket.socket) -> None:
 
     The number of this process goes with them.
 
-    What a rank has written before it reports the end of a call is then in the pipe; through mpiexec it might come
-    later.
+    Output that a rank writes before it reports the end of a call is then already in the pipe. Through mpiexec it could
+    arrive later.
     """
     ends = []
     for descriptor in (1, 2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pblas.operations.cg import CgResult as CgResult
+from pblas.operations.cg import cg as cg
 from pblas.operations.cholesky import PlannedCholesky as PlannedCholesky
 from pblas.operations.cholesky import cho_factor as cho_factor
 from pblas.operations.cholesky import cholesky as cholesky

@@ -175,7 +175,7 @@ class Constructors(Creation):
         nothing moves.
 
         Args:
-            x_local: this rank's rows as an array m_loc x n; with axis=1 its columns, m x n_loc; perhaps none
+            x_local: this rank's rows as an array m_loc x n; with axis=1 its columns, m x n_loc; may be empty
                 (local).
             axis: 0 or 1 (global).
 

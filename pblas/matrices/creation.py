@@ -303,7 +303,7 @@ class Creation:
         return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)
 
     def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
-        """**Collective.** Memory for this rank's part of a new matrix; all ranks have theirs."""
+        """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
         local = self.runtime.empty(self.runtime.place(desc, dtype, nelements))
         if not self.runtime.backend.shared:  # private memory: another rank may have none
             self.runtime.agree(f"{verb}: allocate", {})

@@ -1,4 +1,4 @@
-"""Matrices in files: .npy and .h5, by the ending of the path. Every rank reads and writes only what it owns."""
+"""Matrices in files: .npy and .h5, by the suffix of the path. Each rank reads and writes its own elements only."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HDF5 = (".h5", ".hdf5")
 
 
 def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
-    """The format of a new file, by the ending of its path.
+    """The format of a new file, by the suffix of its path.
 
     Args:
         verb: name of the call, for messages.
         path: the path.
 
     Raises:
-        ArgumentError: another ending.
+        ArgumentError: another suffix.
 
     >>> format_of("save", "a/b.h5")
     'hdf5'

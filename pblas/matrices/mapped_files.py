@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of a matrix in a file.
+    """The shape, dtype and position of a matrix in a file.
 
     Args:
         shape: rows and columns (global).

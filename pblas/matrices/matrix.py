@@ -145,8 +145,8 @@ class DistMatrix(Operators):
     def __getitem__(self, key: Any) -> Any:
         """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local). **Collective** for A[i, j].
 
-        An index in place of a slice selects one row or column, which stays a dimension: A[i] is the view A[i:i+1, :],
-        and A[:, j] is m x 1. Only A[i, j] is collective: it reads one element.
+        An integer selects one row or column, and the view keeps two dimensions: A[i] is A[i:i+1, :], and A[:, j] is
+        m x 1. Only A[i, j] is collective: it reads one element.
 
         Args:
             key: one or two integers or slices with step 1; negative ones count from the end (global).
@@ -221,8 +221,9 @@ class DistMatrix(Operators):
         """**Collective.** Write the matrix as a .npy or .h5 file; every rank writes the elements that it owns.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
-        symbolic link is followed. NumPy's format has no bfloat16: the file then holds raw elements, which
-        `Context.load` reads with dtype="bfloat16". HDF5 has: other programs read such elements as float32.
+        symbolic link is followed. A .npy file holds bfloat16 elements as raw bytes, because NumPy's
+        format lacks bfloat16: `Context.load` reads them with dtype="bfloat16". Of an HDF5 file other programs read
+        them as float32.
 
         Args:
             path: path that ends in .npy, or in .h5 or .hdf5, which needs h5py (the extra `hdf5`); its folder is one
@@ -230,7 +231,7 @@ class DistMatrix(Operators):
             dataset: name of the only dataset of an HDF5 file, as "group/name"; None for "data" (global).
 
         Raises:
-            ArgumentError: not a path, another ending, or no name of a dataset.
+            ArgumentError: not a path, another suffix, or not the name of a dataset.
             BackendError: an .h5 file without h5py.
             FileFormatError: the file cannot be written, or the name is that of a folder, a device or a pipe.
         """

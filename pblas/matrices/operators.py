@@ -58,7 +58,7 @@ class Operators:
         return result
 
     def __add__(self, other: Any) -> Self:
-        """**Collective.** `pblas.elementwise("x + y", x=self, y=other)`; the other operators likewise."""
+        """**Collective.** `pblas.elementwise("x + y", x=self, y=other)`; other operators have other expressions."""
         return self._combined("x + y", x=self, y=other)
 
     def __radd__(self, other: Any) -> Self:
@@ -251,8 +251,8 @@ class Operators:
         """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
 
         Args:
-            axis: None for i n + j of element (i, j) of the m x n matrix; 0 for the row in each column; 1 for the column
-                in each row (global).
+            axis: None: the index is i * n + j for element (i, j) of an m x n matrix; 0: the row index in each column;
+                1: the column index in each row (global).
             keepdims: as in `sum` (global).
 
         Returns:

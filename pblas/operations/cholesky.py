@@ -7,8 +7,9 @@ from typing import Any
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import PlannedFactorization, planned, prepared
+from pblas.operations.factorization import KEPT, Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import CholeskyFactor
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.runtime.runtime import checked_flag
@@ -27,7 +28,7 @@ class PlannedCholesky(PlannedFactorization):
             out: the matrix that gets the factor; it may be A; None for a new one (global).
 
         Returns:
-            The triangle, with zeros beside it, in the layout of A or in `out`.
+            L or U, with zeros in the other triangle: `out`, or a new matrix in the layout of A.
 
         Raises:
             as `cholesky`; ArgumentError for a plan made from a descriptor only.
@@ -38,17 +39,42 @@ class PlannedCholesky(PlannedFactorization):
             self.check_execution(self._runtime, a, out)
             return self.triangle("execute", a, out)
 
-    def triangle(self, verb: str, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    def triangle(
+        self,
+        verb: str,
+        a: DistMatrix,
+        out: DistMatrix | None,
+        overwriting: Overwriting = KEPT,
+        progress: StageReport = None,
+    ) -> DistMatrix:
         """**Collective.** `execute` with checked arguments."""
-        w, desc = self.factored(verb, a).w, without_lld(a.desc)
+        w = self.factored(verb, a, in_place=overwriting.in_place, progress=progress).w
+        desc = without_lld(a.desc)
+        if out is None and overwriting.result:
+            out = a
+        if out is a and overwriting.in_place:
+            _clear_above_diagonal(verb, w)
+            return a
         if out is None and self.plan.uplo == "L" and w.desc == desc:
             return w
         if out is not None:
             w.runtime.backend.arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        return self.bring_back(w, desc if out is None else None, out=out)
+
+    def bring_back(
+        self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
+    ) -> DistMatrix:
+        """**Collective.** The triangle in W as a new matrix with zeros beside it, or in `out`, and nothing beside it.
+
+        Args:
+            w: the factor (global).
+            desc: layout of a new matrix (global).
+            out: the matrix that gets the triangle, instead of `desc` (global).
+        """
         back = self.plan.back
         assert back is not None, "the factor is brought back"
         assert back.trapezoid is not None, "it is a triangle"
-        return redistribute(w, desc if out is None else None, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
+        return redistribute(w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
 
 
 def plan_cholesky(
@@ -74,17 +100,29 @@ def plan_cholesky(
     return planned(PlannedCholesky, "plan_cholesky", a, dtype=dtype, nprocs=nprocs, upper=upper, returns=True)
 
 
-def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = None) -> DistMatrix:
+def cholesky(
+    a: DistMatrix,
+    *,
+    upper: bool = False,
+    out: DistMatrix | None = None,
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> DistMatrix:
     """**Collective.** L with A = L L^H, or U with A = U^H U, of a Hermitian positive definite matrix.
 
     Args:
         a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
-        out: the matrix that gets the factor; it may be A itself; None for a new one in the layout of A (global).
+        out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
+        overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
+            lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
+            factored in place; then no copy is made, and an error leaves A half factored (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and the finished share, 0 to 1 (global).
 
     Returns:
-        The triangle, with zeros beside it.
+        L or U, with zeros in the other triangle: `out`, A itself where its memory is taken, or a new matrix.
 
     Raises:
         NotPositiveDefiniteError: a leading block that is not positive definite, or a NaN; `info` is its order.
@@ -99,17 +137,24 @@ def cholesky(a: DistMatrix, *, upper: bool = False, out: DistMatrix | None = Non
     ...     pblas.linalg.cholesky(a).to_global().tolist()
     [[2.0, 0.0], [1.0, 2.0]]
     """
-    with arguments.runtime_of("cholesky", a).call("cholesky"):
-        prepared_plan = prepared(PlannedCholesky, "cholesky", a, upper=upper, out=out, returns=True)
-        return prepared_plan.triangle("cholesky", a, out)
+    verb, runtime = "cholesky", arguments.runtime_of("cholesky", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        options: Any = {"upper": upper, "out": out, "returns": True, "overwrite_a": overwrite_a}
+        plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
+        return plan.triangle(verb, a, out, overwriting, reports.stage("factor"))
 
 
-def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
-    """**Collective.** The Cholesky factorization of a Hermitian positive definite matrix, to solve equations with.
+def cho_factor(
+    a: DistMatrix, lower: bool = True, *, overwrite_a: bool = False, progress: ProgressTarget = False
+) -> CholeskyFactor:
+    """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
 
     Args:
         a: as in `cholesky`; it is not changed (global).
         lower: read the lower triangle; otherwise the upper one (global).
+        overwrite_a: A is not needed any more, and is factored in place where its layout allows that, as in `cholesky`:
+            then the factor is in the memory of A (global).
+        progress: as in `cholesky` (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.logdet()`, `F.inv()`.
@@ -123,9 +168,36 @@ def cho_factor(a: DistMatrix, lower: bool = True) -> CholeskyFactor:
     ...     factor.solve(np.array([8.0, 8.0])).tolist(), float(factor.det())
     ([1.5, 1.0], 16.0)
     """
-    runtime = arguments.runtime_of("cho_factor", a)
-    with runtime.call("cho_factor"):
-        with runtime.local_step("cho_factor"):
-            upper = not checked_flag("cho_factor", "lower", lower)
-        plan = prepared(PlannedCholesky, "cho_factor", a, upper=upper)
-        return CholeskyFactor(plan.factored("cho_factor", a), without_lld(a.desc))
+    verb, runtime = "cho_factor", arguments.runtime_of("cho_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        with runtime.local_step(verb):
+            upper = not checked_flag(verb, "lower", lower)
+        return cho_factored(verb, a, upper=upper, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+
+
+def cho_factored(
+    verb: str, a: DistMatrix, *, upper: bool = False, overwrite_a: bool = False, progress: StageReport = None
+) -> CholeskyFactor:
+    """**Collective.** `cho_factor` inside another call.
+
+    Args:
+        verb: name of the call (global).
+        a: the matrix (global).
+        upper: read the upper triangle (global).
+        overwrite_a: as in `cholesky` (global).
+        progress: called with the done part of the work (local).
+    """
+    plan, overwriting = prepared(PlannedCholesky, verb, a, upper=upper, overwrite_a=overwrite_a)
+    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
+    return CholeskyFactor(factored, without_lld(a.desc))
+
+
+def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
+    """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
+    runtime = w.runtime
+    with runtime.local_step(verb):
+        local, j_loc = w.stored(verb), 0
+        for start, stop in w.desc.global_ranges(runtime.rank)[1]:
+            for j in range(start, stop):
+                runtime.backend.arrays.scale(0, local[:j, j_loc : j_loc + 1])
+                j_loc += 1

@@ -155,7 +155,7 @@ def plan_elementwise(
 ) -> PlannedElementwise:
     """Plan an elementwise operation. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Everything slow happens here; `execute` on the result is one call.
+    Planning checks the expression, chooses the transfers and allocates buffers once, for any number of executions.
 
     Args:
         expression: see `elementwise` (global).

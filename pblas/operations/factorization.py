@@ -13,9 +13,11 @@ from pblas.execute.factorization.tsqr import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
+from pblas.operations.arguments.collective import is_writeable
 from pblas.operations.arguments.product import check_like_planned, enough_ranks
 from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import choose_factorization
@@ -59,6 +61,7 @@ class Execution(NamedTuple):
 
     verb: str
     out: DistMatrix
+    progress: StageReport
 
 
 class PlannedFactorization(PlannedOperation[Execution]):
@@ -100,20 +103,27 @@ class PlannedFactorization(PlannedOperation[Execution]):
         """The plan of a factorization; see `choose_factorization`."""
         return choose_factorization(cls.kind, a, dtype, nprocs, transport, returns=returns, uplo=uplo)
 
-    def factored(self, verb: str, a: DistMatrix) -> Factored:
+    def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
 
         Args:
             verb: name of the call, in which the ranks are (global).
             a: the matrix, checked (global).
+            in_place: factor A itself: see `Overwriting` (global).
+            progress: called with the done part of the work (local).
 
         Raises:
             NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
         """
         copy = self.plan.copy
         uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
-        w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(Execution(verb, w))
+        if in_place:
+            w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
+        else:
+            w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
+        self.run(Execution(verb, w, progress))
+        if progress is not None:
+            progress(1.0)
         executor = self._executor
         assert executor is not None, "it has run"
         return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
@@ -135,6 +145,8 @@ class PlannedFactorization(PlannedOperation[Execution]):
         return execution
 
     def _operands(self, execution: Execution, result: DistMatrix) -> Array:
+        assert self._executor is not None, "it is prepared"
+        self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
     def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:  # noqa: ARG002
@@ -151,6 +163,37 @@ class PlannedFactorization(PlannedOperation[Execution]):
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
+
+
+class Overwriting(NamedTuple):
+    """What a call with overwrite_a=True does with the memory of A.
+
+    Args:
+        result: the result may be written to A (global).
+        in_place: A has the layout of W in memory that LAPACK and the peers can use, so A is factored in place (global).
+    """
+
+    result: bool
+    in_place: bool
+
+
+KEPT = Overwriting(result=False, in_place=False)
+"""A is not overwritten (global)."""
+
+
+def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
+    """**Collective.** What becomes of the memory of A, which may be overwritten: the same on all ranks."""
+    runtime, backend = a.runtime, a.runtime.backend
+    with runtime.local_step(verb):
+        x = a.stored(verb)
+        is_writable = is_writeable(x) and not a.conjugated
+        fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
+        if x.size:
+            has_readers = any(map(backend.is_near, range(backend.size)))
+            by_columns = x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x)
+            fits = fits and by_columns and not (has_readers and backend.arena.locate(backend.address(x))[0] < 0)
+    lacks = runtime.agree(verb, {"overwrite_a": True}, maxima=(int(not is_writable), int(not (is_writable and fits))))
+    return Overwriting(result=not lacks[0], in_place=not lacks[1])
 
 
 def planned(
@@ -200,8 +243,9 @@ def prepared(
     upper: Any = False,
     out: Any = None,
     returns: bool = False,
+    overwrite_a: Any = False,
     algorithm: Any = "auto",
-) -> PlannedT:
+) -> tuple[PlannedT, Overwriting]:
     """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
 
     Args:
@@ -211,24 +255,34 @@ def prepared(
         upper: as in `cholesky` (global).
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
+        overwrite_a: as in `cholesky` (global).
         algorithm: as in `qr_factor` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns, algorithm)
-    return a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a)
+    made = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    return made, _overwriting(verb, a, plan) if overwrite_a else KEPT
 
 
 def _agreed(
-    cls: type[PlannedT], verb: str, a: DistMatrix, upper: Any, out: Any, returns: bool, algorithm: Any
+    cls: type[PlannedT],
+    verb: str,
+    a: DistMatrix,
+    upper: Any,
+    out: Any,
+    returns: bool,
+    algorithm: Any,
+    overwrite_a: Any = False,
 ) -> FactorizationPlan:
     """**Collective.** The plan of a factorization, after all checks."""
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
         uplo = _checked(cls, verb, a.desc, upper, algorithm)
+        overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
         if out is not None:
             arguments.check_out(verb, out, a)
-    call_args = {"uplo": uplo, "algorithm": algorithm, "out": None if out is None else out.signature()}
-    runtime.agree(verb, {**call_args, **a.signature()})
+    call_args = {"uplo": uplo, "algorithm": algorithm, "overwrite_a": overwrite_a}
+    runtime.agree(verb, {**call_args, "out": None if out is None else out.signature(), **a.signature()})
     transport = runtime.topology.transport(runtime.nprocs)
     return cls.choose(
         *(without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm

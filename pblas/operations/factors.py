@@ -12,8 +12,10 @@ from pblas.backends.local_step import agreed
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
+from pblas.operations.condition import reciprocal_condition
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.operations.substitution import substituted
@@ -21,15 +23,12 @@ from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
     from pblas.runtime.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
-_MOST_STEPS = 5  # of the estimator, as in LAPACK
 
 
 class SlogdetResult(NamedTuple):
@@ -40,7 +39,7 @@ class SlogdetResult(NamedTuple):
 
 
 class Factor(ABC):
-    """A factored matrix in memory of its context. It keeps no reference to the matrix.
+    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
 
     Args:
         factored: the factor (global).
@@ -71,45 +70,59 @@ class Factor(ABC):
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: Any, trans: Any = "N") -> Any:
+    def _solved(self, b: Any, trans: Any, progress: ProgressTarget) -> Any:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
-        verb, runtime = "solve", self._runtime
-        with runtime.call(verb):
-            with runtime.local_step(verb):
-                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
-                if isinstance(b, DistMatrix):
-                    arguments.check_matrix(verb, "B", b, runtime, self.dtype)
-                    arguments.check_rows(verb, n, b.shape[0], "rows")
-                    signature: Any = b.signature()
-                else:
-                    vector = arguments.checked_vector(verb, b, n, self.dtype)
-                    signature = {"B": vector.shape}
-            runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
-            self._check_invertible(verb)
+        with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
+            return self.solution("solve", b, trans, reports.stage("solve"))
+
+    def solution(self, verb: str, b: Any, trans: Any = "N", progress: StageReport = None) -> Any:
+        """**Collective.** `solve` inside another call, with the report of a stage."""
+        runtime = self._runtime
+        with runtime.local_step(verb):
+            trans, n = checked_trans(verb, "trans", trans), self._order(verb)
             if isinstance(b, DistMatrix):
-                return redistribute(self._substituted(verb, b, trans), without_lld(b.desc))
-            x = self._substituted(verb, replicated_matrix(verb, self._w, vector), trans).to_global(None)
-            assert x is not None, "on all ranks"
-            return x[:, 0]
+                arguments.check_matrix(verb, "B", b, runtime, self.dtype)
+                arguments.check_rows(verb, n, b.shape[0], "rows")
+                signature: Any = b.signature()
+            else:
+                vector = arguments.checked_vector(verb, b, n, self.dtype)
+                signature = {"B": vector.shape}
+        runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
+        self._check_invertible(verb)
+        if isinstance(b, DistMatrix):
+            return redistribute(self._substituted(verb, b, trans, progress), without_lld(b.desc))
+        x = self._substituted(verb, replicated_matrix(verb, self._w, vector), trans, progress).to_global(None)
+        assert x is not None, "on all ranks"
+        return x[:, 0]
 
-    def _substituted(self, verb: str, b: DistMatrix | MatrixDescriptor, trans: Trans) -> DistMatrix:
+    def _substituted(
+        self, verb: str, b: DistMatrix | MatrixDescriptor, trans: Trans, progress: StageReport
+    ) -> DistMatrix:
         """**Collective.** op(A)^-1 B, in columns over all ranks."""
-        return substituted(verb, self._w, b, self._sweeps(trans), self._pivots, backward=trans != "N")
+        options: Any = {"backward": trans != "N", "progress": progress}
+        return substituted(verb, self._w, b, self._sweeps(trans), self._pivots, **options)
 
-    def inv(self) -> DistMatrix:
+    def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
+
+        Args:
+            progress: as in `lu_factor` (global).
 
         Raises:
             DescriptorError: A is not square.
             SingularMatrixError: A is singular.
         """
-        verb, runtime = "inv", self._runtime
-        with runtime.call(verb):
-            with runtime.local_step(verb):
-                n = self._order(verb)
-            runtime.agree(verb, {"n": n, **self._w.signature()})
-            self._check_invertible(verb)
-            return redistribute(self._substituted(verb, self._desc, "N"), self._desc)
+        with self._runtime.call("inv"), Progress("inv", self._runtime, progress) as reports:
+            return self.inverse("inv", progress=reports.stage("invert"))
+
+    def inverse(self, verb: str, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
+        with self._runtime.local_step(verb):
+            n = self._order(verb)
+        self._runtime.agree(verb, {"n": n, **self._w.signature()})
+        self._check_invertible(verb)
+        x = self._substituted(verb, self._desc, "N", progress)
+        return redistribute(x, self._desc) if out is None else redistribute(x, out=out)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -140,11 +153,12 @@ class Factor(ABC):
 class CholeskyFactor(Factor):
     """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
 
-    def solve(self, b: DistMatrix | Array) -> Any:
+    def solve(self, b: DistMatrix | Array, *, progress: ProgressTarget = False) -> Any:
         """**Collective.** X with A X = B.
 
         Args:
             b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            progress: as in `cholesky` (global).
 
         Returns:
             X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
@@ -154,7 +168,7 @@ class CholeskyFactor(Factor):
 
         Source: LAPACK xPOTRS.
         """
-        return self._solved(b, "N")
+        return self._solved(b, "N", progress)
 
     def logdet(self) -> Any:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
@@ -177,6 +191,10 @@ class LuFactor(Factor):
         info: 0, or the least k, from 1, for which U[k, k] is 0: then A is singular (global).
     """
 
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
+        super().__init__(factored, desc)
+        self._norm = norm
+
     @property
     def pivots(self) -> Array:
         """Row i was exchanged with row pivots[i], one after the other: min(m, n) indices from 0 (global).
@@ -187,16 +205,17 @@ class LuFactor(Factor):
         return self._pivots - 1
 
     def lu(self) -> DistMatrix:
-        """**Collective.** U, and below its diagonal L without its ones: a new matrix in the layout of A."""
+        """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
             return redistribute(self._w, self._desc)
 
-    def solve(self, b: DistMatrix | Array, trans: Trans = "N") -> Any:
+    def solve(self, b: DistMatrix | Array, trans: Trans = "N", *, progress: ProgressTarget = False) -> Any:
         """**Collective.** X with op(A) X = B.
 
         Args:
             b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
             trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
+            progress: as in `lu_factor` (global).
 
         Returns:
             X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
@@ -207,7 +226,7 @@ class LuFactor(Factor):
 
         Source: LAPACK xGETRS.
         """
-        return self._solved(b, trans)
+        return self._solved(b, trans, progress)
 
     def det(self) -> Any:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
@@ -216,7 +235,7 @@ class LuFactor(Factor):
             return self._sign(diagonal) * np.prod(diagonal)
 
     def slogdet(self) -> SlogdetResult:
-        """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0."""
+        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0."""
         with self._runtime.call("slogdet"), np.errstate(all="ignore"):
             diagonal = self._diagonal("slogdet")
             size = np.abs(diagonal)
@@ -224,11 +243,11 @@ class LuFactor(Factor):
                 return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
-    def rcond(self, norm: float) -> Any:
-        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm, by about five solves.
+    def rcond(self, norm: float | None = None) -> Any:
+        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:
-            norm: the 1-norm of A, `A.norm(1)`: the factor does not know it (global).
+            norm: None for the 1-norm of A, which `lu_factor` has computed; another value replaces it (global).
 
         Returns:
             A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.
@@ -241,19 +260,16 @@ class LuFactor(Factor):
 
         >>> import numpy as np, pblas
         >>> with pblas.Context() as ctx:
-        ...     a = ctx.from_global(np.diag([1.0, 4.0]))
-        ...     pblas.linalg.lu_factor(a).rcond(a.norm(1))
+        ...     pblas.linalg.lu_factor(ctx.from_global(np.diag([1.0, 4.0]))).rcond()
         0.25
         """
         verb, runtime = "rcond", self._runtime
         with runtime.call(verb):
             with runtime.local_step(verb):
-                n, size = self._order(verb), abs(checked_scalar(verb, "norm", norm, self.dtype))
+                n = self._order(verb)
+                size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
             runtime.agree(verb, {"norm": size, **self._w.signature()})
-            if self.info or size == 0:
-                return float(n == 0)
-            with np.errstate(all="ignore"):
-                return 1 / (size * _inverse_norm(self.solve, n, self.dtype)) if n else 1.0
+            return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
 
     def _sign(self, diagonal: Array) -> Any:
         """The determinant of P, in the dtype of the diagonal."""
@@ -264,31 +280,3 @@ class LuFactor(Factor):
         if trans == "N":
             return Sweep("L", unit=True), Sweep("U")
         return Sweep("U", trans), Sweep("L", trans, unit=True)
-
-
-def _inverse_norm(solve: Callable[[Array, Trans], Array], n: int, dtype: np.dtype[Any]) -> float:
-    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1: see `LuFactor.rcond`.
-
-    Args:
-        solve: solve(b, trans) is op(A)^-1 b, equal on all ranks (global).
-        n: order of A (global).
-        dtype: of A (global).
-    """
-    y = solve(np.full(n, 1 / n, dtype), "N")
-    estimate, last = float(np.abs(y).sum()), -1
-    for _ in range(_MOST_STEPS if n > 1 else 0):
-        size = np.abs(y)
-        z = np.abs(solve(np.where(size > 0, y / size, 1).astype(dtype), "C"))
-        j = int(z.argmax())
-        if last >= 0 and not z[j] > z[last]:
-            break
-        unit = np.zeros(n, dtype)
-        unit[j] = 1
-        y = solve(unit, "N")
-        larger = float(np.abs(y).sum())
-        if not larger > estimate:
-            break
-        estimate, last = larger, j
-    i = np.arange(n)
-    slowly_growing = ((-1.0) ** i * (1 + i / max(n - 1, 1))).astype(dtype)
-    return max(estimate, float(2 * np.abs(solve(slowly_growing, "N")).sum() / (3 * n)))

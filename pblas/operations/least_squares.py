@@ -10,17 +10,15 @@ from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import prepared
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
-from pblas.operations.qr import PlannedQr
+from pblas.operations.qr import factored
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import resized
 from pblas.operations.trsm import trsm
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.operations.qr_factor import QrFactor
 
 
 class LstsqResult(NamedTuple):
@@ -85,9 +83,9 @@ def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
             x, residuals = _solved(verb, a, b)
             return LstsqResult(x, residuals, min(m, n), None)
         solution, residuals = _solved(verb, a, replicated_matrix(verb, a, vector))
-        x = solution.to_global(None)
-        assert x is not None, "on all ranks"
-        return LstsqResult(x[:, 0], residuals, min(m, n), None)
+        array = solution.to_global(None)
+        assert array is not None, "on all ranks"
+        return LstsqResult(array[:, 0], residuals, min(m, n), None)
 
 
 def orth(a: DistMatrix) -> DistMatrix:
@@ -115,21 +113,16 @@ def orth(a: DistMatrix) -> DistMatrix:
     with runtime.call(verb):
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
-        factor = _factor(verb, a) if m >= n else _factor(verb, _factor(verb, a.H).r().H)
+        factor = factored(verb, a) if m >= n else factored(verb, factored(verb, a.H).r().H)
         _check_rank(verb, factor.r(), a.shape)
         q = factor.q()
         return q if m >= n else redistribute(q, resized(a.desc, (m, m)))
 
 
-def _factor(verb: str, a: DistMatrix) -> QrFactor:
-    """**Collective.** The QR factor of a matrix."""
-    return prepared(PlannedQr, verb, a).factor(verb, a)
-
-
 def _solved(verb: str, a: DistMatrix, b: DistMatrix) -> tuple[DistMatrix, Array]:
     """**Collective.** X and the squared norms of the columns of B - A X, of checked matrices."""
     m, n = a.shape
-    factor = _factor(verb, a if m >= n else a.H)
+    factor = factored(verb, a if m >= n else a.H)
     r = factor.r()
     _check_rank(verb, r, a.shape)
     if m >= n:

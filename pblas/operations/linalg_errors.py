@@ -8,6 +8,8 @@ imports no NumPy. All ranks know `info` from an agreement, and then each of them
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from pblas import errors
@@ -42,4 +44,14 @@ class SingularMatrixError(_LinAlgError):
 
 
 class ConvergenceError(_LinAlgError):
-    """An iteration that did not reach its tolerance: `info` is the number of iterations done."""
+    """An iteration that did not reach its tolerance: `info` is the number of iterations done.
+
+    Args:
+        text: the message (global).
+        info: the number of iterations (global).
+        residuals: the relative residuals of all iterations, one row for each; None if there are none (global).
+    """
+
+    def __init__(self, text: str, info: int = 0, residuals: Any = None) -> None:
+        super().__init__(text, info)
+        self.residuals = residuals

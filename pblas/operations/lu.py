@@ -7,8 +7,9 @@ from typing import Any
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.stacking import without_lld
 
 
@@ -33,7 +34,8 @@ class PlannedLu(PlannedFactorization):
             raise self._no_context_error("execute")
         with self._runtime.call("execute"):
             self.check_execution(self._runtime, a)
-            return LuFactor(self.factored("execute", a), without_lld(a.desc))
+            norm = a.norm(1)
+            return LuFactor(self.factored("execute", a), without_lld(a.desc), norm)
 
 
 def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int | None = None) -> PlannedLu:
@@ -56,16 +58,20 @@ def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int 
     return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs)
 
 
-def lu_factor(a: DistMatrix) -> LuFactor:
-    """**Collective.** P A = L U with partial pivoting, to solve equations with.
+def lu_factor(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> LuFactor:
+    """**Collective.** Factor P A = L U with partial pivoting, to solve systems with A.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
+            is factored in place: no copy is made, and the factor is in the memory of A (global).
+        progress: True: rank 0 prints the done part of the work to standard error, a few times a second. A function:
+            rank 0 calls it instead, with the name of the stage and with its done part, 0 to 1 (global).
 
     Returns:
-        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond(norm)`, `F.pivots`, `F.lu()`.
+        The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond()`, `F.pivots`, `F.lu()`.
 
     Raises:
         ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
@@ -79,5 +85,30 @@ def lu_factor(a: DistMatrix) -> LuFactor:
     ...     factor.solve(np.array([2.0, 9.0])).tolist(), float(factor.det()), factor.pivots.tolist()
     ([1.0, 1.0], -8.0, [1, 1])
     """
-    with arguments.runtime_of("lu_factor", a).call("lu_factor"):
-        return LuFactor(prepared(PlannedLu, "lu_factor", a).factored("lu_factor", a), without_lld(a.desc))
+    verb, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
+        return lu_factored(verb, a, with_norm=True, **options)[0]
+
+
+def lu_factored(
+    verb: str,
+    a: DistMatrix,
+    *,
+    with_norm: bool = False,
+    overwrite_a: bool = False,
+    progress: StageReport = None,
+) -> tuple[LuFactor, Overwriting]:
+    """**Collective.** `lu_factor` inside another call, and what became of the memory of A.
+
+    Args:
+        verb: name of the call (global).
+        a: the matrix (global).
+        with_norm: whether the factor keeps the 1-norm of A, which takes one pass over A, for `rcond` (global).
+        overwrite_a: as in `lu_factor` (global).
+        progress: called with the done part of the work (local).
+    """
+    plan, overwriting = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a)
+    norm = a.norm(1) if with_norm else None
+    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
+    return LuFactor(factored, without_lld(a.desc), norm), overwriting

@@ -49,7 +49,7 @@ def gemv(
 ) -> Any:
     """**Collective.** alpha op(A) x + beta y.
 
-    A does not move: every rank receives x, multiplies its own elements, and receives two parts of the sums.
+    A does not move: every rank receives x and multiplies its own elements. Then the ranks add the partial results.
 
     Args:
         A: m x n matrix in any layout (global).

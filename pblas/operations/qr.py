@@ -56,7 +56,7 @@ class PlannedQr(PlannedFactorization):
         runtime, desc = a.runtime, self.plan.w
         w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
         redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
-        self.run(Execution(verb, w))
+        self.run(Execution(verb, w, None))
         is_tree = isinstance(self.plan, TsqrPlan)
         reflectors = Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
         return QrFactor(reflectors, without_lld(a.desc))
@@ -87,6 +87,18 @@ class PlannedQr(PlannedFactorization):
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_qr`."""
         return choose_qr(a, dtype, nprocs, transport, algorithm)
+
+
+def factored(verb: str, a: DistMatrix, algorithm: Any = "auto") -> QrFactor:
+    """**Collective.** The QR factor of a matrix, inside another call.
+
+    Args:
+        verb: name of the call (global).
+        a: the matrix (global).
+        algorithm: as in `qr_factor` (global).
+    """
+    planned_qr, _ = prepared(PlannedQr, verb, a, algorithm=algorithm)
+    return planned_qr.factor(verb, a)
 
 
 def plan_qr(
@@ -136,7 +148,7 @@ def qr_factor(a: DistMatrix, *, algorithm: Algorithm = "auto") -> QrFactor:
     [[-5.0, -2.2], [0.0, 0.4]]
     """
     with arguments.runtime_of("qr_factor", a).call("qr_factor"):
-        return prepared(PlannedQr, "qr_factor", a, algorithm=algorithm).factor("qr_factor", a)
+        return factored("qr_factor", a, algorithm)
 
 
 @overload
@@ -177,7 +189,7 @@ def qr(
             arguments.check_matrix(verb, "A", a, runtime)
             PlannedQr.check(verb, a.desc, algorithm)
         runtime.agree(verb, {"mode": mode, "algorithm": algorithm, **a.signature()})
-        factor = prepared(PlannedQr, verb, a, algorithm=algorithm).factor(verb, a)
+        factor = factored(verb, a, algorithm)
         if mode == "r":
             return factor.r()
         return QrResult(factor.q(mode), factor.r(mode))

@@ -8,17 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.cholesky import cho_factor
-from pblas.operations.lu import lu_factor
+from pblas.operations.cholesky import cho_factored
+from pblas.operations.lu import lu_factored
+from pblas.operations.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.operations.factors import LuFactor, SlogdetResult
+    from pblas.operations.factors import Factor, LuFactor, SlogdetResult
 
 _KINDS: tuple[Any, ...] = ("gen", "pos")
 
 
-def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos"] = "gen") -> Any:
+def solve(
+    a: DistMatrix,
+    b: DistMatrix | Array,
+    *,
+    assume_a: Literal["gen", "pos"] = "gen",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> Any:
     """**Collective.** X with A X = B.
 
     To solve with one A several times, keep its factor: `lu_factor(A)` or `cho_factor(A)`.
@@ -26,8 +34,12 @@ def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
         b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
-        assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, of which the lower triangle
-            is read, by Cholesky in half the time (global).
+        assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, by Cholesky in half the
+            time, which reads the lower triangle only (global).
+        overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
+            and `cholesky` (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
     Returns:
         X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
@@ -46,7 +58,7 @@ def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos
     [1.0, 1.0]
     """
     verb, runtime = "solve", arguments.runtime_of("solve", a)
-    with runtime.call(verb):
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             if assume_a not in _KINDS:
                 raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
@@ -59,21 +71,29 @@ def solve(a: DistMatrix, b: DistMatrix | Array, *, assume_a: Literal["gen", "pos
             else:
                 signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype).shape
         runtime.agree(verb, {"assume_a": assume_a, "B": signature, **a.signature()})
-        return cho_factor(a).solve(b) if assume_a == "pos" else lu_factor(a).solve(b)
+        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
+        factor: Factor = cho_factored(verb, a, **options) if assume_a == "pos" else lu_factored(verb, a, **options)[0]
+        return factor.solution(verb, b, progress=reports.stage("solve"))
 
 
-def inv(a: DistMatrix) -> DistMatrix:
+def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> DistMatrix:
     """**Collective.** The inverse, a new matrix in the layout of A. To solve equations use `solve`, which is faster.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
+        overwrite_a: A is not needed any more: the inverse takes its memory, and the result is A, unless A is conjugated
+            or read-only. A is factored in place where its layout allows that: see `lu_factor` (global).
+        progress: as in `solve`; the stages are "factor" and "invert" (global).
 
     Raises:
         SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    with arguments.runtime_of("inv", a).call("inv"):
-        return _factored("inv", a).inv()
+    verb, runtime = "inv", arguments.runtime_of("inv", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        _check_square(verb, a)
+        factor, overwriting = lu_factored(verb, a, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        return factor.inverse(verb, a if overwriting.result else None, reports.stage("invert"))
 
 
 def det(a: DistMatrix) -> Any:
@@ -90,7 +110,7 @@ def det(a: DistMatrix) -> Any:
 
 
 def slogdet(a: DistMatrix) -> SlogdetResult:
-    """**Collective.** Sign, and logarithm of the absolute value, of the determinant; 0 and -inf if it is 0.
+    """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
@@ -109,7 +129,7 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
 
 
 def cond(a: DistMatrix, p: Any = 1) -> Any:
-    """**Collective.** The condition number norm(A) norm(A^-1), by an inverse; inf for a singular matrix.
+    """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
@@ -134,7 +154,7 @@ def matrix_norm(a: DistMatrix, *, ord: Any = "fro") -> Any:  # noqa: A002 - the 
 
     Args:
         a: m x n matrix (global).
-        ord: of the norm (global).
+        ord: "fro", 1, inf or "max" (global).
 
     Raises:
         ArgumentError: another ord.
@@ -145,7 +165,12 @@ def matrix_norm(a: DistMatrix, *, ord: Any = "fro") -> Any:  # noqa: A002 - the 
 
 def _factored(verb: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
+    _check_square(verb, a)
+    return lu_factored(verb, a)[0]
+
+
+def _check_square(verb: str, a: DistMatrix) -> None:
+    """**Collective** after an error. Check a matrix that is to be factored and must be square."""
     with a.runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, a.runtime)
         arguments.check_square(verb, a.desc)
-    return lu_factor(a)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pblas.execute.factorization.substitution import RunSubstitution, SubstitutionOperands
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.plans.substitution import SubstitutionPlan, Sweep
@@ -28,6 +29,7 @@ class _Execution(NamedTuple):
         out: the right-hand sides, which become the solution (global).
         pivots: see `SubstitutionOperands` (global).
         backward: see `SubstitutionOperands` (global).
+        progress: called with the done part of the work (local).
     """
 
     verb: str
@@ -35,6 +37,7 @@ class _Execution(NamedTuple):
     out: DistMatrix
     pivots: Array | None
     backward: bool
+    progress: StageReport
 
 
 class PlannedSubstitution(PlannedOperation[_Execution]):
@@ -54,6 +57,8 @@ class PlannedSubstitution(PlannedOperation[_Execution]):
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> SubstitutionOperands:
+        assert self._executor is not None, "it is prepared"
+        self._executor.progress = execution.progress
         w, x = execution.w.stored(execution.verb), result.stored(execution.verb)
         return SubstitutionOperands(w, x, execution.pivots, execution.backward)
 
@@ -66,6 +71,7 @@ def substituted(
     pivots: Array | None,
     *,
     backward: bool = False,
+    progress: StageReport = None,
 ) -> DistMatrix:
     """**Collective.** The solution for all columns of B, in columns over all ranks; arguments are checked.
 
@@ -76,6 +82,7 @@ def substituted(
         sweeps: the triangular solves, in order (global).
         pivots: exchanges of rows, from 1; None for none (global).
         backward: undo the exchanges after the solves, instead of making them before (global).
+        progress: called with the done part of the work (local).
     """
     runtime = w.runtime
     desc = b.desc if isinstance(b, DistMatrix) else b
@@ -91,17 +98,25 @@ def substituted(
         return planned
 
     planned = runtime.plans.get(plan, make)
-    x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else _identity(plan.x, w)
-    planned.run(_Execution(verb, w, x, pivots, backward))
+    x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else identity(verb, plan.x, w)
+    planned.run(_Execution(verb, w, x, pivots, backward, progress))
+    if progress is not None:
+        progress(1.0)
     return x
 
 
-def _identity(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
-    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix."""
+def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix.
+
+    Args:
+        verb: name of the call (global).
+        desc: layout of n x n elements by columns (global).
+        like: the other matrix (global).
+    """
     runtime = like.runtime
     x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
-    with runtime.local_step("inv"):
-        local, columns = x.stored("inv"), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
+    with runtime.local_step(verb):
+        local, columns = x.stored(verb), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
         local[...] = 0
         local[columns, range(len(columns))] = 1
     return x

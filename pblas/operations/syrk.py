@@ -33,7 +33,7 @@ def syrk(
 
     Args:
         a: n x k matrix, or k x n with trans other than "N" (global).
-        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        c: n x n matrix; its triangle `uplo` is added; needed if beta is not 0 (global).
         trans: op: "N", or "T"; "C" is the same for real matrices (global).
         alpha: scalar; with alpha = 0 the operands are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
@@ -117,7 +117,7 @@ def herk(
 
     Args:
         a: n x k matrix, or k x n with trans other than "N" (global).
-        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        c: n x n matrix; its triangle `uplo` is added; needed if beta is not 0 (global).
         trans: op: "N", or "C"; "T" is the same for real matrices (global).
         alpha: real scalar; with alpha = 0 the operands are not read (global).
         beta: real scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
@@ -202,7 +202,7 @@ def syr2k(
     Args:
         a: n x k matrix, or k x n with trans other than "N" (global).
         b: matrix of the shape of a (global).
-        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        c: n x n matrix; its triangle `uplo` is added; needed if beta is not 0 (global).
         trans: op: "N", or "T"; "C" is the same for real matrices (global).
         alpha: scalar; with alpha = 0 the operands are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
@@ -290,7 +290,7 @@ def her2k(
     Args:
         a: n x k matrix, or k x n with trans other than "N" (global).
         b: matrix of the shape of a (global).
-        c: n x n matrix, one triangle of which is added; needed if beta is not 0 (global).
+        c: n x n matrix; its triangle `uplo` is added; needed if beta is not 0 (global).
         trans: op: "N", or "C"; "T" is the same for real matrices (global).
         alpha: scalar; with alpha = 0 the operands are not read (global).
         beta: real scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).

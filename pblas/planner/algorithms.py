@@ -67,7 +67,7 @@ def choose_algorithm(plan: ProductPlan, count: int | None, topology: Topology) -
     Args:
         plan: a pushed plan without an algorithm (global).
         count: number of GEMMs; None lets the planner choose (global).
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
     """
     algorithms = candidates(plan, count, topology)
     measured = [algorithm for algorithm, _ in plan.measured if algorithm in algorithms]

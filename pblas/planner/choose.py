@@ -92,7 +92,7 @@ def choose(
         b: descriptor of op(B), k x n (global).
         d: descriptor of D, m x n (global).
         nprocs: ranks (global).
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
         overlap: let data move while the GEMM runs (global).
         chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
         strict: refuse layouts that do not conform (global).

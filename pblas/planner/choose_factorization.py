@@ -82,6 +82,6 @@ def panel_width(n: int, ranks: int) -> int:
 
 
 def _is_cyclic(a: MatrixDescriptor, ranks: int) -> bool:
-    """Whether a distribution is block columns of a good width on at least so many ranks."""
+    """Whether a distribution is block columns of a good width on at least `ranks` ranks."""
     by_columns = a.order == "F" and a.grid.nprow == 1 and a.grid.npcol >= ranks and a.csrc >= 0
     return by_columns and _NARROWEST // 2 <= a.nb <= min(2 * _WIDEST, a.n // (2 * ranks))

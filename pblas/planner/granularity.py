@@ -40,7 +40,7 @@ class PlanningContext:
     """The settings that all plans compared for one product share.
 
     Args:
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
         nprocs: ranks (global).
         orders: storage orders of op(A), op(B) and D (global).
         overlap: let data move while the GEMM runs (global).

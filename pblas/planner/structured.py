@@ -50,7 +50,7 @@ def choose_rank_update(
         descs: descriptors of op(A), of op(A)^T or op(B)^T, and of D (global).
         uplo: the triangle of D (global).
         nprocs: ranks (global).
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
         overlap: let data move while ranks multiply (global).
 
     >>> grid = MatrixDescriptor.row_wise(512, 512, 4, mb=32)
@@ -92,7 +92,7 @@ def choose_triangular(
         right: op(A) is the right operand (global).
         aliased: D is written over B (global).
         nprocs: ranks (global).
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
         overlap: let data move while ranks multiply (global).
     """
     product = _product(dtype, descs, nprocs)
@@ -129,7 +129,7 @@ def choose_symmetric(
         structure: of the symmetric operand (global).
         right: the symmetric operand is the right one (global).
         nprocs: ranks (global).
-        topology: ranks of a node, and what they share (global).
+        topology: the ranks of each node, and how they reach each other (global).
         overlap: let data move while ranks multiply (global).
     """
     topology = replace(topology, push=False)

@@ -145,7 +145,7 @@ class ElementwisePlan(Plan):
         return f"{self.expression}, {self.out.m} x {self.out.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of each matrix, and what happens to it."""
+        """The distribution of each matrix, and the one to which it is redistributed."""
         for operand in self.operands:
             text = f"{described(operand.desc)}, {operand.dtype}"
             if operand.moves:

@@ -175,10 +175,10 @@ class FactorizationPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """What a rank that does 1 / P of the multiplications needs, less what a rank holds before.
+        """Elements that a rank with 1 / P of the multiplications uses, less the elements that it holds at first.
 
         By the inequality of Loomis and Whitney a rank that does G multiplications of C[i, j] -= A[i, k] B[k, j] uses at
-        least G^(2/3) elements of each of three kinds; some of them are the same elements of the matrix.
+        least G^(2/3) elements of each of A, B and C, some of which are the same elements of the factored matrix.
 
         Source: Irony, Toledo, Tiskin, Communication lower bounds for distributed-memory matrix multiplication, 2004.
         """

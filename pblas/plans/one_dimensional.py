@@ -289,7 +289,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def busiest_multiplies(self) -> int:
-        """All of D, over the largest local part of K."""
+        """m n times the largest local part of K: each rank forms partial products of all of D."""
         return self.oriented.m * self.oriented.n * self.inner.max_count
 
     @property

@@ -137,8 +137,8 @@ class RedistributionPlan(Plan):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions of A and B, and the elements of B that are written."""
         yield "A", f"{described(self.a)}, trans={self.trans!r}"
-        elements = "all elements" if self.trapezoid is None else f"{self.trapezoid!r}"
-        yield "B", f"{described(self.b)}, {elements}"
+        elements = "all elements" if self.trapezoid is None else str(self.trapezoid)
+        yield "B", f"{described(self.b)}; {elements} written"
 
 
 def described(desc: MatrixDescriptor) -> str:

@@ -81,7 +81,7 @@ class ReductionPlan(Plan):
 
     @property
     def partial_dtype(self) -> str:
-        """Name of the dtype of partial results: 32 bits at least, float64 for pairs."""
+        """Name of the dtype of partial results: 32 bits at least; float64 for operations on pairs of numbers."""
         if self.operation in _PAIRS:
             return "float64"
         if self.operation in ("abs_sum", "abs_max"):

@@ -61,7 +61,7 @@ class Structure:
 
 
 def least_touched(volume: float, least: Sequence[float]) -> float:
-    """The least sum of numbers whose product is `volume`, none of which is below its value in `least`.
+    """The least sum of numbers x_i >= least[i] whose product is `volume`.
 
     A rank that multiplies V triples (i, j, k) touches x, y, z elements of three matrices with x y z >= V^2.
 
@@ -168,9 +168,14 @@ class RankUpdate(SummaC):
 
     def title(self) -> str:
         """The operation and its sizes."""
-        flip = "H" if self.routine.startswith("he") else "T"
-        text = f"op(A) op(A)^{flip}" if self.terms == 1 else f"op(A) op(B)^{flip} + op(B) op(A)^{flip}"
+        right = f"op(A)^{self._flip}"
+        text = f"op(A) {right}" if self.terms == 1 else f"op(A) op(B)^{self._flip} + op(B) {right}"
         return f"{self.routine}: {'lower' if self.uplo == 'L' else 'upper'} triangle of D = {text}, {self.sizes}"
+
+    @property
+    def _flip(self) -> str:
+        """T or H: whether the second operand of each product is transposed, or conjugated as well."""
+        return "H" if self.routine.startswith("he") else "T"
 
     @property
     def sizes(self) -> str:
@@ -179,8 +184,17 @@ class RankUpdate(SummaC):
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions, the arrangement, and the flops; with one term there is no B."""
-        yield from ((key, text) for key, text in SummaC.operand_lines(self) if key != "op(B)" or self.terms == 2)
+        for key, text in SummaC.operand_lines(self):
+            if key != "op(B)":
+                yield key, text
+            elif self.terms == 2:
+                yield f"op(B)^{self._flip}", text
         yield "flops", f"{self.flops:,}, half those of the product"
+
+    @property
+    def _panels_of(self) -> str:
+        """The operands of the products that are added."""
+        return f"op(A) and op(A)^{self._flip}" if self.terms == 1 else "op(A) and op(B)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +290,11 @@ class TriangularProduct(SummaC):
             kind = kind.replace("lower", "_").replace("upper", "lower").replace("_", "upper")
         return f"trmm: D = {side}, {self.product.m} x {self.product.n}, op(A) {kind}"
 
+    @property
+    def _panels_of(self) -> str:
+        """The triangular operand, and B."""
+        return "op(A) and B"
+
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions, the arrangement, and the flops."""
         yield from _named(SummaC.operand_lines(self), transposed=self.transposed)
@@ -368,7 +387,7 @@ class SymmetricProduct(Plan):
         return self.structure.mirrored.received_count(self.matrix.T, self.matrix, rank)
 
     def received_elements(self, rank: int) -> int:
-        """Mirrored elements, and those that the product moves."""
+        """The mirrored elements and the elements that the product moves."""
         return self.mirrored_elements(rank) + self.inner.received_elements(rank)
 
     def received_nbytes(self, rank: int) -> int:

@@ -468,9 +468,14 @@ Panel(start=2, stop=4, owner=1)], 256)
             return itemsize * count
         return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
 
+    @property
+    def _panels_of(self) -> str:
+        """The operands that are cut into panels, as text."""
+        return "op(A) and op(B)"
+
     def moves(self) -> str:
         """The panels, and the partial products if there are any."""
-        text = "panels of op(A) and op(B) along k to the ranks of D's blocks"
+        text = f"panels of {self._panels_of} along k to the ranks of D's blocks"
         if self.in_place:
             return text
         return f"{text}, then {'partial products' if self.cuboids.k.nprocs > 1 else 'the blocks'} to the owners of D"

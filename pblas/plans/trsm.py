@@ -88,7 +88,7 @@ class TriangularOperands:
 
 @dataclass(frozen=True, slots=True)
 class TrsmStep:
-    """One step: the diagonal block T[k0:k1, k0:k1], and a rectangle of T beside it.
+    """One step: the diagonal block T[k0:k1, k0:k1], and a rectangle of T next to it.
 
     A right-looking step solves X[k0:k1] with the block and then subtracts T[rows, columns] X[columns] from the rows of
     X that come later, where `columns` is k0:k1. A left-looking step first subtracts it from `rows`, which is k0:k1.

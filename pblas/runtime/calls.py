@@ -63,8 +63,8 @@ class Calls:
         """End a call, with its exception if there is one (local).
 
         Raises:
-            PblasError: in place of an exception that no agreement has raised. The other ranks raise it too when they
-                next wait for this rank, and the context is broken, unless this is its only rank.
+            PblasError: replaces an exception that only this rank has raised. The other ranks raise the PblasError when
+                they next wait for this rank, and the context is broken, unless this is its only rank.
             KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
                 and so does any rank when the context is closed.
         """

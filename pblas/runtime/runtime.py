@@ -328,7 +328,7 @@ class _CollectiveSection(AbstractContextManager[None]):
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's strings and numbers as Python's, which print alike."""
+    """A NumPy scalar as the Python value: both must print in the same way."""
     return value.item() if isinstance(value, np.generic) else value
 
 

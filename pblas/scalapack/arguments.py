@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,7 +18,7 @@ from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
 from pblas.scalapack.local_arrays import Local, Part, checked_part
-from pblas.scalapack.routines import EXTENTS, OPTIONS, Operand, Routine
+from pblas.scalapack.routines import EXTENTS, OPTIONS, WORKSPACES, Operand, Routine
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,10 +34,11 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 
-_OWN = {"TOP", "VALUE", "INDX", "NOUT", "WORK", "ICTXT"}
+_OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
+_QUERY = -1  # the size of a workspace, in place of which the call says it
 
 
 def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
@@ -130,6 +132,8 @@ class Call:
                 if operand.name in self._grids:
                     self._check_local(operand, findings)
             if not findings:
+                self._check_rest(findings)
+            if not findings:
                 self._check_overlap(findings)
             reads = [self._reads(self._locals[name].array) if name in self._locals else EITHER for name in names]
         orders: list[Literal["F", "C"]] = ["C" if read == ROWS else "F" for read in self._agree(findings, reads)]
@@ -179,6 +183,18 @@ class Call:
             local = self._locals[name]
             if local.copied is not None:
                 local.array[...] = local.copied
+
+    def answers_query(self) -> bool:
+        """**Collective.** Whether the call asks for the sizes of workspaces; then their first elements become 1."""
+        if not any(self._values.get(f"L{name}") == _QUERY for name in WORKSPACES):
+            return False
+        with self.local_step():
+            for name in WORKSPACES:
+                workspace = self._values.get(name)
+                if isinstance(workspace, np.ndarray) and workspace.size:
+                    workspace.flat[0] = 1
+        self.runtime.agree(f"{self.verb}: sizes of workspaces", {})
+        return True
 
     def _shared(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
@@ -240,8 +256,10 @@ class Call:
                 self._check_option(name, position, findings)
             elif name in EXTENTS:
                 self._check_integer(name, 0, position, findings)
-            elif name in ("ALPHA", "BETA"):
+            elif name in ("ALPHA", "BETA", "ANORM"):
                 self._check_number(name, position, findings)
+            elif name[0] == "L" and name[1:] in WORKSPACES:
+                self._check_size(name, position, findings)
             elif name.startswith("INC"):
                 self._check_increment(name, position, findings)
             elif name in ("IRPRNT", "ICPRNT"):
@@ -281,9 +299,18 @@ class Call:
         except ArgumentError as caught:
             findings.add(str(caught), position)
 
+        value: Any = self._values[name]
+        if name == "ANORM" and not findings and not value >= 0:
+            findings.add(f"ANORM must be a number of at least 0, got {value}", position)
+
+    def _check_size(self, name: str, position: int, findings: Findings) -> None:
+        """Check the size of a workspace: of all sizes only -1, a query, means anything, on all ranks."""
+        if self._values[name] is not None and self._check_integer(name, _QUERY, position, findings):
+            self._values[name] = _QUERY if self._values[name] == _QUERY else None
+
     def _dtype_of(self, name: str) -> np.dtype[Any]:
         """The dtype of a scalar or a matrix."""
-        return real_of(self.dtype) if name in self._real else self.dtype
+        return real_of(self.dtype) if name in self._real or name == "ANORM" else self.dtype
 
     def _check_increment(self, name: str, position: int, findings: Findings) -> None:
         """Check INCX, which follows DESCX: 1, or the number of rows of X."""
@@ -378,11 +405,22 @@ class Call:
             descriptors.RSRC: (-1, grid.nprow - 1),
             descriptors.CSRC: (-1, grid.npcol - 1),
         }
+        self._check_ranges(f"DESC{name}", entries, ranges, operand.position + 3, findings)
+
+    def _check_ranges(
+        self,
+        name: str,
+        entries: Entries,
+        ranges: Mapping[int, tuple[int, int | None]],
+        position: int,
+        findings: Findings,
+    ) -> None:
+        """Check entries of a descriptor, which have a least value and perhaps a largest one."""
         for entry, (low, high) in ranges.items():
             if entries[entry] < low or (high is not None and entries[entry] > high):
                 limits = f"at least {low}" if high is None else f"in {low}..{high}"
-                what = f"DESC{name}({descriptors.NAMES[entry - 1]})"
-                findings.add(f"{what} must be {limits}, got {entries[entry]}", operand.position + 3, entry)
+                what = f"{name}({descriptors.NAMES[entry - 1]})"
+                findings.add(f"{what} must be {limits}, got {entries[entry]}", position, entry)
 
     def _check_lld(self, operand: Operand, findings: Findings, *, empty: bool) -> None:
         name, grid = operand.name, self._grids[operand.name]
@@ -405,6 +443,9 @@ class Call:
             )
         except ArgumentError as caught:
             findings.add(str(caught), operand.position)
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check arguments that only some routines have; their calls are subclasses."""
 
     def _check_overlap(self, findings: Findings) -> None:
         """Check that a written submatrix shares no memory with another one on this rank."""

@@ -94,7 +94,7 @@ def pxlantr(call: Call) -> Any:
 
 
 def pxlaset(call: Call) -> None:
-    """**Collective.** The elements of sub(A), or of one triangle, := alpha beside the diagonal and beta on it.
+    """**Collective.** The elements of sub(A), or of one triangle, := alpha off the diagonal and beta on it.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.

@@ -20,14 +20,19 @@ OPTIONS = {
     "SIDE": "LR",
     "SCOPE": "RCA ",
     "NORM": "M1OIFE",
+    "DIREC": "FB",
+    "ROWCOL": "RC",
+    "PIVROC": "RC",
 }
 """The letters that an option may be, in either case."""
 
 EXTENTS = ("M", "N", "K", "NRHS")
 """The arguments that count rows or columns."""
 
-RETURNED = ("VALUE", "INDX")
-"""Output arguments that Python returns."""
+RETURNED = ("VALUE", "INDX", "RCOND")
+"""Output arguments that Python returns; INFO, which is the last one, is in no list."""
+WORKSPACES = ("WORK", "IWORK", "RWORK")
+"""Arrays that are not needed. Of one of them the argument before says the size, as LWORK, or asks for it."""
 
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
@@ -41,7 +46,13 @@ _TEXTS = {
     "JX": "first column of sub({X}), from 1 (global)",
     "DESCX": "descriptor of {X} (global, but for CTXT and LLD)",
     "INCX": "1 if sub({X}) is a column of {X}, M_{X} if it is a row (global)",
+    "IPIV": "NumPy array of int32 or int64, distributed as the rows of A: rows i and IPIV(i) change places (local)",
+    "ANORM": "the norm of the matrix that was factored, >= 0 (global)",
     "WORK": "not needed",
+    **dict.fromkeys(("IWORK", "RWORK"), "not needed"),
+    **dict.fromkeys(
+        ("LWORK", "LIWORK", "LRWORK"), "not needed; -1: the first elements of the workspaces become 1 (global)"
+    ),
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
 _TRIANGLE_OF = '"U": on and above the diagonal of {}, "L": on and below (global)'
@@ -68,7 +79,7 @@ class Operand:
         rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
         columns: argument that counts its columns, as `rows`.
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
-        increment: argument that tells a row from a column, for a vector of `rows` elements; "" for a matrix.
+        increment: argument, as INCX, that makes a vector of `rows` elements a row or a column; "" for a matrix.
     """
 
     name: str
@@ -114,6 +125,8 @@ class Routine:
         >>> SYRK.letters("TRANS", is_complex=True), HERK.letters("TRANS", is_complex=True)
         ('NT', 'NC')
         """
+        if option == "NORM" and self.name.endswith("con"):
+            return "1OI"
         if option == "TRANS" and is_complex:
             if self.name in ("syrk", "syr2k"):
                 return "NT"
@@ -325,3 +338,42 @@ LASET = _routine(
     A="M N",
 )
 LACPY = _routine("lacpy", "UPLO M N A B", _WHOLE, whole=True, A="M N", B="M N")
+
+POTRF = _routine("potrf", "UPLO N A", _TRIANGLE, outputs="A", A="N N")
+POTRS = _routine("potrs", "UPLO N NRHS A B", _TRIANGLE, A="N N", B="N NRHS")
+POSV = _routine("posv", "UPLO N NRHS A B", _TRIANGLE, outputs="A B", A="N N", B="N NRHS")
+GETRF = _routine("getrf", "M N A IPIV", outputs="A", A="M N")
+GETRS = _routine("getrs", "TRANS N NRHS A IPIV B", A="N N", B="N NRHS")
+GESV = _routine("gesv", "N NRHS A IPIV B", outputs="A B", A="N N", B="N NRHS")
+LAPIV = _routine(
+    *("lapiv", "DIREC ROWCOL PIVROC M N A IPIV IP JP DESCIP IWORK"),
+    {
+        "DIREC": '"F": from the first exchange to the last, P sub(A) or sub(A) P; "B": backwards (global)',
+        "ROWCOL": '"R": rows are exchanged; "C": columns (global)',
+        "PIVROC": '"C": IPIV is a column, distributed as the rows of a matrix; "R": a row (global)',
+        "IPIV": "NumPy array of int32 or int64: rows (or columns) k and IPIV(k) - k0 of sub(A) change places, where "
+        "k0 is IP - 1, or JP - 1 (local)",
+        "IP": "first row of IPIV that is used, from 1 (global)",
+        "JP": "first column of IPIV that is used, from 1 (global)",
+        "DESCIP": "descriptor of IPIV; the source of the axis on which it is not distributed may be the process's own "
+        "coordinate (global, but for that source, CTXT and LLD)",
+    },
+    outputs="A",
+    A="M N",
+)
+POTRI = _routine("potri", "UPLO N A", _TRIANGLE, outputs="A", A="N N")
+GETRI = _routine("getri", "N A IPIV WORK LWORK IWORK LIWORK", outputs="A", A="N N")
+TRTRI = _routine("trtri", "UPLO DIAG N A", _TRIANGULAR, outputs="A", A="N N")
+
+_ESTIMATED = {"NORM": '"1" or "O": the 1-norm; "I": the inf-norm (global)'}
+_REAL, _COMPLEX = "WORK LWORK IWORK LIWORK", "WORK LWORK RWORK LRWORK"
+POCON, POCON_COMPLEX = (
+    _routine("pocon", f"UPLO N A ANORM RCOND {names}", _TRIANGLE, A="N N") for names in (_REAL, _COMPLEX)
+)
+GECON, GECON_COMPLEX = (
+    _routine("gecon", f"NORM N A ANORM RCOND {names}", _ESTIMATED, A="N N") for names in (_REAL, _COMPLEX)
+)
+TRCON, TRCON_COMPLEX = (
+    _routine("trcon", f"NORM UPLO DIAG N A RCOND {names}", {**_ESTIMATED, **_TRIANGULAR}, A="N N")
+    for names in (_REAL, _COMPLEX)
+)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pblas.scalapack.arguments import Call
-from pblas.scalapack.routines import RETURNED
+from pblas.scalapack.routines import RETURNED, WORKSPACES
 
 if TYPE_CHECKING:
     from pblas.scalapack.routines import Routine
@@ -44,8 +44,12 @@ def of_types(
     return tuple(map(of_type, letters))
 
 
-def from_calls(letters: Iterable[str], routine: Routine, body: Callable[[Call], R]) -> tuple[Callable[..., R], ...]:
-    """The function for each of `letters`, whose arguments are those of `routine`; `body` gets the checked call.
+def from_calls(
+    letters: Iterable[str], routine: Routine, body: Callable[[Any], R], kind_of_call: type[Call] = Call
+) -> tuple[Callable[..., R], ...]:
+    """The function for each of `letters`, whose arguments are those of `routine`.
+
+    `body` gets the checked call, a `kind_of_call`; workspaces and their sizes may be left out.
 
     >>> from pblas.scalapack.routines import NRM2
     >>> def nrm2(call): "The norm."
@@ -55,9 +59,10 @@ def from_calls(letters: Iterable[str], routine: Routine, body: Callable[[Call], 
     """
     first, *others = (inspect.getdoc(body) or "").split("\n\n")
     kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    optional = {*WORKSPACES, *(f"L{name}" for name in WORKSPACES)}
     signature = inspect.Signature(
         [
-            inspect.Parameter(name.lower(), kind, default=None if name == "WORK" else empty)
+            inspect.Parameter(name.lower(), kind, default=None if name in optional else empty)
             for name in routine.arguments
             if name not in RETURNED
         ]
@@ -66,7 +71,7 @@ def from_calls(letters: Iterable[str], routine: Routine, body: Callable[[Call], 
     def of_type(letter: str) -> Callable[..., R]:
         def typed(*args: Any, **kwargs: Any) -> R:
             given = signature.bind(*args, **kwargs).arguments
-            with Call(routine, letter, *(given.get(name.lower()) for name in routine.arguments)) as call:
+            with kind_of_call(routine, letter, *(given.get(name.lower()) for name in routine.arguments)) as call:
                 return body(call)
 
         shown: Any = typed

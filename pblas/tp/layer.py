@@ -195,7 +195,7 @@ class Linear:
         return Epilogue(self.epilogue.expression, **{**known, **operands})
 
     def _reserve(self, tokens: int, bias: Any = None, epilogue: Any = None, *, training: bool) -> None:
-        """**Collective.** Call the layer, and with training its gradients, once with this many tokens, all zero."""
+        """**Collective.** Reserve memory: run the layer (with training, its gradients too) once on zeros."""
         runtime, options = self._ctx.runtime, dict(self._options, ctx=self._ctx)
         shard = local_shard(tokens, self._ctx.rank, self._ctx.nprocs)
         length = shard.stop - shard.start

@@ -34,16 +34,12 @@ waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadl
 waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
 """Mark for such tests that take a second for each case, and need two ranks that wait."""
 
-few = pytest.mark.skipif(COMM.size > 4, reason="no different with more than 4 ranks, and slow")
-"""Mark for tests that do not depend on the grid: three ranks are an odd number, four a power of two, and the first,
-a middle or the last rank of both may have the error."""
-
-upto_three = pytest.mark.skipif(COMM.size > 3, reason="no different with more than 3 ranks, and slow")
-"""The same for tests in which two ranks besides the one with the error are enough."""
+few = pytest.mark.skipif(COMM.size > 3, reason="no different with more than 3 ranks, and slow")
+"""Mark for tests that do not depend on the grid: any of three ranks, the middle one too, may have the error."""
 
 
-DTYPES = NAMES if COMM.size <= 4 else ("float64", "complex64", "bfloat16")
-"""Every dtype that pblas multiplies; with more than 4 ranks one of each kind, since tests of random cases combine all
+DTYPES = NAMES if COMM.size <= 2 else ("float64", "complex64", "bfloat16")
+"""Every dtype that pblas multiplies; with more than 2 ranks one of each kind, since tests of random cases combine all
 dtypes with many ranks."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pblas import PblasArgumentError, scalapack
-from pblas.scalapack.routines import RETURNED
+from pblas.scalapack.routines import RETURNED, WORKSPACES
 from tests.conformance.problems import DTYPES
 from tests.conformance.tables import ARGUMENTS
 
@@ -31,10 +31,14 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F"))
         elif name.startswith("DESC"):
             arguments.append([2, ictxt, 2, n, 1, 1, 1, 1, 0, 0, 2])
+        elif name == "IPIV":
+            arguments.append(np.ones(2, np.intc))
+        elif name in WORKSPACES or name[1:] in WORKSPACES:
+            arguments.append(None)
         elif name in RETURNED:
             arguments.append(_NOTHING)
         else:
-            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N"}
+            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N", "NORM": "1"}
             arguments.append(options.get(name, 1))
     return arguments
 

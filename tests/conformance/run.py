@@ -2,9 +2,11 @@
 
     make conformance
     mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,tran] [--letters sdcz] [--holes 40]
+    mpiexec -n 6 python -m mpi4py -m tests.conformance.run --routines "" --vectors 0 --programs llt,lu,inv
 
 Every problem of the tables runs on every grid that has enough processes, and so do random problems of kinds that the
 tables leave out. A problem fails if its scaled residual is above 16, or if it changes memory that it must not touch.
+The programs of factorizations have thresholds of their own.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from rich.table import Table
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, problems, redist, structured, vectors
-from tests.conformance.tables import ERROR_EXITS, GRIDS, error_exits
+from tests.conformance import errors, factors, problems, redist, structured, vectors
+from tests.conformance.tables import ERROR_EXITS, FACTORS, GRIDS, error_exits
 
 ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm", *structured.ROUTINES)
 COMM = MPI.COMM_WORLD
@@ -60,13 +62,16 @@ def main() -> int:
     parser.add_argument("--letters", default="sdcz")
     parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
     parser.add_argument("--vectors", type=int, default=1, help="0 leaves out levels 1 and 2")
+    parser.add_argument("--programs", default=",".join(factors.PROGRAMS), help="of factorizations: llt, lu, inv")
+    parser.add_argument("--redistributions", type=int, default=1, help="0 leaves out gemr2d and trmr2d")
     options = parser.parse_args()
+    options.routines = [name for name in options.routines.split(",") if name]
     start, total = time.monotonic(), dict[str, Counter[str]]()
     failures: list[str] = []
     for nprow, npcol in all_grids(COMM.size):
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
-        for routine in options.routines.split(","):
+        for routine in options.routines:
             for letter in letters_of(routine, options.letters):
                 cases = problems.table(routine, letter)
                 cases += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
@@ -75,14 +80,16 @@ def main() -> int:
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
     run_vectors(options, total, failures)
-    run_redistributions(options, total, failures)
+    run_factors(options, total, failures)
+    if options.redistributions:
+        run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
     report(total, failures, time.monotonic() - start)
     return 1 if failures else 0
 
 
 def count(
-    cases: Sequence[problems.Problem | vectors.Case],
+    cases: Sequence[problems.Problem | vectors.Case | factors.Case],
     texts: list[list[str]],
     fits: bool,
     total: dict[str, Counter[str]],
@@ -100,9 +107,7 @@ def count(
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
     """**Collective.** Every error exit of the routines of level 3."""
-    types = [
-        (routine, letter) for routine in options.routines.split(",") for letter in letters_of(routine, options.letters)
-    ]
+    types = [(routine, letter) for routine in options.routines for letter in letters_of(routine, options.letters)]
     _run_error_exits(types, total, failures)
 
 
@@ -142,6 +147,27 @@ def run_vectors(options: argparse.Namespace, total: dict[str, Counter[str]], fai
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
     _run_error_exits(types, total, failures)
+
+
+def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
+    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits."""
+    programs = [(name, letter) for name in options.programs.split(",") if name for letter in options.letters]
+    for nprow, npcol in all_grids(COMM.size) if programs else []:
+        fits = nprow * npcol <= COMM.size
+        ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
+        grid = Grid(nprow, npcol, "R")
+        for program, letter in programs:
+            cases = factors.table(program, letter) + factors.holes(program, letter, options.holes // 2, grid)
+            texts = [""] * len(cases)
+            if ictxt >= 0:
+                with factors.narrow_panels():
+                    comm = scalapack.comm(ictxt, "A")
+                    texts = [factors.run(case, (ictxt, ictxt), grid, comm).text for case in cases]
+            count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
+        if ictxt >= 0:
+            scalapack.gridexit(ictxt)
+    if programs:
+        _run_error_exits([(routine, letter) for routine in FACTORS for letter in options.letters], total, failures)
 
 
 def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:

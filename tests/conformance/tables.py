@@ -73,9 +73,9 @@ def error_exits(routine: str) -> list[tuple[int, int, object, int]]:
     """
     cases: list[tuple[int, int, object, int]] = []
     for position, name in enumerate(ARGUMENTS[routine].split(), 1):
-        if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE"):
+        if name in ("TRANSA", "TRANSB", "TRANS", "UPLO", "DIAG", "SIDE", "NORM"):
             cases.append((position, 0, "/", -position))
-        elif name in ("M", "N", "K") or re.fullmatch("(I|J|INC)[ABCXY]", name):
+        elif name in ("M", "N", "K", "NRHS") or re.fullmatch("(I|J|INC)[ABCXY]", name):
             cases.append((position, 0, -1, -position))
         elif name.startswith("DESC"):
             for entry, which in enumerate(DESCRIPTOR_ENTRIES, 1):
@@ -129,6 +129,31 @@ ERROR_EXITS |= {
     "atrmv": 54,
 }
 
+_FACTORS = {
+    "potrf": "UPLO N A IA JA DESCA",
+    "potri": "UPLO N A IA JA DESCA",
+    "potrs": "UPLO N NRHS A IA JA DESCA B IB JB DESCB",
+    "posv": "UPLO N NRHS A IA JA DESCA B IB JB DESCB",
+    "getrf": "M N A IA JA DESCA IPIV",
+    "getrs": "TRANS N NRHS A IA JA DESCA IPIV B IB JB DESCB",
+    "gesv": "N NRHS A IA JA DESCA IPIV B IB JB DESCB",
+    "getri": "N A IA JA DESCA IPIV WORK LWORK IWORK LIWORK",
+    "trtri": "UPLO DIAG N A IA JA DESCA",
+    "trtrs": "UPLO TRANS DIAG N NRHS A IA JA DESCA B IB JB DESCB",
+    "pocon": "UPLO N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
+    "gecon": "NORM N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
+    "trcon": "NORM UPLO DIAG N A IA JA DESCA RCOND WORK LWORK IWORK LIWORK",
+}
+"""Arguments of factorizations, solves, inverses and estimates of condition numbers, without INFO."""
+ARGUMENTS |= _FACTORS
+FACTORS = tuple(_FACTORS)
+ERROR_EXITS |= {
+    **dict.fromkeys(("potrf", "potri", "getrf"), 18),
+    **dict.fromkeys(("pocon", "gecon"), 18),
+    **dict.fromkeys(("potrs", "posv", "getrs"), 35),
+    **dict(zip(("gesv", "getri", "trtri", "trtrs", "trcon"), (34, 17, 19, 37, 20), strict=True)),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -176,6 +201,15 @@ LEVEL2 = tuple(
 """UPLO, TRANS, DIAG, M, N, the size of A, blocks, offset, and whether X and Y are rows: P?BLAS2TST.dat.
 
 X is in a 30 x 30 matrix, Y in a 40 x 40 matrix."""
+
+LLT = tuple((n, n) for n in (4, 10, 17, 13, 23, 31, 57)), (2, 3, 4, 5)
+"""(M, N) and NB of xdllt: LLT.dat."""
+LU = tuple(zip((4, 10, 17, 13, 23, 31, 57), (4, 12, 13, 13, 23, 31, 50), strict=True)), (2, 3, 4, 5)
+"""(M, N) and NB of xdlu: LU.dat."""
+NRHS, NBRHS = (1, 3, 9, 28), (1, 3, 5, 7)
+"""Right-hand sides of both, and their blocks."""
+INV = ("GEN", "UTR", "LTR", "UPD", "LPD"), (2, 5, 10, 15, 13, 20, 30, 50), (2, 3, 4, 5, 6, 20)
+"""Kinds of matrices, N, and NB of xdinv: INV.dat."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

@@ -62,7 +62,7 @@ HOSTS = tuple(
     )
 )
 """Tests that run on several hosts, unless others are named."""
-_ALL_BUT_SLOW = "not constant_memory and not real_width and not random_cases"
+_MOST = "not (constant_memory or real_width or random_cases or float16 or complex64 or c_order or sleeps)"
 _SOME = " or ".join(
     (
         *("test_unequal_nodes", "test_nodes"),  # products of every kind, on grids too
@@ -72,7 +72,7 @@ _SOME = " or ".join(
         *("(wrong_product_is_refused and dtype)", "missing_from_context", "disjoint_ranks"),
     )
 )
-ALL_HOSTS = {"2x1": _ALL_BUT_SLOW, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
+ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
 """Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""

@@ -4,6 +4,7 @@
     python tests/harness/run_gpu.py -n 2,4           tests/gpu on 2 and on 4 GPUs
     python tests/harness/run_gpu.py -n 4 -k replays  with arguments of pytest
     PBLAS_SHARE_GPU=1 python tests/harness/run_gpu.py -n 2,8   several ranks on each GPU, which get time slices
+    PBLAS_SHARE_GPU=1 python tests/harness/run_gpu.py --quick  every algorithm, plan and dtype, on 2 and on 8 ranks
 
 MPIEXEC names the launcher, the one of the MPI that mpi4py was built for; see tests/gpu/README.md.
 """
@@ -28,6 +29,12 @@ from tests.gpu.faults.fault_job import KILLED, TIMEOUT  # noqa: E402
 from tests.harness import run  # noqa: E402
 
 SECONDS = 900.0  # of one leg
+QUICK = (
+    "tests/gpu/products/test_matmul.py",
+    *("-k", "test_product or every_algorithm or leaves_the_same_bits or test_empty"),
+)
+"""What --quick runs."""
+QUICK_SECONDS = 240.0  # of one leg of it
 SURVIVORS = TIMEOUT + 8.0  # seconds within which the surviving ranks must raise
 ENVIRONMENT = {
     # A program that uses NVLink multicast and dies can put all GPUs of a host out of service.
@@ -185,7 +192,9 @@ def main() -> int:
     if not number:
         return 1
     shares = os.environ.get("PBLAS_SHARE_GPU") == "1"
-    sizes = options.ranks or [n for n in (1, 2, 4, 8) if n <= number or shares]
+    if options.quick:
+        arguments, options.deadline = [*QUICK, *arguments], min(options.deadline, QUICK_SECONDS)
+    sizes = options.ranks or [n for n in ((2, 8) if options.quick else (1, 2, 4, 8)) if n <= number or shares]
     right = [leg(n, options, arguments) for n in sizes]
     if not arguments:
         largest = max(n for n in sizes)

@@ -7,6 +7,8 @@ The problems are all columns of the level 3 table, and random problems of kinds 
 that has enough processes; then problems that are large enough for timing. The error of a result is counted in units of
 eps (2^-53 in double precision) times the sum of the absolute values of its terms. A result is wrong if its error is
 above 16, or 8 for sums, or if other memory has changed.
+
+Then each library solves with the factors of the other, and both factorizations choose the same pivots.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pblas import scalapack
 from pblas.layouts.grid import Grid
 from tests.conformance import problems
 from tests.conformance.run import ROUTINES, all_grids, run_problems
+from tests.peer import factors
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
@@ -51,7 +54,7 @@ class Column:
         return texts[0] if texts else ""
 
 
-def results(peer: Library, count: int) -> tuple[int, list[str]]:
+def results(peer: Library, routines: list[str], count: int) -> tuple[int, list[str]]:
     """**Collective.** Print the table of results; pblas's number of wrong results, and texts about both."""
     table = Table(title=f"results, {COMM.size} processes", title_justify="left")
     table.add_column("routine")
@@ -59,7 +62,7 @@ def results(peer: Library, count: int) -> tuple[int, list[str]]:
         table.add_column(title, justify="right")
     wrong, failures = 0, []
     grids = [(p, q) for p, q in all_grids(COMM.size) if p * q <= COMM.size]
-    for routine in ROUTINES:
+    for routine in routines:
         for letter in "sdcz":
             ours, theirs, total = Column(), Column(), 0
             for nprow, npcol in grids:
@@ -176,14 +179,18 @@ def times(peer: Library) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20, help="random problems of each routine, type and grid")
+    parser.add_argument("--routines", default=",".join(ROUTINES), help="of levels 3; factorizations run in any case")
     parser.add_argument("--folder", type=Path, default=Path("build/peer"))
     options = parser.parse_args()
     peer = Library(options.folder)
-    wrong, failures = results(peer, options.count)
-    for text in failures[:_SHOWN]:
+    wrong, failures = results(peer, [name for name in options.routines.split(",") if name], options.count)
+    table, more, texts = factors.results(peer)
+    CONSOLE.print(table)
+    for text in [*failures[:_SHOWN], *texts[:_SHOWN]]:
         CONSOLE.print(text, soft_wrap=True)
     times(peer)
-    return 1 if wrong else 0
+    CONSOLE.print(factors.times(peer))
+    return 1 if wrong + more else 0
 
 
 _SHOWN = 5

@@ -18,7 +18,7 @@ from pblas.operations.matmul import plan_matmul
 from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "matmul", "plan", "trace", "layout", "info")
+COMMANDS = ("demo", "matmul", "solve", "plan", "trace", "layout", "info")
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -73,6 +73,8 @@ def test_every_command_has_help_that_fits_a_wide_terminal(command: str, capsys: 
         (["matmul", "a.npy", "b.npy"], "-o/--output"),
         (["matmul", "a.npy", "b.npy", "-o", "d.npy", "--grid", "1x2,2x1,1x1"], "one pair, or one for A and one for B"),
         (["matmul", "a.npy", "b.npy", "-o", "d.npy", "--alpha", "two"], "expected a number"),
+        (["solve", "a.npy", "b.npy"], "-o/--output"),
+        (["solve", "a.npy", "b.npy", "-o", "x.npy", "--assume-a", "her"], "invalid choice: 'her'"),
         (["demo", "--m", "0"], "got '0'"),
     ],
 )

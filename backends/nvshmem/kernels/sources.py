@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from pblas.backends.cuda.kernels.sources import expanded
+from pblas.backends.cuda.pointwise import type_name
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
@@ -30,19 +31,35 @@ KINDS = {
 }
 """The kernels of a family that can be compiled with an epilogue after their last addition."""
 
+_INSTANCES = {"sum": "SUM({}, NoEpilogue)", "all_reduce": "ALL_REDUCE({}, Add, AddScaled)"}
+"""The macro that makes the kernels of a family for one dtype: it takes a suffix, and the types of result and terms."""
+
+ALWAYS = ("elementwise", "copy", "push", "signals")
+"""The files that every context compiles; the others take seconds, and are compiled for plans that need them."""
+
 FILES = {
-    "sum": [f"{kind}_{name}" for name in NAMES.values() for kind in KINDS["sum"]],
     "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "copy": ["copy"],
     "push": ["push"],
-    "all_reduce": [f"{kind}_{name}" for kind in KINDS["all_reduce"] for name in NAMES.values()],
     "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "all_gather_ll") for nbytes in (2, 4, 8)],
     "signals": ["barrier", "wait", "delay"],
+    **{
+        f"{family}_{name}": [f"{kind}_{name}" for kind in KINDS[family]]
+        for family in _INSTANCES
+        for name in NAMES.values()
+    },
 }
-"""The files, and the kernels in each."""
+"""The files, and the kernels in each. Those of sums and all-reduces, one for each dtype, are written by `source`."""
 
-STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"}
+STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"} | {
+    f"{family}_{name}": family for family in _INSTANCES for name in NAMES.values()
+}
 """Files and families that use the argument struct of another one."""
+
+
+def file_of(family: str, dtype: np.dtype[Any], wire: np.dtype[Any]) -> str:
+    """The file of the kernels of "sum" or "all_reduce" for a dtype of the result and one of the terms."""
+    return f"{family}_{NAMES[dtype, wire]}"
 
 
 def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: EpilogueTerms | None) -> Any:
@@ -59,4 +76,10 @@ def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: 
 
 def source(file: str) -> str:
     """CUDA C++ of one of the files."""
-    return expanded(FOLDER / f"{file}.cu")
+    family = STRUCT_OF.get(file)
+    if family not in _INSTANCES or file == "all_gather":
+        return expanded(FOLDER / f"{file}.cu")
+    suffix = file.removeprefix(f"{family}_")
+    types = next(pair for pair, name in NAMES.items() if name == suffix)
+    arguments = ", ".join((suffix, *map(type_name, types)))
+    return expanded(FOLDER / f"{family}.cuh") + _INSTANCES[family].format(arguments) + "\n"

@@ -4,7 +4,7 @@ With r this rank, and part q the elements that rank q combines; each round handl
 
     one_shot        out[:] = x_1[:] + x_2[:] + ... + x_0[:]                    on every rank
     two_shot        out[part r] = x_r+1[part r] + ... + x_r[part r];           out[part q] from rank q
-    reduce_scatter  the first half of it; all-gather is the second half, with x in place of sums
+    reduce_scatter  the first step of two_shot; an all-gather is the second step, of x instead of sums
 
 A rank reads a near rank's pieces in its staging memory, or in its x itself if every rank's x is in a window. It writes
 sums directly into the other ranks' out if these are in windows. Far ranks exchange messages. The order of additions is

@@ -18,7 +18,7 @@ TAG = 1040
 
 
 class Part(NamedTuple):
-    """A panel of which the rows i0..i1-1 are read, and the ranks that read it, without its owner (global)."""
+    """Rows i0..i1-1 of a panel, and the ranks other than its owner that read them (global)."""
 
     panel: Panel
     i0: int
@@ -37,7 +37,7 @@ class BlockColumns:
 
     Args:
         home: the matrix, whose ranks hold all rows of their columns (global).
-        parts: what is read, in order (global).
+        parts: the parts, in the order in which they are read (global).
     """
 
     def __init__(self, home: SourceMatrix, parts: Sequence[Part]) -> None:
@@ -78,7 +78,11 @@ class BlockColumns:
         return matrix[part.i0 : part.i1, panel.j_loc : panel.j_loc + panel.width]
 
     def fetch(self, s: int) -> Array:
-        """Part s, which this rank reads or owns; the rank has been told that it is complete."""
+        """Part s as a local array, after its arrival.
+
+        Args:
+            s: number of a part that this rank reads or owns; its owner has signalled that it is complete (local).
+        """
         if self.is_far(s):
             if s in self._arriving:  # it has elements
                 owner = self._parts[s].panel.owner

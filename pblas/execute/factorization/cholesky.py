@@ -45,8 +45,8 @@ class RunCholesky(RunFactorization):
     ) -> None:
         """C -= L R^H from the diagonal blocks down to row `stop`, in few wide GEMMs.
 
-        One GEMM updates the first half of the columns from the first row of the second half on. What remains is
-        triangles of half as many block columns: above it, and beside it.
+        One GEMM updates the rectangle below the first half of the columns. Two triangles of half as many block columns
+        remain: above the rectangle, and to its right.
 
         Args:
             c: rows after panel k, and the columns of `blocks` (local).

@@ -19,6 +19,8 @@ from pblas.execute.redistribution.transfer import SourceMatrix
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
@@ -53,6 +55,8 @@ class RunFactorization(ABC):
         self._end = plan.w.local_shape(self._rank)[1]
         self.info = 0
         """LAPACK's INFO of the last execution, equal on all ranks (global)."""
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.w: Array
         """This rank's part of W (local)."""
 
@@ -96,6 +100,8 @@ class RunFactorization(ABC):
                 first = after
             if panel is not None and first < self._end:
                 self.update(s, panel, first, self._end)
+            if self.progress is not None and s + 1 < len(self._steps):
+                self.progress(1 - (1 - self._steps[s].stop / self._steps[-1].stop) ** 3)  # n^3 is left of n columns
         self._columns.sent()
         for transfer, _ in self._signals:
             self._backend.wait(transfer.done, "sending headers of panels")
@@ -124,7 +130,7 @@ class RunFactorization(ABC):
         """
 
     def header(self, panel: Panel) -> Array:
-        """What all ranks are told of a panel besides INFO: numbers of 32 bits; a view, to write or read (local)."""
+        """The integers of 32 bits that the owner of a panel sends to all ranks beside INFO; a view (local)."""
         return np.empty(0, np.intc)
 
     def stops(self, info: int) -> bool:

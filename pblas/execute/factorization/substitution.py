@@ -9,6 +9,8 @@ from pblas.execute.redistribution.transfer import SourceMatrix
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.dtypes import Array
@@ -58,6 +60,8 @@ class RunSubstitution:
             ],
         )
         self._solves = plan.needs(self._rank)
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work after each panel but the last; None for no calls (local)."""
 
     @property
     def workspace_nbytes(self) -> int:
@@ -87,6 +91,8 @@ class RunSubstitution:
                 part = self._columns.fetch(s)
                 self._columns.request(s + 1)
                 self._solve(sweep, panel, part, x.x)
+                if self.progress is not None and s + 1 < len(self._steps):
+                    self.progress((s + 1) / len(self._steps))
         self._columns.sent()
         self._home.release()
         if x.pivots is not None and x.backward:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.dtypes import Array
@@ -47,6 +49,8 @@ class RunTsqr:
     def __init__(self, plan: TsqrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self._plan, self._backend, self._arrays, self._dtype = plan, backend, backend.arrays, dtype
         self._chunks, self._merges = plan.chunks(backend.rank), plan.merges(backend.rank)
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work; it has one step, whose end the caller reports (local)."""
         self.tree: Tree
         """The rest of Q of the last execution (local)."""
 

@@ -72,7 +72,15 @@ class BlockCopy:
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        """Put its elements from x to out; each array is a SOURCE, PACKED or TARGET."""
+        """Put the elements of the message from x to out.
+
+        Args:
+            x: array that is read (local).
+            origin: kind of x: SOURCE or TARGET for a local array, PACKED for a message (local).
+            out: array that is written (local).
+            goal: kind of out (local).
+            put: how elements are combined with those of out (local).
+        """
         if self._mask is not None:
             self._copy_masked(self._mask, x, origin, out, goal, put)
             return

@@ -27,7 +27,7 @@ class Completion:
     Args:
         backend: the ranks and their memory (global).
         place: placement of the matrix (global).
-        structure: which triangle is read, and what the other one holds (global).
+        structure: the triangle that is read, and the contents of the other one (global).
         dtype: of the matrix (global).
         order: storage order of the local arrays, "F" or "C" (global).
     """
@@ -83,7 +83,7 @@ class Completion:
 
 
 def meet(backend: Any, tag: int, what: str) -> None:
-    """Wait for all near ranks: what each has written or read in shared memory before is done (local).
+    """Wait until all near ranks have finished their earlier accesses to shared memory (local).
 
     Args:
         backend: the ranks (global).
@@ -120,7 +120,7 @@ class RunCompleted:
         return self._completion.workspace_nbytes + self._inner.workspace_nbytes
 
     def _completed(self, x: Operands) -> Operands:
-        """The operands with the completed matrix in place of the triangle (local)."""
+        """The operands, the triangle replaced by the completed matrix (local)."""
         matrix = self._completion.matrix
         return replace(x, left=matrix) if self._is_left else replace(x, right=matrix)
 

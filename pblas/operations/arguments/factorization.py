@@ -58,7 +58,7 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
 
 
 def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
-    """A dtype that can be factored; DTypeError for dtypes of 16 bits, and for those that pblas does not multiply."""
+    """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(verb, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
         raise errors.DTypeError(

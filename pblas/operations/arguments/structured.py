@@ -33,7 +33,7 @@ StructuredPlan = RankUpdate | SymmetricProduct | TriangularProduct
 
 
 class StructuredRequest(NamedTuple):
-    """The arguments of a call, not checked yet; those that a routine does not have keep their defaults."""
+    """The unchecked arguments of a call; arguments that a routine lacks keep their defaults."""
 
     verb: str
     routine: Routine

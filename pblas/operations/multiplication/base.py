@@ -145,7 +145,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
         return self._local(*execution[:3], result, execution.operands)
 
     def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
-        """Apply the epilogue to D, unless the executor has done so (local)."""
+        """Apply the epilogue to D = alpha op(A) op(B) + beta C, unless the executor has done so (local)."""
         if self._epilogue is not None and not self._is_fused:
             local, operands = result.stored("execute"), execution.operands or {}
             finish(runtime.backend, self._epilogue.epilogue, local, operands, local, execution.stream)

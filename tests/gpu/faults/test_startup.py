@@ -112,9 +112,9 @@ def test_library_starts_once_per_process() -> None:
     assert library is not None
     pblas.init_nvshmem()
     assert running() is library
-    with pytest.raises(BackendError, match="NVSHMEM runs already"):
+    with pytest.raises(BackendError, match="NVSHMEM already runs"):
         pblas.init_nvshmem(nbytes=library.nbytes + (1 << 40))
-    with pytest.raises(BackendError, match="NVSHMEM runs already"):
+    with pytest.raises(BackendError, match="NVSHMEM already runs"):
         pblas.init_nvshmem(device=library.device.index + 1)
 
 

@@ -31,6 +31,7 @@ from pblas.backends.nvshmem.kernels import (
     pulling_ctas,
     push_counter_nbytes,
 )
+from pblas.backends.nvshmem.kernels.sources import ALWAYS, FILES
 from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 from pblas.backends.push_engine import Finish
 from pblas.epilogues import parse
@@ -56,6 +57,9 @@ PADDINGS = ((0, 0), (8, 0), (3, 0), (8, 1), (0, 1))  # of the lines, and before 
 def kernels() -> Kernels:
     library = Kernels()
     library.load(0)
+    for file in FILES:
+        if file not in ALWAYS:
+            library.require(0, file)
     cupy.cuda.runtime.deviceSynchronize()
     return library
 

@@ -93,10 +93,57 @@ def test_matmul_writes_the_product_of_numpy(options: str, folder: Path, capsys: 
     assert ("d.npy: 23 x 29 float64" in out) == (RANK == 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "shape", "output"),
+    [
+        ("gen", "float64", (300,), "x.npy"),  # enough columns for two ranks
+        ("pos", "complex128", (300, 3), "x.npy"),
+        ("gen", "complex64", (9, 2), "x.h5"),
+        ("pos", "float32", (9,), "x.h5"),
+        ("gen", "float64", (0,), "x.npy"),
+    ],
+)
+def test_solve_writes_the_solution_of_numpy(
+    kind: str, dtype: str, shape: tuple[int, ...], output: str, folder: Path, capsys: Capture
+) -> None:
+    n = shape[0]
+    a, b = random((n, n), dtype) + n * np.eye(n, dtype=dtype), random((n, 3), dtype)[:, : (*shape, 1)[1]].reshape(shape)
+    hermitian = ((a + a.conj().T) / 2).astype(dtype)
+    stored = np.where(np.tri(n, dtype=bool), hermitian, np.asarray(np.nan, dtype)) if kind == "pos" else a
+    paths = save(folder / "a.npy", np.asfortranarray(stored)), save(folder / "b.npy", b), str(folder / output)
+    assert main(["solve", paths[0], paths[1], "-o", paths[2], "--assume-a", kind]) == 0
+    assert ("solved in" in (printed(capsys) or "")) == (RANK == 0)
+    if output == "x.npy":
+        x = np.load(paths[2])
+        assert x.shape == shape
+    else:
+        with h5py.File(paths[2], "r") as file:
+            x = file["data"][...].reshape(shape)
+    assert x.dtype == b.dtype
+    expected = np.linalg.solve(hermitian if kind == "pos" else a, b) if n else b
+    np.testing.assert_allclose(x, expected, rtol=0, atol=30 * n * np.finfo(dtype).eps * abs(expected).max(initial=0))
+
+
+def test_solve_reports_matrices_that_cannot_be_solved(folder: Path, capsys: Capture) -> None:
+    a = save(folder / "a.npy", np.zeros((8, 8)))
+    for kind, expected in (
+        ("gen", "solve: A is singular"),
+        ("pos", "; from the shell, --assume-a gen solves it by LU"),
+    ):
+        assert main(["solve", a, a, "-o", str(folder / "x.npy"), "--assume-a", kind]) == 1
+        assert (expected in capsys.readouterr().err) == (RANK == 0)
+    assert not (folder / "x.npy").exists()
+
+
 @pytest.mark.openmpi
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
+        ("solve b.npy b.npy -o x.npy", "solve: A is 9 x 8; it must be square"),
+        ("solve a.npy none.npy -o x.npy", "No such file"),
+        ("solve integers.npy a.npy -o x.npy", "; from the shell, --dtype gives all matrices one"),
+        ("solve a.npy vector.npy -o x.npy", "B has 3 rows"),
+        ("solve a.npy a.npy -o x.txt", "x.txt ends in '.txt'"),
         ("demo --a a.npy --b b.npy", "disagree on K"),
         ("matmul none.npy a.npy -o d.npy", "No such file"),
         ("matmul a.npy a.npy -o none/d.npy", "there is no folder"),
@@ -111,6 +158,8 @@ def test_a_refusal_is_one_line_of_rank_0(
 ) -> None:
     save(folder / "a.npy", random((8, 8)))
     save(folder / "b.npy", random((9, 8)))
+    save(folder / "integers.npy", np.eye(8, dtype=int))
+    save(folder / "vector.npy", np.zeros(3))
     monkeypatch.chdir(folder)
     assert main(line.split()) == 1
     assert_one_error(capsys, expected)

@@ -128,7 +128,7 @@ def test_library_starts_once_and_stops_once(library: Library) -> None:
     assert start() is started
     assert start(nbytes=SLAB, device=0) is started
     raises_on_all_ranks(BackendError, f"with {SLAB} bytes", partial(start, nbytes=2 * SLAB))
-    raises_on_all_ranks(BackendError, "device=1 is asked for", partial(start, device=1))
+    raises_on_all_ranks(BackendError, "device=1 was requested", partial(start, device=1))
     started.stop()
     started.stop()
     assert library.ended == 1
@@ -141,8 +141,8 @@ def test_library_starts_once_and_stops_once(library: Library) -> None:
 def test_settings_that_a_running_library_refuses_on_one_rank_are_refused_by_all(library: Library) -> None:
     started = start(nbytes=SLAB)
     wishes: list[tuple[type[Exception], str, dict[str, Any]]] = [
-        (BackendError, f"where {2 * SLAB} are asked for", {"nbytes": 2 * SLAB}),
-        (BackendError, "device=1 is asked for", {"device": 1}),
+        (BackendError, f"but {2 * SLAB} were requested", {"nbytes": 2 * SLAB}),
+        (BackendError, "device=1 was requested", {"device": 1}),
         (pblas.ArgumentError, "nbytes must be", {"nbytes": 0}),
     ]
     for kind, text, wish in wishes:
@@ -311,7 +311,7 @@ def test_another_gpu_than_the_one_it_runs_on_is_refused_on_all(library: Library)
     for wrong in some_wrong():
         agreement = exchange_over(0)
         device = 1 if COMM.rank in wrong else None
-        raises_on_all_ranks(BackendError, "device=1 is asked for", lambda: join(agreement, device))  # noqa: B023
+        raises_on_all_ranks(BackendError, "device=1 was requested", lambda: join(agreement, device))  # noqa: B023
         give_back(agreement)
     assert library.allocated == 1
 

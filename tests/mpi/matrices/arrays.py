@@ -34,14 +34,26 @@ def placed(ctx: Context, array: Array, desc: MatrixDescriptor, gap: int = 0) -> 
     m_loc, n_loc = desc.local_shape(ctx.rank)
     fast, slow = (m_loc, n_loc) if desc.order == "F" else (n_loc, m_loc)
     buffer = np.full((slow, fast + gap), np.nan, array.dtype)
-    local = buffer[:, :fast]
-    local = local.T if desc.order == "F" else local
     rows, columns = (
         np.array([g for start, stop in ranges for g in range(start, stop)], int)
         for ranges in desc.global_ranges(ctx.rank)
     )
-    local[...] = array[np.ix_(rows, columns)]
-    return ctx.from_local(local, desc)
+    part = array[np.ix_(rows, columns)]
+    buffer[:, :fast] = part.T if desc.order == "F" else part
+    local = on_device(ctx, buffer)[:, :fast]
+    return ctx.from_local(local.T if desc.order == "F" else local, desc)
+
+
+def on_device(ctx: Context, host: Array) -> Array:
+    """The array itself, or on a context of GPUs a copy on this rank's GPU (local)."""
+    if ctx.runtime.backend.name == "mpi":
+        return host
+    import cupy
+
+    copy: Array = cupy.empty(host.shape, host.dtype, "C" if host.flags.c_contiguous else "F")
+    if host.size:
+        copy.data.copy_from_host(host.ctypes.data, host.nbytes)  # type: ignore[attr-defined]  # CuPy's pointer
+    return copy
 
 
 def some_matrix(ctx: Context, seed: int, dtype: str, shape: tuple[int, int] | None = None) -> tuple[DistMatrix, Array]:

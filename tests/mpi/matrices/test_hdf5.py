@@ -34,14 +34,14 @@ from tests.common.ranks import (
     collected,
     culprits,
     entries,
+    few,
     layouts,
     raises_on_all_ranks,
     some_wrong,
-    upto_three,
 )
 from tests.mpi.matrices.arrays import some_matrix
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 
 import pblas
 from pblas import ArgumentError, Context, DTypeError, FileFormatError, MatrixDescriptor
-from tests.common.ranks import COMM, check_product, outcome_of, raises_on_all_ranks, upto_three
+from tests.common.ranks import COMM, check_product, few, outcome_of, raises_on_all_ranks
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 MAGIC = b"\x93NUMPY"
 

@@ -11,9 +11,9 @@ import pytest
 
 import pblas
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor, WorkspaceError
-from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks, upto_three
+from tests.common.ranks import COMM, check_product, few, raises_on_all_ranks, same_on_all_ranks
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 P = COMM.size
 LONG = 1 << 50

@@ -17,7 +17,7 @@ from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchErr
 from pblas.plans.reduction import ReductionPlan
 from tests.common.gauge import NAMES, Array, dtype_of, eps_of
 from tests.common.ranks import Contexts, few, raises_on_all_ranks, same_on_all_ranks
-from tests.mpi.matrices.arrays import Mistake, check_mistake, placed, some_descriptor, some_matrix, wide
+from tests.mpi.matrices.arrays import Mistake, check_mistake, on_device, placed, some_descriptor, some_matrix, wide
 
 pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message", "mixed")
@@ -155,7 +155,7 @@ def test_a_copy_of_a_replicated_matrix_is_not_counted(contexts: Contexts) -> Non
         desc = MatrixDescriptor(5, 4, 2, 2, grid, rsrc, csrc)
         first = ctx.rank == 0
         local = np.full(desc.local_shape(ctx.rank), 2.0 if first else np.nan, order="F")
-        a = ctx.from_local(local, desc)
+        a = ctx.from_local(on_device(ctx, local), desc)
         assert same_on_all_ranks(float(a.sum())) == 40.0
         assert float(a.norm()) == math.sqrt(80.0)
         assert float(a.max()) == 2.0

@@ -10,9 +10,9 @@ import pytest
 
 import pblas
 from pblas import Context, Grid, MatrixDescriptor
-from tests.common.ranks import COMM, collected, culprits, upto_three
+from tests.common.ranks import COMM, collected, culprits, few
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 M = np.arange(12.0).reshape(3, 4)
 S: Any = np.str_
 

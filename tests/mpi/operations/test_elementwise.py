@@ -217,7 +217,8 @@ def test_operators_are_those_of_numpy(ctx: pblas.Context, name: str) -> None:
     check_close(A.real, wide(a).real, np.empty(0, dtype).real.dtype)
     check_close(A.imag, wide(a).imag, np.empty(0, dtype).real.dtype)
     copy = A.H.copy()
-    assert not np.may_share_memory(copy.stored(""), A.stored(""))
+    addresses = {ctx.runtime.backend.address(x.stored("")) for x in (copy, A) if x.stored("").size}
+    assert len(addresses) in {0, 2}
     assert np.array_equal(collected(copy), a.conj().T)
     assert copy.desc == A.desc.T
 

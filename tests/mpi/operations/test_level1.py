@@ -14,10 +14,10 @@ import pblas
 from pblas import Context, DistMatrix, blas
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
 from tests.common.gauge import NAMES, Array, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import placed, some_descriptor, wide
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message")
 LENGTHS = (0, 1, 2, 7, 16, 33)
 

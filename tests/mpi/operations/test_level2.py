@@ -14,11 +14,11 @@ from pblas import Context, DistMatrix, MatrixDescriptor, blas
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from tests.common.gauge import THRESHOLD, Array, applied, entries, gauge
-from tests.common.ranks import Contexts, collected, raises_on_all_ranks, same_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import placed, some_descriptor
 from tests.mpi.operations.test_level1 import some_vector
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message")
 NAMES = ("float32", "float64", "complex64", "complex128")
 SIZES = (1, 2, 7, 8, 33, 70)

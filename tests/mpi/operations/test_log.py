@@ -13,13 +13,13 @@ import pytest
 import pblas
 from pblas import MatrixDescriptor
 from pblas.backends.mpi import shared_windows
-from tests.common.ranks import COMM, Contexts, one_host, upto_three
+from tests.common.ranks import COMM, Contexts, few, one_host
 
 SETTINGS = ("shared", "message", "mixed", "push")
 P = COMM.size
 ROWS, COLUMNS = MatrixDescriptor.row_wise(9, 9, P), MatrixDescriptor.column_wise(9, 9, P)
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 
 class Records(logging.Handler):

@@ -34,7 +34,7 @@ def check(a: Any, x: Any, b: Any) -> None:
         assert ratio(x - q @ (q.conj().T @ x), n, max(norm1(x), 1e-300), dtype=a.dtype) <= MOST
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_solutions_of_any_layout(contexts: Contexts, seed: int) -> None:
     rng = random.Random(seed)
     dtype, ctx = dtype_of(NAMES[seed % 4]), contexts[rng.choice(SETTINGS)]

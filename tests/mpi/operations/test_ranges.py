@@ -11,10 +11,10 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
-from tests.common.ranks import COMM, check_product, open_context, raises_on_all_ranks, upto_three
+from tests.common.ranks import COMM, check_product, few, open_context, raises_on_all_ranks
 
 P = COMM.size
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 
 
 class Nvtx:

@@ -315,4 +315,4 @@ def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
             assert f"{planned.plan.max_received_nbytes:,} bytes" in text
             expected = "nothing" if p == 1 else words[name]
             assert expected in text or (name == "mixed" and p == 2 and "in place" in text)
-            assert "Trapezoid" in text
+            assert "upper triangle" in text

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import pblas
 from pblas import MatrixDescriptor, linalg
+from pblas.operations.progress import Progress
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of, eps_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.mpi.operations.test_redistribution import Guarded
 
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message")
+KINDS: tuple[Literal["gen", "pos"], ...] = ("gen", "pos")
 P = COMM.size
 SIZES = (0, 1, NB, 2 * NB + 1, 33)
 
@@ -62,9 +65,57 @@ def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
         if n:
             assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
             assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
-            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond(matrix.norm(1))))
+            estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond()))
             assert 1 - bound <= estimate * condition <= 10
+            assert float(linalg.lu_factor(matrix).rcond(2 * matrix.norm(1))) == estimate / 2
             assert float(linalg.matrix_norm(matrix, ord=1)) == pytest.approx(norm1(a), rel=n * eps)
+
+
+@pytest.mark.parametrize("home", ["shared", "own"])
+@pytest.mark.parametrize("by", ["columns", "rows"])
+def test_a_matrix_that_may_be_overwritten_is_factored_in_place(contexts: Contexts, home: str, by: str) -> None:
+    """In block columns that peers reach; the result has the same bits anywhere, and nothing beside A is touched."""
+    n, dtype = 3 * NB + 4, np.dtype(np.complex128)
+    a, b = positive(n, dtype), general(n, 2, dtype)
+    for name, ctx in contexts.items():
+        whole = (
+            MatrixDescriptor.column_wise(n + 2, n, P, nb=NB)
+            if by == "columns"
+            else MatrixDescriptor.row_wise(n + 2, n, P)
+        )
+
+        def guarded() -> Guarded:
+            matrix = Guarded(ctx, whole, dtype, (1, n + 1, 0, n), home)  # noqa: B023
+            matrix.fill(a)
+            return matrix
+
+        kept = guarded()
+        factor, triangle, inverse = linalg.lu_factor(kept.view), linalg.cholesky(kept.view), linalg.inv(kept.view)
+        solutions = [linalg.solve(kept.view, b[:, 0], assume_a=kind) for kind in KINDS]
+        kept.check_untouched()
+        in_place = P == 1 or (by == "columns" and (home == "shared" or name == "message"))
+
+        g = guarded()
+        overwritten = linalg.lu_factor(g.view, overwrite_a=True)
+        lu = collected(factor.lu())
+        assert np.array_equal(collected(overwritten.lu()), lu)
+        assert np.array_equal(collected(g.view), lu if in_place else a)
+        assert overwritten.rcond() == factor.rcond()
+        g.check_untouched_outside()
+        for call, expected in ((linalg.cholesky, triangle), (linalg.inv, inverse)):
+            g = guarded()
+            view = g.view
+            assert call(view, overwrite_a=True) is view
+            assert np.array_equal(collected(g.view), collected(expected))
+            g.check_untouched_outside()
+        for kind, x in zip(KINDS, solutions, strict=True):
+            g = guarded()
+            assert np.array_equal(linalg.solve(g.view, b[:, 0], assume_a=kind, overwrite_a=True), x)
+            g.check_untouched_outside()
+            assert np.array_equal(collected(g.view), a) == (not in_place)
+        conjugated = guarded()
+        assert np.array_equal(collected(linalg.inv(conjugated.view.H.T, overwrite_a=True)), collected(inverse).conj())
+        conjugated.check_untouched()
 
 
 def test_many_factorizations_take_constant_memory(ctx: pblas.Context) -> None:
@@ -90,8 +141,59 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),
             (pblas.MismatchError, "", lambda a: linalg.solve(square, square, assume_a="pos" if a else "gen")),
+            (pblas.ArgumentError, "overwrite_a must", lambda a: linalg.inv(square, overwrite_a="yes" if a else False)),  # type: ignore[arg-type]
+            (pblas.MismatchError, "", lambda a: linalg.lu_factor(square, overwrite_a=a)),
         ]
         for kind, text, call in cases:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
     raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.solve(np.eye(6), np.ones(6)))  # type: ignore[arg-type]
     assert linalg.solve(square, np.arange(6.0)).tolist() == list(range(6))
+
+
+def test_progress_is_told_on_rank_0_only(
+    ctx: pblas.Context, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """A function gets each stage's done part, which ends at 1; its exception is raised on all ranks, after the work."""
+    monkeypatch.setattr("pblas.operations.progress._INTERVAL", 0.0)
+    monkeypatch.setattr("pblas.operations.progress._INTERVAL_OF_LOGS", 0.0)
+    a, b = ctx.from_global(positive(33, np.dtype(float)), root=None), np.ones(33)
+    told: list[tuple[str, float]] = []
+
+    def tell(stage: str, done: float) -> None:
+        told.append((stage, done))
+
+    calls: dict[Any, list[str]] = {
+        lambda progress: linalg.solve(a, b, progress=progress): ["factor", "solve"],
+        lambda progress: linalg.solve(a, a, assume_a="pos", progress=progress): ["factor", "solve"],
+        lambda progress: linalg.inv(a, progress=progress): ["factor", "invert"],
+        lambda progress: linalg.cholesky(a, progress=progress): ["factor"],
+        lambda progress: linalg.lu_factor(a, progress=progress).solve(b, progress=progress): ["factor", "solve"],
+        lambda progress: linalg.cho_factor(a, progress=progress).inv(progress=progress): ["factor", "invert"],
+    }
+    for call, stages in calls.items():
+        told.clear()
+        call(tell)
+        assert list(dict.fromkeys(stage for stage, _ in told)) == (stages if ctx.rank == 0 else [])
+        for stage in stages if ctx.rank == 0 else []:
+            parts = [done for name, done in told if name == stage]
+            assert parts == sorted(parts)
+            assert parts[-1] == 1.0
+            assert P == 1 or parts[0] < 1
+        assert capsys.readouterr().err == ""
+        call(True)
+        err = capsys.readouterr().err
+        assert all(f"{stage} 100%" in err for stage in stages) == (ctx.rank == 0)
+        call(False)
+        raises_on_all_ranks(pblas.PblasError, "ZeroDivisionError", lambda: call(lambda *_: 1 / 0))  # noqa: B023
+    raises_on_all_ranks(pblas.ArgumentError, "progress must be", lambda: linalg.inv(a, progress="yes"))  # type: ignore[arg-type]
+
+
+def test_progress_is_reported_a_few_times_a_second(ctx: pblas.Context) -> None:
+    now, told = [0.0], list[float]()
+    with Progress("x", ctx.runtime, lambda _, done: told.append(done), clock=lambda: now[0]) as reports:
+        report = reports.stage("factor")
+        for i in range(1000):
+            now[0] += 2.0**-7
+            if report is not None:
+                report(i / 1000)
+    assert len(told) == (1000 * 4 // 128 if ctx.rank == 0 else 0)

@@ -159,17 +159,18 @@ def test_a_new_result_is_0_outside_the_triangle(contexts: Contexts) -> None:
 def test_planned_twins_run_again_and_explain(contexts: Contexts) -> None:
     ctx = contexts["shared"]
     a, b = ctx.random((64, 64), seed=1), ctx.random((64, 64), seed=2)
-    for plan, matrices in (
-        (blas.plan_syrk(a), (a,)),
-        (blas.plan_syr2k(a, b), (a, b)),
-        (blas.plan_symm(a, b), (a, b)),
-        (blas.plan_trmm(a, b), (a, b)),
+    for plan, matrices, named in (
+        (blas.plan_syrk(a), (a,), "op(A) and op(A)^T"),
+        (blas.plan_syr2k(a, b), (a, b), "op(B)^T"),
+        (blas.plan_symm(a, b), (a, b), "completed"),
+        (blas.plan_trmm(a, b), (a, b), "op(A) and B"),
     ):
         with plan:
             first, again = (whole(plan.execute(*matrices)) for _ in range(2))
             assert np.array_equal(first, again)
             assert "flops" in plan.explain()
             assert "lower bound" in plan.explain()
+            assert named in plan.explain()
             assert plan.plan.simulate("laptop").seconds > 0
             assert plan.workspace_nbytes <= plan.plan.workspace_nbytes + 4096
 

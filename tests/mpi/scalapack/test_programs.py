@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pblas import scalapack
@@ -11,12 +12,12 @@ from tests.common.ranks import COMM
 
 pytestmark = pytest.mark.mpi
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "scalapack" / "pdgemm.py"
+FOLDER = Path(__file__).parents[3] / "examples" / "scalapack"
 
 
-def example() -> Any:
-    """The translated program as a module, whose main() has not run."""
-    spec = importlib.util.spec_from_file_location("example_pdgemm", EXAMPLE)
+def example(name: str) -> Any:
+    """A translated program as a module, whose main() has not run."""
+    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -26,7 +27,7 @@ def example() -> Any:
 
 def test_the_program_prints_the_elements_of_the_product(capsys: pytest.CaptureFixture[str]) -> None:
     """`make peer` compares its output with that of the Fortran program."""
-    program = example()
+    program = example("pdgemm")
     program.main()
     out = capsys.readouterr().out
     if COMM.rank:
@@ -38,6 +39,19 @@ def test_the_program_prints_the_elements_of_the_product(capsys: pytest.CaptureFi
         element = sum(((i + 2 * l) % 7 - 3) * ((3 * l + j) % 5 - 2) for l in range(1, program.k + 1))
         expected.append(f"C({i:4d},{j:4d}) ={element:10.1f}")
     assert out.splitlines() == expected
+
+
+def test_the_program_prints_the_elements_of_the_solution(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as the Fortran program, as `make peer` checks."""
+    program = example("pdgesv")
+    program.main()
+    out = capsys.readouterr().out
+    if COMM.rank:
+        assert out == ""
+        return
+    i = np.arange(1, program.n + 1)
+    x = np.linalg.solve((i[:, None] + 2 * i) % 7 - 3 + 20 * np.eye(program.n), i % 5)
+    assert out.splitlines() == [f"x({j + 1:4d}) ={x[j]:11.8f}" for j in range(0, program.n, 166)]
 
 
 def test_exit_ends_every_grid() -> None:

@@ -11,12 +11,12 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.layouts.grid import Grid
 from tests.common.gauge import entries
-from tests.common.ranks import COMM, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong, upto_three
+from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, vectors
 from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import ERROR_EXITS, error_exits
 
-pytestmark = [pytest.mark.mpi, upto_three]
+pytestmark = [pytest.mark.mpi, few]
 SHAPE = max(grids(COMM.size), key=min)
 GRID = Grid(*SHAPE, "R")
 

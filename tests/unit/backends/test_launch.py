@@ -253,8 +253,7 @@ a = ctx.random(MatrixDescriptor.row_wise(12, 12, ctx.nprocs))
 TRACEBACK = "Traceback (most recent call last):"
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", ERRORS)
+@pytest.mark.parametrize(("name", "form"), [(name, list(FORMS)[i % 2]) for i, name in enumerate(ERRORS)])
 def test_an_error_of_all_ranks_prints_one_traceback(tmp_path: Path, form: str, name: str) -> None:
     call, text, printer = ERRORS[name]
     ended = job(tmp_path, f"{BROKEN}print(f'I am {{ctx.rank}}', flush=True)\nwith ctx:\n    {call}\n", form)

@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 import pblas
-from pblas import Grid, MatrixDescriptor, linalg
+from pblas import Grid, MatrixDescriptor, blas, linalg
 from tests.common.pages import PAGES, ROOT, RUN, Block, blocks_of, running
 
 PICTURES = [block for page in PAGES for block in blocks_of(page) if block.language == "{layout}"]
@@ -59,6 +59,10 @@ def test_the_glossary_defines_every_row_of_explain() -> None:
         pblas.plan_matmul(rows, rows, dtype="float64").explain(),
         pblas.plan_redistribution(rows, rows.T, trans="T", dtype="float64").explain(),
         linalg.plan_lu(rows, dtype="float64").explain(),
+        blas.plan_syr2k(rows, rows, dtype="float64").explain(),
+        blas.plan_symm(rows, rows, dtype="float64").explain(),
+        blas.plan_trmm(rows, rows, dtype="float64").explain(),
+        blas.plan_trsm(rows, rows, dtype="float64").explain(),
         "\n".join(line for line in elementwise.splitlines() if line.split()[0] not in ("x", "y", "s")),
     ]
     rows_of_plans = [line for text in texts for line in text.splitlines()[1:] if line[2] != " "]  # else it goes on

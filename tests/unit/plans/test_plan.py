@@ -66,7 +66,7 @@ def reductions(kind: type[GemmReduceScatter]) -> list[GemmReduceScatter]:
                 m, n, k, "float32", nprocs, Distribution("columns", inner), Distribution("rows", inner), d
             )
             plans.append(kind(product.T if transposed else product, "", transposed, chunks))
-    return plans[::3]
+    return plans[::7]  # every kind of plan: the period has no factor in common with those of the arguments
 
 
 def test_gather_multiplies_every_shard_once_on_every_rank_that_takes_part() -> None:
@@ -118,7 +118,7 @@ def nodes_of(sizes: tuple[int, ...]) -> list[range]:
 
 
 def test_a_node_receives_a_shard_of_another_node_once() -> None:
-    for plan in all_gathers():
+    for plan in all_gathers()[::5]:
         for sizes in node_sizes(plan.product.nprocs):
             received = []
             for node in nodes_of(sizes):

@@ -1,0 +1,100 @@
+"""The laws of arrays and of PBLAS's levels 1 to 3 on GPUs: those of tests/mpi, with NVSHMEM and with messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pblas
+from tests.gpu.products.general import context
+from tests.gpu.products.products import Placed
+from tests.mpi.matrices.test_constructors import (  # noqa: F401 - pytest runs the imported tests on GPUs
+    test_a_replicated_matrix_is_whole_on_every_rank,
+    test_filled_matrices_are_those_of_numpy,
+    test_parts_are_stacked_in_the_order_of_ranks,
+    test_random_numbers_do_not_depend_on_the_layout,
+    test_views_are_like_matrices,
+)
+from tests.mpi.matrices.test_indexing import (  # noqa: F401
+    test_an_index_selects_what_is_assigned,
+    test_an_overlapping_value_is_copied_first,
+    test_assignment_is_that_of_numpy,
+    test_assignment_promotes_and_converts,
+    test_elements_are_read_on_all_ranks,
+    test_keys_select_views,
+    test_triangles_and_stacks_are_those_of_numpy,
+)
+from tests.mpi.matrices.test_reductions import (  # noqa: F401
+    test_a_copy_of_a_replicated_matrix_is_not_counted,
+    test_empty_matrices_are_reduced_as_by_numpy,
+    test_extremes_propagate_nan_and_name_the_first_place,
+    test_norms_neither_overflow_nor_underflow,
+    test_norms_of_infinities_and_nan_are_those_of_numpy,
+    test_reductions_are_those_of_numpy,
+    test_vdot_takes_any_two_layouts,
+)
+from tests.mpi.operations import test_elementwise
+from tests.mpi.operations.test_elementwise import (  # noqa: F401
+    test_any_layouts_give_what_numpy_gives,
+    test_astype_converts_and_rounds_once,
+    test_augmented_assignment_writes_in_place,
+    test_operators_are_those_of_numpy,
+    test_special_numbers_are_results,
+    test_the_result_may_be_an_operand_whatever_the_layouts,
+)
+from tests.mpi.operations.test_level1 import (  # noqa: F401
+    test_nrm2_neither_overflows_nor_underflows,
+    test_sums_and_extremes_are_those_of_numpy,
+    test_updates_are_those_of_numpy_and_nothing_else_changes,
+)
+from tests.mpi.operations.test_level2 import (  # noqa: F401
+    test_alpha_0_reads_neither_matrix_nor_vector_and_beta_0_does_not_read_y,
+    test_products_are_those_of_numpy,
+    test_results_may_replace_the_operands,
+    test_updates_are_those_of_numpy,
+)
+from tests.mpi.operations.test_structured import (  # noqa: F401
+    test_either_triangle_gives_the_same_product,
+    test_of_any_layouts,
+    test_syrk_is_the_triangle_of_the_product,
+    test_trmm_is_the_product_with_the_triangle,
+)
+from tests.mpi.operations.test_trsv import test_the_backward_error_is_small  # noqa: F401
+
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+
+
+class Contexts(dict[str, pblas.Context]):
+    """A context of GPUs for each transport of the laws; a test of another transport is skipped."""
+
+    def __missing__(self, transport: str) -> pblas.Context:
+        pytest.skip(f"transport {transport} is one of CPUs")
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[dict[str, pblas.Context]]:
+    with context("nvshmem") as pushing, context("cuda") as sending:
+        yield Contexts(shared=pushing, message=sending)
+
+
+@pytest.fixture(scope="module")
+def ctx(contexts: dict[str, pblas.Context]) -> pblas.Context:
+    return contexts["shared"]
+
+
+class Guarded(Placed):
+    """As tests.mpi.operations.test_redistribution.Guarded, on a GPU."""
+
+    def __init__(self, ctx: pblas.Context, desc: Any, dtype: Any, place: Any = None, home: str = "own") -> None:
+        super().__init__(ctx, desc, place or (0, desc.m, 0, desc.n), dtype, "w" if home == "shared" else "u", 3)
+
+    def remember(self) -> bytes:
+        """All memory, poison included."""
+        return self._download().tobytes()
+
+
+@pytest.fixture(autouse=True)
+def guarded_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_elementwise, "Guarded", Guarded)
