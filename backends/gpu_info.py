@@ -85,6 +85,7 @@ class Diagnostics:
         symmetric_nbytes: bytes of symmetric memory with which NVSHMEM would start.
         grows: whether NVSHMEM's heap could then grow.
         messages: path of messages between GPUs without NVSHMEM, in words.
+        lacking: CUDA libraries that GPUs need and that cannot be loaded: cuBLASLt, NVRTC.
     """
 
     problem: str = ""
@@ -95,6 +96,7 @@ class Diagnostics:
     symmetric_nbytes: int = 0
     grows: bool = False
     messages: str = ""
+    lacking: tuple[str, ...] = ()
 
 
 def hardware_queues() -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pblas.backends.agreement import Agreed, AgreedError
     from pblas.backends.allocator import Blocks
     from pblas.backends.dtypes import Array
-    from pblas.backends.peers import Channel, Peers
+    from pblas.backends.peers import Channel, HostChannel, Peers
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
 
@@ -63,23 +63,25 @@ class HostRanks(ABC):
     def __init__(
         self, peers: Peers, *, timeout: float, threads: int | None, near: Callable[[Peers], Sequence[int]] | None = None
     ) -> None:
-        self.peers = peers.duplicate()
-        self.rank, self.size = self.peers.rank, self.peers.size
-        self.agreement = Agreement(self.peers, timeout)
-        self.near = self.peers.node if near is None else tuple(near(self.peers))
+        self.peers: Peers = peers.duplicate()
+        self.rank: int = self.peers.rank
+        self.size: int = self.peers.size
+        self.agreement: Agreement = Agreement(self.peers, timeout)
+        self.near: tuple[int, ...] = self.peers.node if near is None else tuple(near(self.peers))
         masks = self.agreement.gather(usable_cores(), "Context: cores of the ranks of a node", self.near)
-        index, self.local_ranks = self.near.index(self.rank), self.peers.local_size
-        self.cores = len(masks[index])
-        self.threads = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
+        index = self.near.index(self.rank)
+        self.local_ranks: int = self.peers.local_size
+        self.cores: int = len(masks[index])
+        self.threads: int = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
         agreed = self.agreement.agree(
             "Context: ranks of each node", maxima=(len(self.near), 0, 0, 0), bits=self._near_blocks()
         )
-        self.most_near = agreed.maxima[0]
-        self.ranks_per_node = agreed.bits.bit_length() - 1
+        self.most_near: int = agreed.maxima[0]
+        self.ranks_per_node: int = agreed.bits.bit_length() - 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = self._gathered_nodes()
-        self.plain_channel = self.peers.channel()
+        self.plain_channel: HostChannel = self.peers.channel()
         self.channel = self.plain_channel
         self.read_nbytes = 0
         """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""

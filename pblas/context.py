@@ -15,6 +15,7 @@ from pblas.backends.select import open_backend
 from pblas.backends.settings import check_tuning
 from pblas.matrices.constructors import Constructors
 from pblas.operations.collectives import Collectives
+from pblas.runtime.open_contexts import OPEN
 from pblas.runtime.runtime import Runtime, checked_flag
 from pblas.trace import Tracing
 
@@ -85,7 +86,7 @@ class Context(Constructors, Collectives):
         debug: bool = False,
         tuning: Tuning = "measured",
     ) -> None:
-        self.runtime = Runtime(
+        self.runtime: Runtime = Runtime(
             open_backend(
                 backend,
                 comm,
@@ -115,6 +116,7 @@ class Context(Constructors, Collectives):
         if log.is_on(log.INFO):
             facts = ", ".join(f"{name} {' '.join(value.split())}" for name, value in self.describe().items())
             log.write(log.INFO, self.rank, "Context: backend %s, %s", self.runtime.backend.name, facts)
+        OPEN.add(self.runtime)
         self._unclosed = weakref.finalize(self, warnings.warn, _UNCLOSED.format(rank=self.rank), errors.PblasWarning)
 
     @property

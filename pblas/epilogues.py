@@ -314,8 +314,8 @@ class Epilogue:
     """
 
     def __init__(self, expression: str, **operands: Any) -> None:
-        self.expression = NAMED.get(str(expression), expression)
-        self.operands = MappingProxyType(operands)
+        self.expression: str = NAMED.get(str(expression), expression)
+        self.operands: MappingProxyType[str, Any] = MappingProxyType(operands)
         self.tree: Node | None = None
         """The tree of the expression; None for "rmsnorm" (global)."""
         self.problem: str | None = None

@@ -45,7 +45,8 @@ class Program:
     __slots__ = ("graph", "kept")
 
     def __init__(self, graph: streams.Graph, kept: list[Any]) -> None:
-        self.graph, self.kept = graph, kept
+        self.graph: Any = graph
+        self.kept: list[Any] = kept
 
     def __del__(self) -> None:
         with suppress(runtime.CUDARuntimeError):  # the driver may have ended before the program does
@@ -64,11 +65,11 @@ class DeviceArrays:
     packs = False
 
     def __init__(self) -> None:
-        self.device = int(runtime.getDevice())
+        self.device: int = int(runtime.getDevice())
         self._loaded: tuple[Mover, Gemm] | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
-        self.stream = int(self._main.ptr)
+        self.stream: int = int(self._main.ptr)
         self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
         self._tf32 = self._autotune = False

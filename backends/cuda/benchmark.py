@@ -31,9 +31,9 @@ class Operands:
         itemsize, itemsize_z = (_dtype(name).itemsize for name in (problem.dtype, problem.dtype_z))
         a, b, z = problem.spans
         nbytes = (a * itemsize, b * itemsize, z * itemsize_z)
-        self.memory = [cupy.cuda.Memory(n + ALIGNMENT) for n in nbytes]
+        self.memory: list[Any] = [cupy.cuda.Memory(n + ALIGNMENT) for n in nbytes]
         aligned = (problem.aligna, problem.alignb, problem.alignz)
-        self.addresses = [int(m.ptr) + n % ALIGNMENT for m, n in zip(self.memory, aligned, strict=True)]
+        self.addresses: list[int] = [int(m.ptr) + n % ALIGNMENT for m, n in zip(self.memory, aligned, strict=True)]
 
     @property
     def nbytes(self) -> int:

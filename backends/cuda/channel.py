@@ -63,7 +63,7 @@ class DeviceChannel:
 
     def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
         self._hosts, self._arrays = hosts, arrays
-        self.received_nbytes = 0
+        self.received_nbytes: int = 0
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and a function to call after it
         self._landing: list[tuple[Any, Any]] = []  # a mark, and host memory in use until then
 

@@ -46,9 +46,9 @@ class GemmAlgorithm:
     __slots__ = ("_memory", "address", "data")
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
+        self.data: bytes = data
         self._memory = np.frombuffer(data, np.uint64).copy()
-        self.address = int(self._memory.ctypes.data)
+        self.address: int = int(self._memory.ctypes.data)
 
     @property
     def ordered(self) -> bool:
@@ -73,7 +73,9 @@ class Product:
     """
 
     def __init__(self, handle: int, workspace_nbytes: int, problem: Problem, epilogue: str = "") -> None:
-        self.problem, self.workspace_nbytes, self._handle = problem, workspace_nbytes, handle
+        self.problem: Problem = problem
+        self.workspace_nbytes: int = workspace_nbytes
+        self._handle = handle
         kind, compute, scalar = _TYPES[problem.dtype]
         self._scalars = np.zeros(2, scalar)
         self._alpha = int(self._scalars.ctypes.data)

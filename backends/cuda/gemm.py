@@ -62,16 +62,16 @@ class Gemm:
         self.add_lanes(lanes)
         try:
             self._handle = cublasLt.create()
-            self.version = int(cublasLt.get_version())
+            self.version: int = int(cublasLt.get_version())
         except Exception as error:
             raise BackendError(
                 f"cuBLASLt does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
             ) from error
-        self.choices = Choices(
+        self.choices: Choices = Choices(
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
         """Tuned algorithms: of this rank, of the file, or of rank 0."""
-        self.forgotten = 0
+        self.forgotten: int = 0
         """Number of times that products were dropped; recordings of dropped products are invalid."""
         self._products: dict[tuple[Problem, str], tuple[Product, GemmAlgorithm]] = {}
         # By the layouts of a call: the product, its algorithm, whether X and Y are exchanged, and the epilogue.

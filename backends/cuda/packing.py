@@ -56,9 +56,9 @@ class Lines:
 
     def __init__(self, arrays: Arrays, runs: tuple[Run, ...]) -> None:
         self._arrays, self._runs = arrays, runs
-        self.count = sum(run[2] for run in runs)
+        self.count: int = sum(run[2] for run in runs)
         # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
-        self.is_single = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
+        self.is_single: bool = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
         """Whether the lines are consecutive in both arrays."""
         self._lists: dict[int, tuple[Any, Array]] = {}
 
@@ -108,7 +108,7 @@ class BlockCopy:
         self._shape = m, n = move.shape
         self._side: tuple[int, int] = (0, 0)
         self._offsets: tuple[Any, Array] | None = None
-        self.nelements = m * n
+        self.nelements: int = m * n
         if trapezoid is not None:
             self._side = (1 if trapezoid.uplo == "U" else -1), trapezoid.diagonal
             self.nelements = trapezoid.count(0, m, 0, n)

@@ -96,7 +96,7 @@ class Shadow:
     __slots__ = ("__array_interface__",)
 
     def __init__(self, x: Any) -> None:
-        self.__array_interface__ = {
+        self.__array_interface__: dict[str, Any] = {
             "shape": x.shape,
             "strides": x.strides,
             "typestr": f"|V{x.itemsize}",

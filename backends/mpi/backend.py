@@ -84,8 +84,8 @@ class MpiBackend(HostRanks):
                 self.agreement.close()
                 self.peers.close()
                 raise
-        self.shared = transport != "message" and self.most_near > 1
-        self.falls_back = transport == "auto"
+        self.shared: bool = transport != "message" and self.most_near > 1
+        self.falls_back: bool = transport == "auto"
         if link:
             self.channel = DelayedChannel(self.peers.comm, *link)
         node: Any = self.peers.comm.Split(self.near[0], self.rank)

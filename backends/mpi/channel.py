@@ -26,7 +26,8 @@ class Transfer:
     __slots__ = ("_keep", "request")
 
     def __init__(self, request: MPI.Request, keep: Any = None) -> None:
-        self.request, self._keep = request, keep
+        self.request: MPI.Request = request
+        self._keep = keep
 
     def done(self) -> bool:
         """Whether the message arrived, or its memory may be used again (local)."""
@@ -49,7 +50,7 @@ class Channel:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        self.received_nbytes = 0
+        self.received_nbytes: int = 0
         self._types: dict[tuple[int, ...], MPI.Datatype] = {}
         self._signal = bytearray(1)
 

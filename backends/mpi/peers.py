@@ -24,7 +24,8 @@ class MpiLine:
     __slots__ = ("_receive", "_send", "_sent", "arrived", "left", "received")
 
     def __init__(self, comm: MPI.Intracomm, dest: int, source: int, tag: int, nbytes: int) -> None:
-        self._sent, self.received = bytearray(nbytes), bytearray(nbytes)
+        self._sent = bytearray(nbytes)
+        self.received: bytearray = bytearray(nbytes)
         self._send = comm.Send_init(self._sent, dest, tag)
         self._receive = comm.Recv_init(self.received, source, tag)
         self.left: Callable[[], bool] = self._send.Test
@@ -51,7 +52,8 @@ class MpiPeers:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
+        self.rank: int = comm.Get_rank()
+        self.size: int = comm.Get_size()
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._lines: list[MpiLine] = []
         self._status = MPI.Status()

@@ -45,7 +45,11 @@ class Workspace:
     """
 
     def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int) -> None:
-        self.block, self.nbytes, self.phases, self.flags_nbytes, self.calls = block, nbytes, phases, flags_nbytes, 0
+        self.block: Block = block
+        self.nbytes: int = nbytes
+        self.phases: int = phases
+        self.flags_nbytes: int = flags_nbytes
+        self.calls: int = 0
 
 
 class WindowEngine:

@@ -68,7 +68,8 @@ class Arena(Blocks[_SharedWindow, Block]):
 
     def __init__(self, agreement: Agreement, node: MPI.Intracomm, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
-        self._exchange, self.node = agreement, node
+        self._exchange = agreement
+        self.node: MPI.Intracomm = node
         self._node_ranks = {rank: place for place, rank in enumerate(near)}
 
     def node_rank(self, peer: int) -> int:

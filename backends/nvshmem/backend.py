@@ -61,7 +61,7 @@ class NvshmemBackend(GpuBackend):
             self.nvshmem, self.pes = join(self.agreement, device)
             self.use(self.nvshmem.device)
             lacks = (int(not self.gpu.has_waiting_tiles),) * MAXIMA
-            self.tiles = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
+            self.tiles: bool = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
         except errors.PblasError:  # on every rank
             super().close(free=self.agreement.broken is None)
             raise

@@ -43,12 +43,14 @@ class Halves:
 
     def __init__(self, common: EngineResources, nbytes: int) -> None:
         stream = common.origin.ptr  # not in a capture
-        self.nbytes, self.left_nbytes, flags = nbytes, nbytes // 2, padded(all_reduce_flags_nbytes(common.size))
-        self.pitch = flags + self.nbytes + self.left_nbytes
+        self.nbytes: int = nbytes
+        self.left_nbytes: int = nbytes // 2
+        flags = padded(all_reduce_flags_nbytes(common.size))
+        self.pitch: int = flags + self.nbytes + self.left_nbytes
         self._block = common.heap.allocate(2 * self.pitch, call_site)
-        self.flags = common.heap.addresses(self._block)
+        self.flags: list[int] = common.heap.addresses(self._block)
         self._slots = [address + flags for address in self.flags]
-        self.left = [address + nbytes for address in self._slots]
+        self.left: list[int] = [address + nbytes for address in self._slots]
         self._epoch = cupy.cuda.Memory(FLAG_NBYTES)
         self.epoch: int = self._epoch.ptr
         for event in common.nvshmem.order.last:  # the memory may have been an array's

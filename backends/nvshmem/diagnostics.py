@@ -50,7 +50,13 @@ def _find(node_rank: int) -> Diagnostics:
         versions=_versions(platform),
         symmetric_nbytes=symmetric_nbytes(),
         grows=mine.virtual_memory and mine.rdma_virtual_memory,
+        lacking=lacking(),
     )
+
+
+def lacking() -> tuple[str, ...]:
+    """CUDA libraries without which products and kernels fail, and which cannot be loaded (local)."""
+    return tuple(name for name, ask in (("cuBLASLt", _cublaslt_version), ("NVRTC", _nvrtc_version)) if not _asked(ask))
 
 
 def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
@@ -58,6 +64,7 @@ def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
         "CuPy": platform.cupy,
         "NVSHMEM": _asked(_nvshmem_version),
         "cuBLASLt": _asked(_cublaslt_version),
+        "NVRTC": _asked(_nvrtc_version),
         "NCCL": _asked(_nccl_version),
     }
     for name, packages in _LIBRARIES:
@@ -84,6 +91,12 @@ def _cublaslt_version() -> str:
 
     number = cublasLt.get_version()  # 130100 is 13.1.0, 120803 was 12.8.3
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def _nvrtc_version() -> str:
+    from cupy_backends.cuda.libs import nvrtc
+
+    return ".".join(map(str, nvrtc.getVersion()))
 
 
 def _nccl_version() -> str:

@@ -48,7 +48,9 @@ class Program:
     __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
 
     def __init__(self, recording: Recording | None, places: Sequence[int]) -> None:
-        self.seen, self.recording, self.places = False, recording, places
+        self.seen: bool = False
+        self.recording: Recording | None = recording
+        self.places: Sequence[int] = places
         self.memory: dict[Any, Any] = {} if recording is None else recording.memory
         self.workspace: Workspace | None = None if recording is None else recording.workspace
         self.graphs: list[streams.Graph | None] = [None, None]
@@ -72,12 +74,12 @@ class Executions:
     def __init__(self, common: EngineResources, queue: int | None) -> None:
         self._exchange, self._origin, self._watchdog = common.ranks.agreement, common.origin, common.watchdog
         self._order, self._queue = common.nvshmem.order, queue
-        self.lanes = Lanes()
+        self.lanes: Lanes = Lanes()
         self._before, self._after = streams.event(), streams.event()
         self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # memory that the caller's graphs use
-        self.sink = Sink(self.lanes, {})
+        self.sink: Sink = Sink(self.lanes, {})
         """Takes the operations of the current execution."""
         self.workspace: Workspace | None = None
         """Workspace of the current execution."""

@@ -40,7 +40,9 @@ class Region(Window):
 
     def __init__(self, nbytes: int, place: int, address: int, peers: tuple[int, ...]) -> None:
         super().__init__(nbytes)
-        self.place, self.address, self.peers = place, address, peers
+        self.place: int = place
+        self.address = address
+        self.peers: tuple[int, ...] = peers
 
 
 class Heap(Blocks[Region, Block]):

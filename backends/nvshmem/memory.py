@@ -43,11 +43,11 @@ class PrivateMemory:
 
     def __init__(self, common: EngineResources) -> None:
         self._device = common.nvshmem.device.index
-        self.epoch = self.new(FLAG_NBYTES)
+        self.epoch: Any = self.new(FLAG_NBYTES)
         """The barrier's count of calls."""
-        self.counters = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
+        self.counters: dict[bool, Any] = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
         """Counters of pushes."""
-        self.marks = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
+        self.marks: dict[bool, Any] = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
         """Tile flags: words that GEMMs set."""
         self._scratch: dict[bool, Any] = {}
         for array in (self.epoch, *self.counters.values(), *self.marks.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cupy
 import numpy as np
@@ -38,8 +38,11 @@ class EngineResources:
     """
 
     def __init__(self, ranks: HostRanks, heap: Heap, nvshmem: Nvshmem) -> None:
-        self.ranks, self.heap, self.nvshmem = ranks, heap, nvshmem
-        self.rank, self.size = ranks.rank, ranks.size
+        self.ranks: HostRanks = ranks
+        self.heap: Heap = heap
+        self.nvshmem: Nvshmem = nvshmem
+        self.rank: int = ranks.rank
+        self.size: int = ranks.size
         self.prepare("load the GPU's kernels", self._load)
         self.gemm.share(ranks)
         block = heap.allocate(ALIGNMENT, "the engine's abort word")
@@ -50,8 +53,8 @@ class EngineResources:
         record = np.frombuffer(self._record, RECORD, 1)
         record["code"] = 0
         timeout = ranks.agreement.timeout
-        self.watchdog = Watchdog(self.rank, self.size, words, record, timeout)
-        self.watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
+        self.watchdog: Watchdog = Watchdog(self.rank, self.size, words, record, timeout)
+        self.watch: Watch = Watch(int(min(timeout * 1e9, LONGEST)), words[self.rank], self._record.ptr)
 
     def prepare(self, call: str, body: Callable[[], None]) -> None:
         """**Collective.** Run a local step on this rank's GPU. All ranks raise an error of any rank."""
@@ -65,11 +68,11 @@ class EngineResources:
         self.ranks.agree(call, error)
 
     def _load(self) -> None:
-        self.kernels = Kernels()
-        self.gemm = Gemm(lanes=())
+        self.kernels: Kernels = Kernels()
+        self.gemm: Gemm = Gemm(lanes=())
         if self.rank == 0:
             self.gemm.load()
-        self.origin = cupy.cuda.Stream(non_blocking=True)
+        self.origin: Any = cupy.cuda.Stream(non_blocking=True)
         self._record = cupy.cuda.alloc_pinned_memory(RECORD.itemsize)
         self.kernels.load(self.origin.ptr)
         self.origin.synchronize()

@@ -44,7 +44,8 @@ class Sink:
     """Whether operations go into a graph of the caller's, which has its own scratch, counters and tile flags."""
 
     def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
-        self._lanes, self.memory = lanes, memory
+        self._lanes = lanes
+        self.memory: dict[Any, Any] = memory
 
     def stream(self, lane: str) -> Stream:
         """The stream of a lane, or its launch recorder; calls that cannot be recorded take its `int`."""

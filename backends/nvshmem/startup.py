@@ -55,11 +55,15 @@ class Nvshmem:
     """
 
     def __init__(self, agreement: Agreement, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
-        self.agreement, self.device, self.version, self.ours = agreement, device, version, ours
+        self.agreement: Agreement = agreement
+        self.device: Device = device
+        self.version: str = version
+        self.ours: bool = ours
         self._bindings = bindings
-        self.pe, self.npes = int(bindings.my_pe()), int(bindings.n_pes())
-        self.pool = Pool()
-        self.order = Order()
+        self.pe: int = int(bindings.my_pe())
+        self.npes: int = int(bindings.n_pes())
+        self.pool: Pool = Pool()
+        self.order: Order = Order()
         """Order of the executions of all contexts of this process (local)."""
         self._abandoned: str | None = None
 

@@ -81,7 +81,7 @@ class Watchdog:
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
-        self.phase = NO_STEP
+        self.phase: int = NO_STEP
         """Phase in which this rank gave up waiting; other ranks may have waited in another phase."""
         self._marks: list[Any] = []
         self._rank, self._size, self._words, self._timeout = rank, size, words, timeout

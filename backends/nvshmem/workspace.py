@@ -32,10 +32,14 @@ class Workspace:
     """
 
     def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int) -> None:
-        self.block, self.peers, self.nbytes, self.phases = block, peers, nbytes, phases
+        self.block: Any = block
+        self.peers: list[int] = peers
+        self.nbytes: int = nbytes
+        self.phases: int = phases
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
         self._arrays: dict[Any, Any] = {}
+        self.pitch: int
         self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
 
     @property

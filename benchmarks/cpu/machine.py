@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-
-def processor() -> str:
-    """The processor's name, as Linux gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="ascii", errors="ignore").splitlines() if info.exists() else []
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+from pblas.config import processor
 
 
 def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:

@@ -245,7 +245,7 @@ def main() -> None:
     if options.emulate:
         from mpi4py.MPI import COMM_WORLD as COMM
 
-        from benchmarks.cpu.machine import processor
+        from pblas.config import processor
 
         file |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "device": processor()}
         others = [row for row in file.get("emulated", []) if row["ranks"] != COMM.size]

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import pblas
-from pblas.cli import demo, info, layout, matmul, plan, solve, trace
+from pblas.cli import bench, demo, info, layout, matmul, plan, solve, trace
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import DTypeError, PblasError, PeerTimeout
 
-_COMMANDS = (demo, matmul, solve, plan, trace, layout, info)
+_COMMANDS = (demo, bench, matmul, solve, plan, trace, layout, info)
 _EPILOG = """\
 Under MPI start every command as
 
   mpiexec -n 4 python -m mpi4py -m pblas demo
 
-With -m mpi4py an error on one rank ends the whole job. `plan`, `layout`, `info` and `trace FILE.json` also work
-without MPI. Exit status: 0, or 1 after an error or a failed check, or 2 for wrong arguments.
+With -m mpi4py an error on one rank ends the whole job. `bench` starts its ranks itself, unless mpiexec has done so.
+`plan`, `layout`, `info` and `trace FILE.json` also work without MPI. Exit status: 0, or 1 after an error or a failed
+check, or 2 for wrong arguments.
 """
 
 

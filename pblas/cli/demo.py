@@ -155,9 +155,13 @@ class Operands:
         elif arguments.b is None:
             k_b = k
         self.k = k
-        self.a = {kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")}
-        self.dtype = self.a["row"].dtype
-        self.b = {kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")}
+        self.a: dict[str, DistMatrix] = {
+            kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")
+        }
+        self.dtype: np.dtype[Any] = self.a["row"].dtype
+        self.b: dict[str, DistMatrix] = {
+            kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")
+        }
         if k != k_b:  # the same on every rank: all have read the same files
             raise DescriptorError(
                 f"demo: A and B disagree on K: A is {self.m} x {k}, B is {k_b} x {self.n}; "

@@ -21,6 +21,7 @@ from pblas.config import bytes_text
 if TYPE_CHECKING:
     from pblas.backends.gpu_info import Device, Diagnostics
 
+_NEEDED_FOR = {"cuBLASLt": "which products need", "NVRTC": "which compiles kernels"}
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
 
 
@@ -130,6 +131,8 @@ def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
     if not diagnostics.devices:
         return [diagnostics.problem] if driver_count() else []
     lines = [diagnostics.problem] if diagnostics.problem else []
+    cuda = diagnostics.devices[0].runtime // 1000
+    lines += [f"{name}, {_NEEDED_FOR[name]}: pip install 'pblas[cuda{cuda}]'" for name in diagnostics.lacking]
     shared = shared_device_error([(rank, "the job", uuid_of(x)) for rank, x in enumerate(numbers) if x >= 0])
     if shared is not None:
         lines.append(str(shared))

@@ -68,7 +68,9 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 def make_progress(console: Console) -> Progress:
     """A progress bar, on a terminal only, which disappears when it is done."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, transient=True, disable=console.quiet or not console.is_terminal)
+    shown = console.is_terminal and not console.quiet
+    target = console if shown else Console(quiet=True)  # rich 13 and 14 print an empty line in place of no bar
+    return Progress(*columns, console=target, transient=True, disable=not shown)
 
 
 class Parser(argparse.ArgumentParser):
@@ -122,7 +124,7 @@ def check_output(command: str, path: str) -> None:
     """Check the path of a result before the work, on every rank and with the same result on all of them.
 
     Raises:
-        ArgumentError: an ending that is no format of matrices.
+        ArgumentError: a suffix that is not a format of matrices.
         FileFormatError: a folder, device or pipe has the name, or there is no such folder.
     """
     from pblas.matrices.complete_files import destination

@@ -57,7 +57,7 @@ class RunElementwise:
             for x, dtype in zip(plan.moved, dtypes, strict=True)
         ]
         self._parts: dict[int, Array] = {}
-        self.lends = bool(self._movements)
+        self.lends: bool = bool(self._movements)
         """Whether peers read operands of this rank until the closing agreement (global)."""
 
     @property

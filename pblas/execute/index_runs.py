@@ -52,9 +52,9 @@ class IndexRuns:
             elif length:
                 self.runs.append((first, second, length))
         total = sum(length for _, _, length in self.runs)
-        self.packed = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
-        self.first = _index([(first, length) for first, _, length in self.runs])
-        self.second = _index([(second, length) for _, second, length in self.runs])
+        self.packed: bool = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
+        self.first: Any = _index([(first, length) for first, _, length in self.runs])
+        self.second: Any = _index([(second, length) for _, second, length in self.runs])
 
         self._flipped: IndexRuns | None = None
 

@@ -53,7 +53,7 @@ class RunTrsm:
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.lends = plan.reads
+        self.lends: bool = plan.reads
         """Whether peers read this rank's arrays until the closing agreement (global)."""
         self._homes: list[SourceMatrix] = []
         if not plan.reads:

@@ -40,14 +40,19 @@ _LOG_NBYTES = 4096  # of mpiexec's output, in a message
 _RANKS = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 
 
+def rank_variable() -> str | None:
+    """The launcher's variable with the rank of this process; None if no launcher has started it."""
+    return next((name for name in _RANKS if name in os.environ), None)
+
+
 def refuse_inside_a_job(verb: str) -> None:
     """Raise BackendError if this process is a rank itself."""
-    for name in _RANKS:
-        if name in os.environ:
-            raise errors.BackendError(
-                f"{verb}: this process is a rank of an MPI job already ({name}={os.environ[name]}), and a rank starts "
-                f"no ranks. Call it from a plain `python script.py` or a notebook; in a job use pblas.Context()"
-            )
+    name = rank_variable()
+    if name is not None:
+        raise errors.BackendError(
+            f"{verb}: this process is a rank of an MPI job already ({name}={os.environ[name]}), and a rank starts "
+            f"no ranks. Call it from a plain `python script.py` or a notebook; in a job use pblas.Context()"
+        )
 
 
 def launcher(verb: str) -> list[str]:
@@ -122,7 +127,7 @@ class Job:
         self._pids: list[int] = []
         self._segments: set[Path] = set()  # that MPICH may leave
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        self.closed = False
+        self.closed: bool = False
         with tempfile.TemporaryDirectory(prefix="pblas-") as folder, socket.socket(socket.AF_UNIX) as server:
             path = str(Path(folder) / "socket")
             server.bind(path)

@@ -40,7 +40,9 @@ class DistMatrix(Operators):
     __slots__ = ("__weakref__", "_local", "conjugated", "desc", "dtype", "key", "runtime")
 
     def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
-        self.desc, self.runtime, self.conjugated = desc, runtime, conj
+        self.desc: MatrixDescriptor = desc
+        self.runtime: Runtime = runtime
+        self.conjugated: bool = conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
         # Identifies this matrix in plans, which skip the checks of matrices that they know; None after close.
@@ -107,8 +109,11 @@ class DistMatrix(Operators):
             "tolerance, or write A is B"
         )
 
-    __ne__ = __eq__
-    __hash__ = object.__hash__
+    def __ne__(self, other: object) -> NoReturn:
+        self.__eq__(other)
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _INTERNAL]

@@ -27,6 +27,7 @@ class Operators:
             The product: a matrix, or for an array of one dimension an array of m elements, equal on all ranks.
 
         Raises:
+            ArgumentError: neither a matrix nor an array.
             DescriptorError: inner dimensions that differ.
             DTypeError: two matrices of different dtypes, or a complex array with a real matrix.
 
@@ -40,12 +41,21 @@ class Operators:
 
             multiply: Any = pmatmul  # this module cannot name the types of a package above it
             return multiply(self, other)
-        if getattr(other, "ndim", 0) not in (1, 2):
+        if not hasattr(other, "ndim") and hasattr(other, "__rmatmul__"):  # an object that multiplies matrices
             return NotImplemented
+        self._check_factor(other, "right")
         from pblas.operations.products_with_arrays import product_with_array
 
         multiply = product_with_array
         return multiply(self, other)
+
+    def _check_factor(self, other: Any, side: str) -> None:
+        """Raise ArgumentError for a factor that is neither a matrix nor an array. **Collective** for that (local)."""
+        if getattr(other, "ndim", 0) not in (1, 2):
+            text = f"@: expected a DistMatrix or an array of one or two dimensions on the {side}, got "
+            runtime: Any = getattr(self, "runtime")  # noqa: B009 - the attribute of a DistMatrix
+            with runtime.call("@"):
+                runtime.fail("@", ArgumentError(text + type(other).__name__))
 
     __array_ufunc__ = None
     """NumPy's arrays and numbers leave v + A to A."""
@@ -161,10 +171,7 @@ class Operators:
 
     def __rmatmul__(self, other: Any) -> Any:
         """**Collective.** An array that is equal on all ranks times this matrix; see `__matmul__`."""
-        if getattr(other, "ndim", 0) not in (1, 2):
-            raise ArgumentError(
-                f"@: expected a DistMatrix or an array of one or two dimensions on the left, got {type(other).__name__}"
-            )
+        self._check_factor(other, "left")
         from pblas.operations.products_with_arrays import product_with_array
 
         multiply: Any = product_with_array

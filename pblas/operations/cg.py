@@ -16,6 +16,7 @@ from pblas.operations.elementwise import elementwise
 from pblas.operations.linalg_errors import ConvergenceError
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +92,8 @@ def cg(
     runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
     if runtime is None:
         name, x = ("B", b) if callable(a) else ("A", a)
-        raise errors.ArgumentError(f"{_VERB}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
+        text = f"{_VERB}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
+        fail_without_context(_VERB, errors.ArgumentError(text))
     with runtime.call(_VERB):
         with runtime.local_step(_VERB):
             args = CgArguments.checked(_VERB, runtime, a, b, tol, maxiter, preconditioner)

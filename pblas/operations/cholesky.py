@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -18,7 +18,7 @@ from pblas.runtime.runtime import checked_flag
 class PlannedCholesky(PlannedFactorization):
     """A planned Cholesky factorization: `execute(A)` gives L, or U. Made by `plan_cholesky`."""
 
-    kind = "cholesky"
+    kind: ClassVar[Literal["cholesky", "lu"]] = "cholesky"
 
     def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** The Cholesky factor of a matrix like the planned one.
@@ -64,7 +64,7 @@ class PlannedCholesky(PlannedFactorization):
     def bring_back(
         self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
-        """**Collective.** The triangle in W as a new matrix with zeros beside it, or in `out`, and nothing beside it.
+        """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`.
 
         Args:
             w: the factor (global).

@@ -15,6 +15,7 @@ from pblas.operations.arguments.product import enough_ranks
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.plan import Topology
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
@@ -270,11 +271,10 @@ def _planned(spec: ElementwiseArguments, runtime: Runtime) -> PlannedElementwise
 
 
 def _runtime(call: ElementwiseRequest) -> Runtime:
-    """The runtime of the matrices of a call (local)."""
+    """The runtime of the matrices of a call; without any, an error as `fail_without_context` raises it (local)."""
     if not call.matrices:
-        raise errors.ArgumentError(
-            f"{call.verb}: no operand is a DistMatrix; ctx.from_global(array, desc, root=None) makes one of an array"
-        )
+        text = f"{call.verb}: no operand is a DistMatrix; ctx.from_global(array, desc, root=None) makes one of an array"
+        fail_without_context(call.verb, errors.ArgumentError(text))
     return call.matrices[0].runtime
 
 

@@ -166,7 +166,7 @@ PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
 
 
 class Overwriting(NamedTuple):
-    """What a call with overwrite_a=True does with the memory of A.
+    """The use of the memory of A by a call with overwrite_a=True.
 
     Args:
         result: the result may be written to A (global).

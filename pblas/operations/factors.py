@@ -47,7 +47,10 @@ class Factor(ABC):
     """
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
-        self._w, self.info, self._pivots, self._desc = factored.w, factored.info, factored.pivots, desc
+        self._w = factored.w
+        self.info: int = factored.info
+        self._pivots = factored.pivots
+        self._desc = desc
 
     @property
     def shape(self) -> tuple[int, int]:

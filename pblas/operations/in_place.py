@@ -153,7 +153,7 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
 
 
 def invert_triangle(verb: str, a: DistMatrix, uplo: Uplo, *, unit: bool) -> int:
-    """**Collective.** The inverse of a triangle, in its place; nothing beside it is read or written.
+    """**Collective.** Invert a triangle in place; the other triangle is neither read nor written.
 
     Args:
         verb: name of the call (global).

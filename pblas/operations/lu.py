@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -16,7 +16,7 @@ from pblas.operations.stacking import without_lld
 class PlannedLu(PlannedFactorization):
     """A planned LU factorization: `execute(A)` gives the factor. Made by `plan_lu`."""
 
-    kind = "lu"
+    kind: ClassVar[Literal["cholesky", "lu"]] = "lu"
 
     def execute(self, a: DistMatrix) -> LuFactor:
         """**Collective.** The LU factorization of a matrix like the planned one.
@@ -67,8 +67,8 @@ def lu_factor(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTar
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
             is factored in place: no copy is made, and the factor is in the memory of A (global).
-        progress: True: rank 0 prints the done part of the work to standard error, a few times a second. A function:
-            rank 0 calls it instead, with the name of the stage and with its done part, 0 to 1 (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and its finished share, 0 to 1 (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.det()`, `F.slogdet()`, `F.inv()`, `F.rcond()`, `F.pivots`, `F.lu()`.

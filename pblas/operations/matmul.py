@@ -22,6 +22,7 @@ from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.plans.plan import Topology
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
@@ -173,7 +174,8 @@ def pmatmul(
     """
     call = ProductRequest(verb="pmatmul", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        raise errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        error = errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        fail_without_context(call.verb, error)
     runtime = call.matrices[0].runtime
     with runtime.call(call.verb), _plan(call, runtime) as planned:
         return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 ProgressTarget = bool | Callable[[str, float], object]
-"""The argument progress= of calls: whether a line is printed; or a function of a stage's name and of its done part."""
+"""The argument progress= of calls: whether a line is printed; or a function of the stage's name and finished share."""
 StageReport = Callable[[float], None] | None
-"""What a stage calls with its done part, 0 to 1; None on ranks that report nothing."""
+"""A function that a stage calls with its finished share, 0 to 1; None on ranks that report nothing."""
 
 _INTERVAL = 0.25
 """Seconds between two reports."""
@@ -86,7 +86,7 @@ class Progress:
         return lambda done: self._report(name, done)
 
     def _report(self, stage: str, done: float) -> None:
-        """Report, unless the last report was a moment ago; the end of a stage is always told to a function (local)."""
+        """Report, unless the last report was a moment ago; a function always gets the end of a stage (local)."""
         now = self._clock()
         is_told = callable(self._target) and done >= 1
         if self._error is not None or (now - self._last < self._interval and not is_told):

@@ -14,6 +14,7 @@ from pblas.operations.arguments.redistribution import RedistributionArguments, R
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.plan import Topology
 from pblas.plans.redistribution import RedistributionPlan
+from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Place, Runtime
@@ -229,10 +230,11 @@ def _planned(
 
 
 def _runtime(call: RedistributionRequest) -> Runtime:
-    """The runtime of the matrices of a call (local)."""
+    """The runtime of the matrices of a call; without any, an error as `fail_without_context` raises it (local)."""
     if not call.matrices:
         got = type(call.a).__name__
-        raise errors.ArgumentError(f"{call.verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
+        error = errors.ArgumentError(f"{call.verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
+        fail_without_context(call.verb, error)
     return call.matrices[0].runtime
 
 

@@ -14,6 +14,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
 from pblas.operations.redistribution import redistribute
 from pblas.plans.reduction import Operation, ReductionPlan
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
     operands: tuple[tuple[str, Any], ...] = ("a", a), ("b", b)
     matrices = [x for _, x in operands if isinstance(x, DistMatrix)]
     if not matrices:
-        raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}")
+        fail_without_context(verb, errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}"))
     runtime = matrices[0].runtime
     with runtime.call(verb):
         return _vdot(runtime, operands)

@@ -14,6 +14,7 @@ from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.trsm import solved
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def solve_triangular(
     error = errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
     runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        raise error
+        fail_without_context(verb, error)
     with runtime.call(verb):
         with runtime.local_step(verb):
             if not isinstance(a, DistMatrix):

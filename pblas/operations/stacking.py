@@ -11,6 +11,7 @@ from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import redistribute
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
     parts = list(matrices) if isinstance(matrices, list | tuple) else []
     runtime = next((x.runtime for x in parts if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        raise errors.ArgumentError(f"{verb}: expected a list of matrices, got {type(matrices).__name__}")
+        text = f"{verb}: expected a list of matrices, got {type(matrices).__name__}"
+        fail_without_context(verb, errors.ArgumentError(text))
     with runtime.call(verb):
         return _stack(runtime, verb, parts, axis)
 

@@ -15,6 +15,7 @@ from pblas.operations.planned import PlannedOperation
 from pblas.operations.stacking import without_lld
 from pblas.plans.plan import Topology
 from pblas.plans.trsm import TrsmPlan
+from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,7 +195,8 @@ def trsm(
     """
     call = TrsmRequest(verb="trsm", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        raise errors.ArgumentError(f"trsm: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        error = errors.ArgumentError(f"trsm: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        fail_without_context(call.verb, error)
     return solved(call, call.matrices[0].runtime)
 
 

@@ -10,6 +10,7 @@ from pblas.operations.arguments.product import Trans, matrix_remedy
 from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.trsm import solved
+from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -55,7 +56,7 @@ def trsv(
     error = errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(A).__name__}; {matrix_remedy(A)}")
     runtime = next((each.runtime for each in (A, x, out) if isinstance(each, DistMatrix)), None)
     if runtime is None:
-        raise error
+        fail_without_context(verb, error)
     with runtime.call(verb):
         with runtime.local_step(verb):
             if not isinstance(A, DistMatrix):

@@ -18,6 +18,7 @@ from pblas.operations.arguments.product import check_not_conjugated, is_same_mem
 from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reductions import converted_array, elements_of
+from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -62,13 +63,13 @@ def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
     """The runtime of the first matrix among the operands (local).
 
     Raises:
-        ArgumentError: no operand is a matrix.
+        ArgumentError: no operand is a matrix; see `fail_without_context`.
     """
-    for value in operands.values():
-        if isinstance(value, DistMatrix):
-            return value.runtime
-    names = " or ".join(operands)
-    raise errors.ArgumentError(f"{verb}: {names} must be a DistMatrix; ctx.from_global(array[:, None]) makes one")
+    runtime = next((x.runtime for x in operands.values() if isinstance(x, DistMatrix)), None)
+    if runtime is None:
+        text = f"{verb}: {' or '.join(operands)} must be a DistMatrix; ctx.from_global(array[:, None]) makes one"
+        fail_without_context(verb, errors.ArgumentError(text))
+    return runtime
 
 
 def checked_vector(

@@ -86,19 +86,19 @@ class Runtime:
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.bandwidth = 0.0
+        self.bandwidth: float = 0.0
         """Measured bytes per second of messages between nodes; 0: not measured (global)."""
         self.debug = False
         """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
-        self.plans = Plans()
-        self.products = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
-        self.workspace_pool = WorkspacePool()
+        self.plans: Plans = Plans()
+        self.products: Plans = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
+        self.workspace_pool: WorkspacePool = WorkspacePool()
         """Workspace that the plans in `products` share (global)."""
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None
         """Memory for collectives on plain arrays; None before the first such call (global)."""
-        self.measured = Measured(backend) if backend.push else None
+        self.measured: Measured | None = Measured(backend) if backend.push else None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
         self._calls = Calls(backend)
 

@@ -38,7 +38,7 @@ _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
-_QUERY = -1  # the size of a workspace, in place of which the call says it
+_QUERY = -1  # size of a workspace (LWORK) in a call that only asks for the size
 
 
 def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
@@ -62,12 +62,15 @@ class Findings:
     """
 
     def __init__(self, verb: str) -> None:
-        self.verb, self.text, self._place = verb, "", _FAR
+        self.verb: str = verb
+        self.text: str = ""
+        self._place = _FAR
 
     def add(self, text: str, position: int, entry: int = 0) -> None:
         """Record that argument `position` is wrong, or `entry` of that descriptor."""
         if 100 * position + entry < self._place:
-            self.text, self._place = text, 100 * position + entry
+            self.text = text
+            self._place = 100 * position + entry
 
     def __bool__(self) -> bool:
         """Whether anything is wrong."""
@@ -98,7 +101,9 @@ class Call:
     """
 
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
-        self.verb, self.routine, self.dtype = f"p{prefix}{routine.name}", routine, TYPES[prefix]
+        self.verb: str = f"p{prefix}{routine.name}"
+        self.routine: Routine = routine
+        self.dtype: np.dtype[Any] = TYPES[prefix]
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._real = {*routine.real, *(("ALPHA",) if len(prefix) > 1 else ())}
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
@@ -108,7 +113,7 @@ class Call:
         self._locals: dict[str, Local] = {}
         self._matrices: list[DistMatrix] = []
         self._findings = Findings(self.verb)
-        self.grid = self._agreement_grid(self._findings)
+        self.grid: ProcessGrid = self._agreement_grid(self._findings)
         self._call = self.runtime.call(self.verb, self._begin)
 
     def __enter__(self) -> Self:

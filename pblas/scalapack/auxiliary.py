@@ -147,9 +147,10 @@ def _root_of_squares(sizes: Array) -> Any:
     return largest * np.sqrt(np.square(sizes / largest).sum())
 
 
-pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
-pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
-pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
-pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
-pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
-pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
+    pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
+    pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
+    pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
+    pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
+    pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)

@@ -5,7 +5,7 @@ INFO is a return value where it can be positive: 0, or k if the factorization fo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.operations import in_place
 from pblas.scalapack import routines
@@ -62,7 +62,7 @@ def pxposv(call: Call) -> int:
 def pxgetrf(call: PivotedCall) -> int:
     """**Collective.** sub(A) := L and U with P sub(A) = L U by partial pivoting; the diagonal of L is not stored.
 
-    IPIV has room for the local rows of A, and of MB_A more in ScaLAPACK. The elements of rows IA..IA+min(M,N)-1 are
+    IPIV has room for the local rows of A; ScaLAPACK asks for MB_A more. The elements of rows IA..IA+min(M,N)-1 are
     written, on all processes that have rows of A.
 
     Returns:
@@ -162,10 +162,11 @@ def _solve_lu(call: Call, pivots: Any, trans: in_place.Trans) -> None:
     call.deliver()
 
 
-pspotrf, pdpotrf, pcpotrf, pzpotrf = from_calls("sdcz", routines.POTRF, pxpotrf)
-pspotrs, pdpotrs, pcpotrs, pzpotrs = from_calls("sdcz", routines.POTRS, pxpotrs)
-psposv, pdposv, pcposv, pzposv = from_calls("sdcz", routines.POSV, pxposv)
-psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf, PivotedCall)
-psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs, PivotedCall)
-psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv, PivotedCall)
-pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, Permutation)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pspotrf, pdpotrf, pcpotrf, pzpotrf = from_calls("sdcz", routines.POTRF, pxpotrf)
+    pspotrs, pdpotrs, pcpotrs, pzpotrs = from_calls("sdcz", routines.POTRS, pxpotrs)
+    psposv, pdposv, pcposv, pzposv = from_calls("sdcz", routines.POSV, pxposv)
+    psgetrf, pdgetrf, pcgetrf, pzgetrf = from_calls("sdcz", routines.GETRF, pxgetrf, PivotedCall)
+    psgetrs, pdgetrs, pcgetrs, pzgetrs = from_calls("sdcz", routines.GETRS, pxgetrs, PivotedCall)
+    psgesv, pdgesv, pcgesv, pzgesv = from_calls("sdcz", routines.GESV, pxgesv, PivotedCall)
+    pslapiv, pdlapiv, pclapiv, pzlapiv = from_calls("sdcz", routines.LAPIV, pxlapiv, Permutation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.operations import in_place
 from pblas.operations.condition import condition_of_factor
@@ -47,7 +47,7 @@ def pxgetri(call: PivotedCall) -> int:
 
 
 def pxtrtri(call: Call) -> int:
-    """**Collective.** The inverse of a triangular sub(A) in its place; nothing beside the triangle is touched.
+    """**Collective.** Invert a triangular sub(A) in place; the other triangle is not touched.
 
     Returns:
         INFO: 0; or i > 0 if element (i, i) of sub(A) is 0, and sub(A) is unchanged.
@@ -125,12 +125,13 @@ def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -
     return real(condition_of_factor(call.operands()[0], sweeps, float(norm()), p))
 
 
-pspotri, pdpotri, pcpotri, pzpotri = from_calls("sdcz", routines.POTRI, pxpotri)
-psgetri, pdgetri, pcgetri, pzgetri = from_calls("sdcz", routines.GETRI, pxgetri, PivotedCall)
-pstrtri, pdtrtri, pctrtri, pztrtri = from_calls("sdcz", routines.TRTRI, pxtrtri)
-pspocon, pdpocon = from_calls("sd", routines.POCON, pxpocon)
-pcpocon, pzpocon = from_calls("cz", routines.POCON_COMPLEX, pxpocon)
-psgecon, pdgecon = from_calls("sd", routines.GECON, pxgecon)
-pcgecon, pzgecon = from_calls("cz", routines.GECON_COMPLEX, pxgecon)
-pstrcon, pdtrcon = from_calls("sd", routines.TRCON, pxtrcon)
-pctrcon, pztrcon = from_calls("cz", routines.TRCON_COMPLEX, pxtrcon)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pspotri, pdpotri, pcpotri, pzpotri = from_calls("sdcz", routines.POTRI, pxpotri)
+    psgetri, pdgetri, pcgetri, pzgetri = from_calls("sdcz", routines.GETRI, pxgetri, PivotedCall)
+    pstrtri, pdtrtri, pctrtri, pztrtri = from_calls("sdcz", routines.TRTRI, pxtrtri)
+    pspocon, pdpocon = from_calls("sd", routines.POCON, pxpocon)
+    pcpocon, pzpocon = from_calls("cz", routines.POCON_COMPLEX, pxpocon)
+    psgecon, pdgecon = from_calls("sd", routines.GECON, pxgecon)
+    pcgecon, pzgecon = from_calls("cz", routines.GECON_COMPLEX, pxgecon)
+    pstrcon, pdtrcon = from_calls("sd", routines.TRCON, pxtrcon)
+    pctrcon, pztrcon = from_calls("cz", routines.TRCON_COMPLEX, pxtrcon)

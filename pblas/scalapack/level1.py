@@ -5,7 +5,7 @@ Each routine is called as in Fortran; output scalars are return values.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pblas.operations import level1
 from pblas.operations.matrix_vector import real_of
@@ -17,8 +17,8 @@ from pblas.scalapack.types import from_calls
 def in_scope(call: Call) -> bool:
     """Whether this process gets the result of a reduction, as in PBLAS: it is in the scope of one of the vectors.
 
-    The scope of a row is its process row, that of a column its process column; that of a single element of a matrix of
-    one row with INC = 1 is its owner (local).
+    The scope of a row is its process row, and the scope of a column its process column. The scope of a single element
+    of a matrix of one row with INC = 1 is its owner (local).
     """
     myrow, mycol = call.grid.grid.coordinates(call.runtime.rank)
     for operand in call.routine.operands:
@@ -155,13 +155,14 @@ def pxamax(call: Call) -> tuple[Any, int]:
     return call.dtype.type(value), start + index
 
 
-psswap, pdswap, pcswap, pzswap = from_calls("sdcz", routines.SWAP, pxswap)
-pscopy, pdcopy, pccopy, pzcopy = from_calls("sdcz", routines.COPY, pxcopy)
-psscal, pdscal, pcscal, pzscal, pcsscal, pzdscal = from_calls([*"sdcz", "cs", "zd"], routines.SCAL, pxscal)
-psaxpy, pdaxpy, pcaxpy, pzaxpy = from_calls("sdcz", routines.AXPY, pxaxpy)
-psdot, pddot = from_calls("sd", routines.DOT, pxdot)
-pcdotu, pzdotu = from_calls("cz", routines.DOTU, pxdot)
-pcdotc, pzdotc = from_calls("cz", routines.DOTC, pxdot)
-psnrm2, pdnrm2, pscnrm2, pdznrm2 = from_calls(["s", "d", "sc", "dz"], routines.NRM2, pxnrm2)
-psasum, pdasum, pscasum, pdzasum = from_calls(["s", "d", "sc", "dz"], routines.ASUM, pxasum)
-psamax, pdamax, pcamax, pzamax = from_calls("sdcz", routines.AMAX, pxamax)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    psswap, pdswap, pcswap, pzswap = from_calls("sdcz", routines.SWAP, pxswap)
+    pscopy, pdcopy, pccopy, pzcopy = from_calls("sdcz", routines.COPY, pxcopy)
+    psscal, pdscal, pcscal, pzscal, pcsscal, pzdscal = from_calls([*"sdcz", "cs", "zd"], routines.SCAL, pxscal)
+    psaxpy, pdaxpy, pcaxpy, pzaxpy = from_calls("sdcz", routines.AXPY, pxaxpy)
+    psdot, pddot = from_calls("sd", routines.DOT, pxdot)
+    pcdotu, pzdotu = from_calls("cz", routines.DOTU, pxdot)
+    pcdotc, pzdotc = from_calls("cz", routines.DOTC, pxdot)
+    psnrm2, pdnrm2, pscnrm2, pdznrm2 = from_calls(["s", "d", "sc", "dz"], routines.NRM2, pxnrm2)
+    psasum, pdasum, pscasum, pdzasum = from_calls(["s", "d", "sc", "dz"], routines.ASUM, pxasum)
+    psamax, pdamax, pcamax, pzamax = from_calls("sdcz", routines.AMAX, pxamax)

@@ -5,6 +5,8 @@ Vectors are rows or columns of matrices.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pblas.operations import rank_updates
 from pblas.operations.matrix_vector import Product, product
 from pblas.operations.trsv import trsv
@@ -96,19 +98,20 @@ def _multiply(call: Call, absolute: str) -> None:
     call.deliver()
 
 
-psgemv, pdgemv, pcgemv, pzgemv = from_calls("sdcz", routines.GEMV, pxmv)
-psagemv, pdagemv, pcagemv, pzagemv = from_calls("sdcz", routines.AGEMV, pxamv)
-pssymv, pdsymv = from_calls("sd", routines.SYMV, pxmv)
-pchemv, pzhemv = from_calls("cz", routines.HEMV, pxmv)
-psasymv, pdasymv = from_calls("sd", routines.ASYMV, pxamv)
-pcahemv, pzahemv = from_calls("cz", routines.AHEMV, pxamv)
-pstrmv, pdtrmv, pctrmv, pztrmv = from_calls("sdcz", routines.TRMV, pxtrmv)
-pstrsv, pdtrsv, pctrsv, pztrsv = from_calls("sdcz", routines.TRSV, pxtrsv)
-psatrmv, pdatrmv, pcatrmv, pzatrmv = from_calls("sdcz", routines.ATRMV, pxamv)
-psger, pdger = from_calls("sd", routines.GER, pxupdate)
-pcgeru, pzgeru = from_calls("cz", routines.GERU, pxupdate)
-pcgerc, pzgerc = from_calls("cz", routines.GERC, pxupdate)
-pssyr, pdsyr = from_calls("sd", routines.SYR, pxupdate)
-pcher, pzher = from_calls("cz", routines.HER, pxupdate)
-pssyr2, pdsyr2 = from_calls("sd", routines.SYR2, pxupdate)
-pcher2, pzher2 = from_calls("cz", routines.HER2, pxupdate)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    psgemv, pdgemv, pcgemv, pzgemv = from_calls("sdcz", routines.GEMV, pxmv)
+    psagemv, pdagemv, pcagemv, pzagemv = from_calls("sdcz", routines.AGEMV, pxamv)
+    pssymv, pdsymv = from_calls("sd", routines.SYMV, pxmv)
+    pchemv, pzhemv = from_calls("cz", routines.HEMV, pxmv)
+    psasymv, pdasymv = from_calls("sd", routines.ASYMV, pxamv)
+    pcahemv, pzahemv = from_calls("cz", routines.AHEMV, pxamv)
+    pstrmv, pdtrmv, pctrmv, pztrmv = from_calls("sdcz", routines.TRMV, pxtrmv)
+    pstrsv, pdtrsv, pctrsv, pztrsv = from_calls("sdcz", routines.TRSV, pxtrsv)
+    psatrmv, pdatrmv, pcatrmv, pzatrmv = from_calls("sdcz", routines.ATRMV, pxamv)
+    psger, pdger = from_calls("sd", routines.GER, pxupdate)
+    pcgeru, pzgeru = from_calls("cz", routines.GERU, pxupdate)
+    pcgerc, pzgerc = from_calls("cz", routines.GERC, pxupdate)
+    pssyr, pdsyr = from_calls("sd", routines.SYR, pxupdate)
+    pcher, pzher = from_calls("cz", routines.HER, pxupdate)
+    pssyr2, pdsyr2 = from_calls("sd", routines.SYR2, pxupdate)
+    pcher2, pzher2 = from_calls("cz", routines.HER2, pxupdate)

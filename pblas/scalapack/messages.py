@@ -113,8 +113,8 @@ def _gsum2d(letter: str) -> Callable[..., None]:
             n: columns of A (global).
             a: array of two dimensions, with m x n elements at least (local).
             lda: leading dimension, >= m; otherwise ignored (local).
-            rdest: row of the process that gets the sum; -1: all (global).
-            cdest: its column (global).
+            rdest: row of the process that gets the sum; -1: all; ignored in scope "R" but for -1 (global).
+            cdest: its column; ignored in scope "C" but for -1 (global).
 
         Raises:
             PblasArgumentError: a wrong argument (local).
@@ -151,8 +151,8 @@ def _extremes(letter: str, *, largest: bool) -> Callable[..., None]:
             ra: integer array that receives the process row of each element; not used if ldia is -1 (local).
             ca: its process column (local).
             ldia: -1, or the leading dimension of ra and ca (global).
-            rdest: row of the process that gets the result; -1: all (global).
-            cdest: its column (global).
+            rdest: as for ?gsum2d (global).
+            cdest: as for ?gsum2d (global).
 
         Raises:
             PblasArgumentError: a wrong argument (local).
@@ -195,7 +195,7 @@ def _combine(
     parts = group.allgather(np.ascontiguousarray(part))
     grid = find(ictxt)
     assert grid is not None, "it has a communicator"
-    receives = -1 in destination or grid.grid.coordinates(grid.context.rank) == destination
+    receives = -1 in destination or group.Get_rank() == _place(grid, scope, *destination)
     if receives:
         part[...] = combine(parts)
     return receives
@@ -268,8 +268,9 @@ def _named(function: Any, name: str) -> Any:
     return function
 
 
-igsum2d, sgsum2d, dgsum2d, cgsum2d, zgsum2d = map(_gsum2d, "isdcz")
-igamx2d, sgamx2d, dgamx2d, cgamx2d, zgamx2d = (_extremes(letter, largest=True) for letter in "isdcz")
-igamn2d, sgamn2d, dgamn2d, cgamn2d, zgamn2d = (_extremes(letter, largest=False) for letter in "isdcz")
-igebs2d, sgebs2d, dgebs2d, cgebs2d, zgebs2d = map(_gebs2d, "isdcz")
-igebr2d, sgebr2d, dgebr2d, cgebr2d, zgebr2d = map(_gebr2d, "isdcz")
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    igsum2d, sgsum2d, dgsum2d, cgsum2d, zgsum2d = map(_gsum2d, "isdcz")
+    igamx2d, sgamx2d, dgamx2d, cgamx2d, zgamx2d = (_extremes(letter, largest=True) for letter in "isdcz")
+    igamn2d, sgamn2d, dgamn2d, cgamn2d, zgamn2d = (_extremes(letter, largest=False) for letter in "isdcz")
+    igebs2d, sgebs2d, dgebs2d, cgebs2d, zgebs2d = map(_gebs2d, "isdcz")
+    igebr2d, sgebr2d, dgebr2d, cgebr2d, zgebr2d = map(_gebr2d, "isdcz")

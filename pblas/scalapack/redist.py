@@ -235,5 +235,6 @@ class _Transfer(PlannedOperation[_Arrays]):
         return self._executor.reads_in_place
 
 
-psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", routines.GEMR2D, pxgemr2d)
-pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", routines.TRMR2D, pxtrmr2d)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", routines.GEMR2D, pxgemr2d)
+    pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", routines.TRMR2D, pxtrmr2d)

@@ -246,6 +246,7 @@ def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> t
     return desc.rows.local_start(i, coordinates[0]), desc.columns.local_start(j, coordinates[1])
 
 
-pselset, pdelset, pcelset, pzelset = of_types("sdcz", routines.ELSET, pxelset)
-pselget, pdelget, pcelget, pzelget = of_types("sdcz", routines.ELGET, pxelget)
-pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", routines.LAPRNT, pxlaprnt)
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    pselset, pdelset, pcelset, pzelset = of_types("sdcz", routines.ELSET, pxelset)
+    pselget, pdelget, pcelget, pzelget = of_types("sdcz", routines.ELGET, pxelget)
+    pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", routines.LAPRNT, pxlaprnt)

@@ -59,14 +59,15 @@ class Activation:
         out: Array | None,
         aux: Array | None,
     ) -> None:
-        self._caller, self.is_gated = caller, isinstance(epilogue, str) and epilogue == _GATED
+        self._caller = caller
+        self.is_gated: bool = isinstance(epilogue, str) and epilogue == _GATED
         columns = placed.shapes["y"][-1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
                 f"{caller.verb}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
                 f"give weight as many rows of gate as of up"
             )
-        self.columns = columns // 2 if self.is_gated else columns
+        self.columns: int = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""
         shape = (columns,) if bias is None else tuple(getattr(bias, "shape", (columns,)))
         if shape != (columns,) or not (bias is None or has_memory(bias)):
@@ -168,7 +169,8 @@ class ActivationGradient:
     """
 
     def __init__(self, caller: Caller, epilogue: Any, dy: Any, aux: Any) -> None:
-        self._caller, self._epilogue, self.dz = caller, epilogue, dy
+        self._caller, self._epilogue = caller, epilogue
+        self.dz: Array = dy
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
         if epilogue is None:
             return

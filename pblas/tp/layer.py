@@ -86,7 +86,11 @@ class Linear:
         wire_dtype: Any = None,
         ctx: Context | None = None,
     ) -> None:
-        self.weight, self.kind, self.bias, self.epilogue, self.max_tokens = weight, kind, bias, epilogue, max_tokens
+        self.weight: Any = weight
+        self.kind = kind
+        self.bias: Any = bias
+        self.epilogue: str | Epilogue | None = epilogue
+        self.max_tokens: int | None = max_tokens
         self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS

@@ -88,11 +88,15 @@ class Caller:
     """
 
     def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
-        self.ctx = default_context() if ctx is None else ctx
+        self.ctx: Context | Any = default_context() if ctx is None else ctx
         if not isinstance(self.ctx, Context):
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
-        self.runtime = runtime = self.ctx.runtime
-        self.layer, self.verb, self._like, self._stream = layer, verb, like, stream
+        runtime = self.ctx.runtime
+        self.runtime: Runtime = runtime
+        self.layer: Layer = layer
+        self.verb: str = verb
+        self._like = like
+        self._stream = stream
         self.call_args: dict[str, Any] = {}
         """Arguments that must be equal on all ranks, besides sizes and options (global)."""
         self.gathered: dict[Matrix, Array] = {}
@@ -101,7 +105,7 @@ class Caller:
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
         self.sizes: Mapping[str, int] = {}
         """Numbers of tokens and features of all ranks; set by `operands` (global)."""
-        self.dtype = np.dtype(np.void)
+        self.dtype: np.dtype[Any] = np.dtype(np.void)
         """The dtype of all matrices; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""

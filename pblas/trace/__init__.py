@@ -36,7 +36,8 @@ class Trace:
     """
 
     def __init__(self, title: str, nprocs: int) -> None:
-        self.title, self.nprocs = title, nprocs
+        self.title: str = title
+        self.nprocs: int = nprocs
         self.events: tuple[Event, ...] = ()
         """The operations of all ranks, sorted by rank, lane and time, on rank 0; empty on the others (local).
 

@@ -10,27 +10,34 @@ from typing import Any
 import numpy as np
 
 from pblas import PblasArgumentError, scalapack
+from pblas.scalapack import routines
 from pblas.scalapack.routines import RETURNED, WORKSPACES
 from tests.conformance.problems import DTYPES
-from tests.conformance.tables import ARGUMENTS
 
 _NOTHING = object()
 """Stands for an output argument, which Python returns."""
 
 
 def right(routine: str, letter: str, ictxt: int) -> list[Any]:
-    """Correct arguments on a grid of one row: 2 x 2 matrices and columns of two elements, in blocks of one."""
+    """Correct arguments on a grid of one row: 2 x 2 matrices and columns of two elements, in blocks of one.
+
+    The routine is one of the tables of ScaLAPACK's tests, or of `pblas.scalapack.routines`.
+    """
     _, npcol, _, mycol = scalapack.gridinfo(ictxt)
     arguments: list[Any] = []
-    names = ARGUMENTS[routine].split()
+    table: routines.Routine = getattr(routines, routine.upper())
+    names = table.arguments
     for name in names:
         matrix = name.removeprefix("DESC")
         n = 1 if f"INC{matrix}" in names else 2
         if name in ("A", "B", "C", "X", "Y"):
             columns = scalapack.numroc(n, 1, mycol, 0, npcol)
-            arguments.append(np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F"))
+            x = np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F")
+            arguments.append(x.real.copy(order="F") if name in table.real else x)
         elif name.startswith("DESC"):
             arguments.append([2, ictxt, 2, n, 1, 1, 1, 1, 0, 0, 2])
+        elif name == "ICTXT":
+            arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
@@ -57,10 +64,15 @@ def broken(arguments: list[Any], position: int, entry: int, value: object, ictxt
     return changed
 
 
+def given(arguments: list[Any]) -> list[Any]:
+    """The arguments that Python passes: without those that the routine returns."""
+    return [value for value in arguments if value is not _NOTHING]
+
+
 def info(routine_name: str, arguments: list[Any]) -> int:
     """**Collective.** ScaLAPACK's number of the error that a call raises; 0 if it raises none."""
     try:
-        getattr(scalapack, routine_name)(*(value for value in arguments if value is not _NOTHING))
+        getattr(scalapack, routine_name)(*given(arguments))
     except PblasArgumentError as caught:
         return caught.info
     return 0

@@ -172,7 +172,7 @@ class Operand:
         """This rank's part, without the gap."""
         return self.local[: self.matrix.desc(self.grid).local_shape(self.rank)[0]]
 
-    def arguments(self, ictxt: int) -> tuple[Any, ...]:
+    def arguments(self, ictxt: int) -> tuple[Any, int, int, list[int]]:
         """X, IX, JX, DESCX."""
         x = self.matrix
         lld = self.local.shape[0]
@@ -264,7 +264,7 @@ def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
         if problem.alpha == 0:
             sub[...] = np.nan
         elif name == "A":
-            _make_triangle(problem, sub)
+            make_triangle(problem, sub)
         return whole
     unread = problem.beta == 0 if name == "C" else problem.alpha == 0 or (problem.routine == "gemm" and not problem.k)
     if unread:
@@ -272,8 +272,8 @@ def _whole(problem: Problem, name: str, dtype: np.dtype[Any]) -> Array:
     return whole
 
 
-def _make_triangle(problem: Problem, sub: Array) -> None:
-    """A well conditioned triangle, with NaN in the other triangle and in a unit diagonal."""
+def make_triangle(problem: Any, sub: Array) -> None:
+    """A well conditioned triangle by UPLO and DIAG, with NaN in the other triangle and in a unit diagonal."""
     n = len(sub)
     sub /= max(1, n)
     diagonal = np.diagonal(sub) + 2
@@ -444,11 +444,11 @@ def holes(routine: str, letter: str, count: int, grid: Grid) -> list[Problem]:
         elif routine == "trsm":
             side, diag = rng.choice("LR"), rng.choice("NU")
         bare = Problem(routine, letter, m, n, k, {}, tuple(trans), uplo, alpha, beta, side, diag)
-        problems.append(replace(bare, matrices={x: _anywhere(rng, bare.extents(x), grid) for x in bare.names}))
+        problems.append(replace(bare, matrices={x: anywhere(rng, bare.extents(x), grid) for x in bare.names}))
     return problems
 
 
-def _anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:
+def anywhere(rng: random.Random, extents: tuple[int, int], grid: Grid) -> Matrix:
     """A random memory layout of a matrix that contains a submatrix of this shape."""
     (rows, columns), (i, j) = extents, (rng.randint(1, 6), rng.randint(1, 6))
     first = rng.random() < 0.3

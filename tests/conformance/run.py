@@ -1,8 +1,7 @@
 """Conformance to the PBLAS testing programs: all columns, all grids, all options; ends with their summary table.
 
     make conformance
-    mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,tran] [--letters sdcz] [--holes 40]
-    mpiexec -n 6 python -m mpi4py -m tests.conformance.run --routines "" --vectors 0 --programs llt,lu,inv
+    mpiexec -n 6 python -m mpi4py -m tests.conformance.run [--routines gemm,vectors,lu] [--letters sdcz] [--holes 40]
 
 Every problem of the tables runs on every grid that has enough processes, and so do random problems of kinds that the
 tables leave out. A problem fails if its scaled residual is above 16, or if it changes memory that it must not touch.
@@ -22,14 +21,15 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
-from pblas import PblasError, scalapack
+from pblas import scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, factors, problems, redist, structured, vectors
+from tests.conformance import errors, factors, problems, redist
+from tests.conformance.suites import SUITES
 from tests.conformance.tables import ERROR_EXITS, FACTORS, GRIDS, error_exits
 
-ROUTINES = ("gemm", "geadd", "tradd", "tran", "trsm", *structured.ROUTINES)
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
+REDISTRIBUTIONS = ("gemr2d", "trmr2d")
 
 
 def all_grids(nprocs: int) -> list[tuple[int, int]]:
@@ -38,58 +38,47 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys([*GRIDS, *others]))
 
 
-def letters_of(routine: str, letters: str) -> str:
-    """The types that a routine has."""
-    return "".join(letter for letter in letters if letter in "cz" or routine not in ("herk", "her2k", "hemm"))
-
-
-def run_problems(cases: list[problems.Problem], ictxt: int, library: Any = scalapack) -> list[problems.Outcome]:
-    """**Collective** over the grid. The outcome of each problem on this rank."""
-    nprow, npcol, myrow, mycol = library.gridinfo(ictxt)
-    grid = Grid(nprow, npcol, "R")
-    outcomes = []
-    for problem in cases:
-        try:
-            outcomes.append(problems.run(problem, ictxt, grid, grid.rank(myrow, mycol), library))
-        except (PblasError, AssertionError) as caught:
-            outcomes.append(problems.Outcome(f"{type(caught).__name__}: {caught}"))
-    return outcomes
-
-
 def main() -> int:
+    names = ", ".join(suite.name for suite in SUITES)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--routines", default=",".join(ROUTINES))
-    parser.add_argument("--letters", default="sdcz")
+    parser.add_argument(
+        "--routines", default="", help=f"names without p and type, {names}, llt, lu, inv; all by default"
+    )
+    parser.add_argument("--letters", default="isdcz", help="types; the last letter of pdznrm2 and such counts")
     parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
-    parser.add_argument("--vectors", type=int, default=1, help="0 leaves out levels 1 and 2")
-    parser.add_argument("--programs", default=",".join(factors.PROGRAMS), help="of factorizations: llt, lu, inv")
-    parser.add_argument("--redistributions", type=int, default=1, help="0 leaves out gemr2d and trmr2d")
     options = parser.parse_args()
-    options.routines = [name for name in options.routines.split(",") if name]
+    options.routines = options.routines.split(",") if options.routines else []
     start, total = time.monotonic(), dict[str, Counter[str]]()
     failures: list[str] = []
     for nprow, npcol in all_grids(COMM.size):
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
-        for routine in options.routines:
-            for letter in letters_of(routine, options.letters):
-                cases = problems.table(routine, letter)
-                cases += problems.holes(routine, letter, options.holes, Grid(nprow, npcol))
-                texts = [x.text for x in run_problems(cases, ictxt)] if ictxt >= 0 else [""] * len(cases)
+        for suite in SUITES:
+            for routine, letter in suite.types(options.routines, options.letters):
+                cases = suite.cases(routine, letter, options.holes, Grid(nprow, npcol))
+                texts = [x.text for x in suite.outcomes(cases, ictxt)] if ictxt >= 0 else [""] * len(cases)
                 count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
-    run_vectors(options, total, failures)
     run_factors(options, total, failures)
-    if options.redistributions:
-        run_redistributions(options, total, failures)
+    run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
     report(total, failures, time.monotonic() - start)
     return 1 if failures else 0
 
 
+def is_chosen(options: argparse.Namespace, name: str) -> bool:
+    """Whether the command line selects a routine or program."""
+    return not options.routines or name in options.routines
+
+
+def matrix_letters(options: argparse.Namespace) -> list[str]:
+    """The selected types of matrices: no integers."""
+    return [letter for letter in options.letters if letter != "i"]
+
+
 def count(
-    cases: Sequence[problems.Problem | vectors.Case | factors.Case],
+    cases: Sequence[Any],
     texts: list[list[str]],
     fits: bool,
     total: dict[str, Counter[str]],
@@ -106,8 +95,9 @@ def count(
 
 
 def run_error_exits(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** Every error exit of the routines of level 3."""
-    types = [(routine, letter) for routine in options.routines for letter in letters_of(routine, options.letters)]
+    """**Collective.** Every error exit of the routines of the suites that have some."""
+    suites = [suite for suite in SUITES if suite.has_error_exits]
+    types = [pair for suite in suites for pair in suite.types(options.routines, options.letters)]
     _run_error_exits(types, total, failures)
 
 
@@ -131,33 +121,21 @@ def _run_error_exits(types: list[tuple[str, str]], total: dict[str, Counter[str]
     scalapack.gridexit(ictxt)
 
 
-def run_vectors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** The tables of levels 1 and 2, and random problems, on every grid; then their error exits."""
-    types = [(routine, letter) for routine in vectors.ROUTINES for letter in vectors.LETTERS[routine]]
-    types = [(routine, letter) for routine, letter in types if options.vectors and letter[-1:] in options.letters]
-    for nprow, npcol in all_grids(COMM.size) if types else []:
-        if nprow * npcol > COMM.size:
-            continue
-        ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE)
-        grid = Grid(nprow, npcol, "R")
-        for routine, letter in types:
-            cases = vectors.table(routine, letter) + vectors.holes(routine, letter, options.holes // 4, grid)
-            texts = [vectors.run(case, ictxt, grid, COMM.rank) for case in cases] if ictxt >= 0 else [""] * len(cases)
-            count(cases, COMM.allgather(texts), True, total, failures, (nprow, npcol))
-        if ictxt >= 0:
-            scalapack.gridexit(ictxt)
-    _run_error_exits(types, total, failures)
-
-
 def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
-    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits."""
-    programs = [(name, letter) for name in options.programs.split(",") if name for letter in options.letters]
+    """**Collective.** The programs of factorizations and inverses, on every grid; then their error exits.
+
+    On the grid of all processes that is nearest to a square all values of the tables run, on the others upstream's.
+    """
+    squarest = max((grid for grid in all_grids(COMM.size) if grid[0] * grid[1] == COMM.size), key=min)
+    letters = matrix_letters(options)
+    programs = [(name, letter) for name in factors.PROGRAMS if is_chosen(options, name) for letter in letters]
     for nprow, npcol in all_grids(COMM.size) if programs else []:
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         grid = Grid(nprow, npcol, "R")
         for program, letter in programs:
-            cases = factors.table(program, letter) + factors.holes(program, letter, options.holes // 2, grid)
+            cases = factors.table(program, letter, every=(nprow, npcol) == squarest)
+            cases += factors.holes(program, letter, options.holes // 4, grid)
             texts = [""] * len(cases)
             if ictxt >= 0:
                 with factors.narrow_panels():
@@ -167,14 +145,14 @@ def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], fai
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
     if programs:
-        _run_error_exits([(routine, letter) for routine in FACTORS for letter in options.letters], total, failures)
+        _run_error_exits([(routine, letter) for routine in FACTORS for letter in letters], total, failures)
 
 
 def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:
     """**Collective.** Every row of the redistribution tables."""
     whole = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=_LATE)
-    for routine in ("gemr2d", "trmr2d"):
-        for letter in options.letters:
+    for routine in [x for x in REDISTRIBUTIONS if is_chosen(options, x)]:
+        for letter in matrix_letters(options):
             for row in redist.rows(routine):
                 fits = max(p * q for p, q in (row[3], row[5])) <= COMM.size
                 texts = COMM.allgather(redist.run(row, letter, whole, COMM)) if fits else []

@@ -112,7 +112,7 @@ VECTOR_ARGUMENTS = {
     "amax": f"N VALUE INDX {_X}",
     **dict.fromkeys(("gemv", "agemv"), f"TRANS M N ALPHA {_A} {_X} BETA {_Y}"),
     **dict.fromkeys(("symv", "hemv", "asymv", "ahemv"), f"UPLO N ALPHA {_A} {_X} BETA {_Y}"),
-    "trmv": f"UPLO TRANS DIAG N {_A} {_X}",
+    **dict.fromkeys(("trmv", "trsv"), f"UPLO TRANS DIAG N {_A} {_X}"),
     "atrmv": f"UPLO TRANS DIAG N ALPHA {_A} {_X} BETA {_Y}",
     **dict.fromkeys(("ger", "geru", "gerc"), f"M N ALPHA {_X} {_Y} {_A}"),
     **dict.fromkeys(("syr", "her"), f"UPLO N ALPHA {_X} {_A}"),
@@ -125,7 +125,7 @@ ERROR_EXITS |= {
     **dict.fromkeys(("scal", "nrm2", "asum", "amax"), 18),
     **dict.fromkeys(("gemv", "agemv"), 53),
     **dict.fromkeys(("symv", "hemv", "asymv", "ahemv", "ger", "geru", "gerc", "syr2", "her2"), 52),
-    "trmv": 37,
+    **dict.fromkeys(("trmv", "trsv"), 37),
     "atrmv": 54,
 }
 

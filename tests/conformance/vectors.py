@@ -6,6 +6,7 @@ All arrays are in guarded memory, and the parts that a routine must not read are
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from pblas import scalapack
 from pblas.layouts.grid import Grid
 from tests.common.gauge import Array, applied, entries
-from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand
+from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand, Outcome, make_triangle
 from tests.conformance.tables import GAP, LEVEL1, LEVEL2, SCALARS, THRESHOLD, VECTOR_ARGUMENTS
 
 REAL = ("s", "d")
@@ -26,11 +27,11 @@ LETTERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("nrm2", "asum"), (*REAL, "sc", "dz")),
     **dict.fromkeys(("dot", "symv", "asymv", "ger", "syr", "syr2"), REAL),
     **dict.fromkeys(("dotu", "dotc", "hemv", "ahemv", "geru", "gerc", "her", "her2"), COMPLEX),
-    **dict.fromkeys(("gemv", "agemv", "trmv", "atrmv"), (*REAL, *COMPLEX)),
+    **dict.fromkeys(("gemv", "agemv", "trmv", "trsv", "atrmv"), (*REAL, *COMPLEX)),
 }
 """Letters of the types of each routine."""
 ROUTINES = tuple(LETTERS)
-_WRITTEN = {"swap": "XY", "scal": "X", "trmv": "X", "copy": "Y", "axpy": "Y"}
+_WRITTEN = {"swap": "XY", "scal": "X", "trmv": "X", "trsv": "X", "copy": "Y", "axpy": "Y"}
 _SCALAR = ("dot", "dotu", "dotc", "nrm2", "asum", "amax")
 
 
@@ -126,7 +127,7 @@ def _matrix(v: Values) -> Array:
     case, kind = v.case, v.case.routine[-4:]
     if kind == "gemv":
         return applied(case.trans, v.A)
-    if kind == "trmv":
+    if kind in ("trmv", "trsv"):
         part = _triangle(case, v.A, int(case.diag == "U"))
         return applied(case.trans, part + np.eye(case.n) if case.diag == "U" else part)
     strict, diagonal = _triangle(case, v.A, 1), v.A.diagonal()
@@ -151,6 +152,11 @@ def expected(v: Values) -> tuple[dict[str, Array], dict[str, Array]]:
     if routine == "axpy":
         new = v.X if alpha != 0 else 0 * v.Y
         return {"Y": alpha * new + v.Y}, {"Y": _sizes(alpha) * _sizes(new) + _sizes(v.Y)}
+    if routine == "trsv":  # the bound is Higham's, theorem 8.5, as for trsm
+        matrix = _matrix(v).astype("complex128" if np.iscomplexobj(v.A) else "float64")
+        inverse = np.linalg.inv(matrix)
+        x = inverse @ v.X.astype(matrix.dtype)
+        return {"X": x}, {"X": np.abs(inverse) @ (np.abs(matrix) @ np.abs(x))}
     if routine.endswith("mv"):
         matrix, old = _matrix(v), v.Y if beta != 0 else np.zeros(len(v.Y))
         if routine == "trmv":
@@ -183,29 +189,35 @@ def scalar(v: Values) -> tuple[complex, float]:
     return (v.X[int(sizes.argmax())] if len(sizes) else 0.0), 0.0
 
 
-def run(case: Case, ictxt: int, grid: Grid, rank: int, library: Any = scalapack) -> str:
-    """**Collective** over the grid. Make the call of a case; a text if something on this rank is wrong."""
+def run(case: Case, ictxt: int, grid: Grid, rank: int, library: Any = scalapack) -> Outcome:
+    """**Collective** over the grid. Make the call of a case and check all memory that it may have changed."""
     wholes = {name: _whole(case, name) for name in case.names}
     operands = {name: Operand(case.matrices[name], wholes[name], grid, rank) for name in case.names}
-    returned = getattr(library, case.routine_name)(*_arguments(case, operands, ictxt))
+    call = getattr(library, case.routine_name)
+    start = time.perf_counter()
+    returned = call(*_arguments(case, operands, ictxt))
+    seconds = time.perf_counter() - start
     for name, operand in operands.items():
         if name not in case.written and not operand.is_untouched():
-            return f"{name} or memory around it has changed"
+            return Outcome(f"{name} or memory around it has changed")
         if name in case.written and not operand.is_untouched_outside(case.extents(name)):
-            return f"memory around sub({name}) has changed"
+            return Outcome(f"memory around sub({name}) has changed")
     values = Values(case)
     for name, whole in wholes.items():
         sub = _sub(case, name, whole)
         wide: Any = np.clongdouble if sub.dtype.kind == "c" else np.longdouble
         setattr(values, name, (sub if name == "A" else sub.ravel()).astype(wide))
     with np.errstate(invalid="ignore"):
-        return _scalar_error(values, returned, grid, rank) if case.routine in _SCALAR else _error(values, operands)
+        if case.routine in _SCALAR:
+            return Outcome(*_scalar_error(values, returned, grid, rank), seconds)
+        return Outcome(*_error(values, operands), seconds)
 
 
-def _error(v: Values, operands: dict[str, Operand]) -> str:
-    case = v.case
+def _error(v: Values, operands: dict[str, Operand]) -> tuple[str, float]:
+    """A text if a result is wrong on this rank, and the largest error in units of eps."""
+    case, largest = v.case, 0.0
     if not case.n or not case.m:
-        return "" if all(operand.is_untouched() for operand in operands.values()) else "an empty call wrote"
+        return "" if all(operand.is_untouched() for operand in operands.values()) else "an empty call wrote", 0.0
     results, bounds = expected(v)
     for name, whole in results.items():
         exact, bound = whole, bounds[name]
@@ -217,38 +229,42 @@ def _error(v: Values, operands: dict[str, Operand]) -> str:
         if case.routine[:2] in ("sy", "he") and name == "A":
             distance = i[:, None] - j[None, :] if case.uplo == "L" else j[None, :] - i[:, None]
             if not np.isnan(result[distance < 0]).all():
-                return "the other triangle has changed"
+                return "the other triangle has changed", np.inf
             if case.routine[:2] == "he":
                 if case.alpha != 0 and result.imag[distance == 0].any():
-                    return "the diagonal is not real"
+                    return "the diagonal is not real", np.inf
                 keep = (distance == 0) & (case.alpha == 0)
                 exact, bound, result = (np.where(keep, 0, x) for x in (exact, bound, result))
                 exact = np.where(distance == 0, exact.real, exact)
                 bound = np.where(distance == 0, np.abs(exact.real) + 10, bound)
             exact, bound, result = (x[distance >= 0] for x in (exact, bound, result))
-        error = np.abs(result - exact)
-        if not (error <= THRESHOLD * np.finfo(result.dtype).eps / 2 * bound).all():
-            return f"sub({name}) is wrong"
-    return ""
+        error, unit = np.abs(result - exact), np.finfo(result.dtype).eps / 2 * bound
+        if not (error <= THRESHOLD * unit).all():
+            return f"sub({name}) is wrong", np.inf
+        largest = max(largest, float((error[unit > 0] / unit[unit > 0]).max(initial=0.0)))
+    return "", largest
 
 
-def _scalar_error(v: Values, returned: Any, grid: Grid, rank: int) -> str:
+def _scalar_error(v: Values, returned: Any, grid: Grid, rank: int) -> tuple[str, float]:
+    """As `_error`, for a reduction."""
     case = v.case
     value, bound = scalar(v)
     place = 0
     if case.routine == "amax":
         returned, place = returned
     if not case.n:
-        return "" if returned == 0 == place else "the result of no elements is not 0"
+        return "" if returned == 0 == place else "the result of no elements is not 0", 0.0
     if not _in_scope(case, grid, rank):
-        return "" if returned == 0 == place else "a process outside the scope has a result"
+        return "" if returned == 0 == place else "a process outside the scope has a result", 0.0
     if case.routine == "amax":
         x = case.matrices["X"]
         start = x.j if "X" in case.rows else x.i
         if place != start + int(_sizes(v.X).argmax()):
-            return f"the index is {place}"
-    eps = np.finfo(returned.dtype).eps
-    return "" if abs(returned - value) <= (case.n + 2) * eps * bound else f"the result is {returned}, expected {value}"
+            return f"the index is {place}", np.inf
+    error, unit = float(abs(returned - value)), float(np.finfo(returned.dtype).eps / 2 * bound)
+    if not error <= 2 * (case.n + 2) * unit:
+        return f"the result is {returned}, expected {value}", np.inf
+    return "", error / unit if unit else 0.0
 
 
 def _in_scope(case: Case, grid: Grid, rank: int) -> bool:
@@ -270,12 +286,14 @@ def _whole(case: Case, name: str) -> Array:
     whole = entries((matrix.m, matrix.n), case.dtype(name), SEEDS.get(name, 300 + ord(name)))
     sub, routine = _sub(case, name, whole), case.routine
     old = name in case.written and routine not in ("swap", "axpy", "scal", "trmv") and name == "Y"
-    unread = case.alpha == 0 and not old and routine not in ("swap", "copy", "trmv", *_SCALAR)
+    unread = case.alpha == 0 and not old and routine not in ("swap", "copy", "trmv", "trsv", *_SCALAR)
     if routine == "axpy" and name == "Y":
         unread = False
     if (old and (case.beta == 0 or routine == "copy")) or (unread and name not in case.written):
         sub[...] = np.nan
-    if name == "A" and not routine.endswith("gemv") and not routine.startswith("ger"):
+    if name == "A" and routine == "trsv":
+        make_triangle(case, sub)
+    elif name == "A" and not routine.endswith("gemv") and not routine.startswith("ger"):
         k = int(case.diag == "U" and routine.endswith("trmv"))
         sub[_triangle(case, np.ones(sub.shape), k) == 0] = np.nan
         if routine.startswith(("he", "ahe")):

@@ -57,7 +57,8 @@ HOSTS = tuple(
     f"tests/mpi/{name}.py"
     for name in (
         *("operations/test_matmul", "operations/test_general", "operations/test_redistribution"),
-        *("operations/test_collectives", "operations/test_unequal_nodes", "tp/test_tp", "matrices/test_files"),
+        *("operations/test_collectives", "operations/test_unequal_nodes", "operations/test_every_routine"),
+        *("tp/test_tp", "matrices/test_files"),
         *("faults/test_errors", "faults/test_lifetime", "faults/test_nodes"),
     )
 )

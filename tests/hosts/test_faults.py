@@ -179,8 +179,9 @@ def test_a_short_disturbance_delays_and_a_long_one_is_an_error_on_all_ranks(
         assert job.status() == 0
 
 
-def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts) -> None:
-    with Job(hosts, (1, 1, 1), ("product", SHORT)) as job:
+@pytest.mark.parametrize("work", ["product", "factorization"])
+def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts, work: str) -> None:
+    with Job(hosts, (1, 1, 1), (work, SHORT)) as job:
         job.begin(PART)
         with cut_off(hosts):
             job.check_timeout()

@@ -1,6 +1,6 @@
 """Factorizations by one library and solves by the other, both ways, beside each library alone; and their times.
 
-The cases are the tables of xdllt, xdlu and xdinv, which ScaLAPACK's restrictions on blocks and alignment allow. Pivots
+The cases are the tables of xdllt and xdlu, which ScaLAPACK's restrictions on blocks and alignment allow. Pivots
 are compared where they are unique: random matrices have no ties.
 """
 
@@ -20,7 +20,7 @@ from tests.conformance import factors
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
-STEPS = {"llt": 9, "lu": 5, "inv": 31}
+STEPS = {"llt": 9, "lu": 5}
 """Of the tables' rows every so many; the steps are prime to the numbers of blocks and kinds."""
 N, ROUNDS = 1000, 3
 _GRIDS = [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]
@@ -35,20 +35,22 @@ def results(peer: Library) -> tuple[Table, int, list[str]]:
         table.add_column(title, justify="right")
     pairs: list[tuple[Any, Any]] = [(scalapack, scalapack), (scalapack, peer), (peer, scalapack), (peer, peer)]
     wrong, texts = 0, []
-    for program in factors.PROGRAMS:
-        used = (0, 3) if program == "inv" else range(4)  # inverses need one library
+    for program, step in STEPS.items():
         for letter in "sdcz":
-            failed, cases = Counter[Any](), factors.table(program, letter)[:: STEPS[program]]
+            failed, cases = Counter[Any](), factors.table(program, letter)[::step]
             for shape in _GRIDS:
-                for case, outcomes in zip(cases, _outcomes(cases, [pairs[x] for x in used], shape, peer), strict=True):
-                    for which, outcome in zip(used, outcomes, strict=True):
+                for case, outcomes in zip(cases, _outcomes(cases, pairs, shape, peer), strict=True):
+                    for which, outcome in enumerate(outcomes):
                         if outcome.text:
                             failed[which] += 1
                             texts.append(f"{program}, pair {which} on {shape}: {outcome.text}\n    {case}")
                     failed["pivots"] += outcomes[0].pivots != outcomes[-1].pivots
             wrong += sum(failed[x] for x in (0, 1, 2, "pivots"))
-            cells = [failed[x] if x in used else "" for x in range(4)]
-            row = (len(cases) * len(_GRIDS), *cells, failed["pivots"] if program == "lu" else "")
+            row = (
+                len(cases) * len(_GRIDS),
+                *(failed[x] for x in range(4)),
+                failed["pivots"] if program == "lu" else "",
+            )
             table.add_row(f"x{letter}{program}", *map(str, row))
     return table, wrong, texts
 

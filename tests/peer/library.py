@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pblas.scalapack import routines
 
 DEBIAN = ("libscalapack-mpich.so.2.2",)
 MKL = ("libmpi.so.12", "libmkl_blacs_intelmpi_lp64.so.2", "libmkl_scalapack_lp64.so.2")
@@ -82,16 +85,32 @@ class Library:
         self._library.Cblacs_gridexit(ictxt)
 
     def __getattr__(self, name: str) -> Any:
-        """The routine p?NAME as a Python function, which passes its arguments by reference, as Fortran does."""
-        if len(name) < 4 or name[0] != "p" or name[1] not in _SCALARS:
-            raise AttributeError(name)
-        routine, scalar = getattr(self._library, f"{name}_"), _SCALARS[name[1]]
+        """A routine as a Python function, which passes its arguments by reference, as Fortran does.
 
-        def call(*arguments: Any) -> None:
+        It returns the output arguments and values that the function of pblas.scalapack returns.
+        """
+        matched = re.fullmatch("p([sdcz]).+|[isdcz]g(?:sum|amx|amn|ebs|ebr)2d", name)
+        if matched is None:
+            raise AttributeError(name)
+        routine, scalar = getattr(self._library, f"{name}_"), _SCALARS.get(matched[1] or "", np.int32)
+        table: Any = getattr(routines, name[2:].upper(), None) or getattr(routines, name[3:].upper(), None)
+        names = () if table is None else table.arguments
+        outputs = [(i, np.int32 if x == "INDX" else scalar) for i, x in enumerate(names) if x in routines.RETURNED]
+        if name[2:5] == "lan":  # functions
+            routine.restype = {"s": ctypes.c_float, "c": ctypes.c_float}.get(name[1], ctypes.c_double)
+
+        def call(*arguments: Any) -> Any:
             # The lengths of strings come last, by value.
             lengths = [ctypes.c_size_t(len(value)) for value in arguments if isinstance(value, str)]
-            routine(*(self._reference(value, scalar) for value in arguments), *lengths)
+            given, returned = list(arguments), []
+            for place, dtype in outputs:
+                returned.append(np.zeros(1, dtype))
+                given.insert(place, returned[-1])
+            value = routine(*(self._reference(x, scalar) for x in given), *lengths)
             self._keep.clear()
+            if not returned:
+                return value
+            return returned[0][0] if len(returned) == 1 else tuple(x[0] for x in returned)
 
         return call
 

@@ -1,12 +1,13 @@
 """Results and times of Debian's ScaLAPACK and of pblas on the same problems.
 
     make peer
-    mpiexec -n 4 python -m mpi4py -m tests.peer.run [--count 40]
+    mpiexec -n 4 python -m mpi4py -m tests.peer.run [--count 40] [--routines trmm,vectors]
 
-The problems are all columns of the level 3 table, and random problems of kinds that the table leaves out, on every grid
-that has enough processes; then problems that are large enough for timing. The error of a result is counted in units of
-eps (2^-53 in double precision) times the sum of the absolute values of its terms. A result is wrong if its error is
-above 16, or 8 for sums, or if other memory has changed.
+The problems are all columns of the tables of levels 1, 2 and 3, norms, assignments and messages, and random problems of
+kinds that the tables leave out, on every grid that has enough processes; then problems that are large enough for
+timing. The error of a result is counted in units of eps (2^-53 in double precision) times the sum of the absolute
+values of its terms. A result is wrong if its error is above 16, or 8 for sums of matrices, or 2 (n + 2) for reductions
+of n terms, or if other memory has changed.
 
 Then each library solves with the factors of the other, and both factorizations choose the same pivots.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from rich.table import Table
 from pblas import scalapack
 from pblas.layouts.grid import Grid
 from tests.conformance import problems
-from tests.conformance.run import ROUTINES, all_grids, run_problems
+from tests.conformance.run import all_grids
+from tests.conformance.suites import SUITES, Suite
 from tests.peer import factors
 from tests.peer.library import TUNED, Library
 
@@ -54,7 +56,7 @@ class Column:
         return texts[0] if texts else ""
 
 
-def results(peer: Library, routines: list[str], count: int) -> tuple[int, list[str]]:
+def results(peer: Library, count: int, chosen: list[str]) -> tuple[int, list[str]]:
     """**Collective.** Print the table of results; pblas's number of wrong results, and texts about both."""
     table = Table(title=f"results, {COMM.size} processes", title_justify="left")
     table.add_column("routine")
@@ -62,27 +64,23 @@ def results(peer: Library, routines: list[str], count: int) -> tuple[int, list[s
         table.add_column(title, justify="right")
     wrong, failures = 0, []
     grids = [(p, q) for p, q in all_grids(COMM.size) if p * q <= COMM.size]
-    for routine in routines:
-        for letter in "sdcz":
+    for suite in SUITES:
+        for routine, letter in suite.types(chosen, "isdcz"):
             ours, theirs, total = Column(), Column(), 0
             for nprow, npcol in grids:
-                cases = problems.table(routine, letter) + problems.holes(routine, letter, count, Grid(nprow, npcol))
-                cases = [as_fortran(problem) for problem in cases]
+                cases = suite.cases(routine, letter, count, Grid(nprow, npcol))
+                cases = [suite.as_scalapack(case) for case in cases]
                 pblas_outcomes, peer_outcomes = (
-                    outcomes(library, cases, nprow, npcol) for library in (scalapack, peer)
+                    outcomes(suite, library, cases, nprow, npcol) for library in (scalapack, peer)
                 )
-                for problem, x, y in zip(cases, pblas_outcomes, peer_outcomes, strict=True):
+                for case, x, y in zip(cases, pblas_outcomes, peer_outcomes, strict=True):
                     total += 1
                     for name, column, outcome in (("pblas", ours, x), ("ScaLAPACK", theirs, y)):
                         text = column.add(outcome)
                         if text:
-                            failures.append(
-                                f"{name}, {problem.routine_name} on {nprow} x {npcol}: {text}\n    {problem}"
-                            )
+                            failures.append(f"{name}, {case.routine_name} on {nprow} x {npcol}: {text}\n    {case}")
             wrong += ours.failed
-            name = problems.Problem(routine, letter, 0, 0, 0, {}).routine_name + (
-                "/c" if routine == "tran" and letter in "cz" else ""
-            )
+            name = cases[0].routine_name + ("/c" if routine == "tran" and letter in "cz" else "")
             table.add_row(
                 name, *map(str, (total, ours.failed, theirs.failed)), f"{ours.error:.2f}", f"{theirs.error:.2f}"
             )
@@ -90,18 +88,12 @@ def results(peer: Library, routines: list[str], count: int) -> tuple[int, list[s
     return wrong, failures
 
 
-def as_fortran(problem: problems.Problem) -> problems.Problem:
-    """The same problem with local arrays stored by columns, the only order that ScaLAPACK supports."""
-    matrices = {name: replace(matrix, order="F") for name, matrix in problem.matrices.items()}
-    return replace(problem, matrices=matrices)
-
-
-def outcomes(library: Any, cases: list[problems.Problem], nprow: int, npcol: int) -> list[list[problems.Outcome]]:
+def outcomes(suite: Suite, library: Any, cases: list[Any], nprow: int, npcol: int) -> list[list[problems.Outcome]]:
     """**Collective.** For every problem the outcomes of all ranks of the grid."""
     ictxt = library.gridinit(COMM if library is scalapack else 0, "R", nprow, npcol)
     outcome: list[problems.Outcome] | None = None
     if library.gridinfo(ictxt)[0] >= 0:
-        outcome = run_problems(cases, ictxt, library)
+        outcome = suite.outcomes(cases, ictxt, library)
         library.gridexit(ictxt)
     everywhere = [x for x in COMM.allgather(outcome) if x is not None]
     return [list(ranks) for ranks in zip(*everywhere, strict=True)]
@@ -179,17 +171,21 @@ def times(peer: Library) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20, help="random problems of each routine, type and grid")
-    parser.add_argument("--routines", default=",".join(ROUTINES), help="of levels 3; factorizations run in any case")
+    parser.add_argument("--routines", default="", help="names without p and type, or suites; all by default")
     parser.add_argument("--folder", type=Path, default=Path("build/peer"))
     options = parser.parse_args()
     peer = Library(options.folder)
-    wrong, failures = results(peer, [name for name in options.routines.split(",") if name], options.count)
-    table, more, texts = factors.results(peer)
-    CONSOLE.print(table)
+    chosen = options.routines.split(",") if options.routines else []
+    wrong, failures = results(peer, options.count, chosen)
+    more, texts = 0, list[str]()
+    if not chosen:
+        table, more, texts = factors.results(peer)
+        CONSOLE.print(table)
     for text in [*failures[:_SHOWN], *texts[:_SHOWN]]:
         CONSOLE.print(text, soft_wrap=True)
-    times(peer)
-    CONSOLE.print(factors.times(peer))
+    if not chosen:
+        times(peer)
+        CONSOLE.print(factors.times(peer))
     return 1 if wrong + more else 0
 
 

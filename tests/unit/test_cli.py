@@ -1,9 +1,11 @@
+import json
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from pblas.operations.matmul import plan_matmul
 from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "matmul", "solve", "plan", "trace", "layout", "info")
+COMMANDS = ("demo", "bench", "matmul", "solve", "plan", "trace", "layout", "info")
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -76,6 +78,8 @@ def test_every_command_has_help_that_fits_a_wide_terminal(command: str, capsys: 
         (["solve", "a.npy", "b.npy"], "-o/--output"),
         (["solve", "a.npy", "b.npy", "-o", "x.npy", "--assume-a", "her"], "invalid choice: 'her'"),
         (["demo", "--m", "0"], "got '0'"),
+        (["bench", "--seconds", "0"], "a positive number of seconds, got '0'"),
+        (["bench", "--seconds", "nan"], "a positive number of seconds, got 'nan'"),
     ],
 )
 def test_wrong_arguments_exit_with_2_and_say_what_was_expected(
@@ -294,6 +298,12 @@ def test_info_tells_of_gpus_that_rank_0_does_not_see_and_of_ranks_without() -> N
     assert missing.startswith("GPUs for ranks 2, 3: ")
 
 
+def test_info_names_missing_cuda_libraries_with_the_remedy() -> None:
+    lines = gpus.missing(replace(PAIR, lacking=("cuBLASLt", "NVRTC")), NUMBERS)
+    assert [line.partition(",")[0] for line in lines] == ["cuBLASLt", "NVRTC"]
+    assert all(line.endswith(": pip install 'pblas[cuda13]'") for line in lines)
+
+
 def test_info_says_what_stands_against_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     apart = replace(PAIR, peers=(), problem="the driver is too old")
     problem, shared, peers = gpus.missing(apart, [NUMBERS[0]] * 2)
@@ -339,6 +349,39 @@ def test_demo_without_mpi_names_the_remedy() -> None:
     done = run_without_mpi("demo")
     assert done.returncode == 1
     assert re.fullmatch(r"pblas: error: backend 'mpi' is not available: .*pblas\[mpi\].*\n", done.stderr)
+
+
+def test_bench_starts_its_ranks_and_writes_its_report(tmp_path: Path, capsys: Capture) -> None:
+    files = tmp_path / "b.json", tmp_path / "b.html"
+    sizes = ["--seconds", "0.2", "--ranks", "2"]
+    assert main(["bench", *sizes, "--json", str(files[0]), "--html", str(files[1])]) == 0
+    report, page = json.loads(files[0].read_text(encoding="utf-8")), files[1].read_text(encoding="utf-8")
+    assert report["ranks"] == 2
+    out = capsys.readouterr().out
+    for row in report["rows"]:
+        assert row["name"].partition(",")[0] in out
+        assert row["name"] in page
+    for name in ("system", "processor", "MPI library", "BLAS", "BLAS threads per rank", "packages"):
+        assert report["machine"][name]
+        assert f"{name}: " in out
+        assert f"<td>{name}</td>" in page
+    assert len(ET.fromstring(page.partition("\n")[2]).findall(".//tr")) == 1 + len(report["rows"]) + len(
+        report["machine"]
+    )
+
+
+def test_bench_refuses_files_that_cannot_be_written_before_it_measures(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["bench", "--json", str(tmp_path / "none" / "b.json")]) == 1
+    assert "there is no folder" in capsys.readouterr().err
+
+
+def test_without_rich_the_command_line_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['rich'] = None; from pblas.__main__ import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "pblas: error: the command line needs rich: pip install 'pblas[cli]'\n"
 
 
 def test_a_wrong_launcher_is_refused_with_the_remedy() -> None:

@@ -13,7 +13,8 @@ import pytest
 from tests.harness.run import ROOT
 
 LINKED = ("layouts", "backends")
-BESIDE = ("benchmarks", "docs", "examples", "tests")
+SOURCES = {".py", ".md", ".f90", ".yml", ".yaml"}
+BESIDE = (".github", "benchmarks", "conda", "docs", "examples", "tests")
 
 
 def build(kind: str, tree: Path, target: Path) -> Path:
@@ -36,7 +37,7 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pblas", *LINKED, *BESIDE):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
     for path in ROOT.iterdir():
-        if path.suffix in {".toml", ".md", ".in"} or path.name in {"LICENSE", "Makefile"}:
+        if path.suffix in {".toml", ".md", ".in", ".cff"} or path.name in {"LICENSE", "Makefile"}:
             shutil.copy(path, tree)
     with tarfile.open(build("sdist", tree, tmp / "sdist")) as archive:
         archive.extractall(tmp / "unpacked", filter="data")
@@ -57,10 +58,10 @@ def files(wheel: Path) -> set[str]:
 
 
 def test_the_sdist_has_what_the_readme_names(unpacked: Path) -> None:
-    names = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md"}
+    names = {"CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md"}
     assert names <= {path.name for path in unpacked.iterdir()}
     for folder in BESIDE:
-        expected = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in {".py", ".md", ".f90"}}
+        expected = {p.relative_to(ROOT) for p in (ROOT / folder).rglob("*") if p.suffix in SOURCES}
         expected = {path for path in expected if "_build" not in path.parts}
         assert expected
         assert expected <= {path.relative_to(unpacked) for path in (unpacked / folder).rglob("*")}
@@ -85,7 +86,7 @@ def test_wheel_is_typed_and_licensed(files: set[str]) -> None:
 def test_console_script_is_named(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (entry,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
-        assert "pblas = pblas.cli:main" in archive.read(entry).decode()
+        assert "pblas = pblas.__main__:main" in archive.read(entry).decode()
 
 
 def test_users_own_names_do_not_break_the_import(wheel: Path, tmp_path: Path) -> None:

@@ -278,6 +278,26 @@ def test_a_dead_rank_ends_the_pool() -> None:
     assert left_of(pids) == []
 
 
+def test_a_rank_that_is_killed_in_the_middle_of_a_factorization_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    def function(ctx: pblas.Context) -> None:
+        from pblas.execute.factorization.lu import RunLu
+
+        (tmp_path / str(os.getpid())).touch()
+        usual, calls = RunLu.factor, iter((False, True))
+
+        def factor(*arguments: Any) -> Any:
+            if ctx.rank == 1 and next(calls):  # its second panel, of more than two
+                os.kill(os.getpid(), signal.SIGKILL)
+            return usual(*arguments)
+
+        RunLu.factor = factor  # type: ignore[assignment, method-assign]
+        pblas.linalg.lu_factor(ctx.eye(600))
+
+    with pytest.raises(pblas.ContextError, match="rank 1 of 2 died"):
+        pblas.run(function, 2)
+    assert left_of([int(path.name) for path in tmp_path.iterdir()]) == []
+
+
 def test_a_time_limit_names_the_late_ranks_and_leaves_nothing(tmp_path: Path) -> None:
     def function(ctx: pblas.Context) -> None:
         (tmp_path / str(os.getpid())).touch()

@@ -1,9 +1,11 @@
 """Laws of pblas.scalapack that need no MPI: positions of arguments, index maps from 1, descriptors."""
 
+import builtins
 import inspect
 import itertools
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.fortran import edited
 from pblas.scalapack.local_arrays import cut, overlaps_itself
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
+from tests.harness import scalapack_stub
 
 
 @pytest.mark.parametrize("routine", [getattr(routines, name.upper()) for name in ERROR_EXITS])
@@ -43,6 +46,25 @@ def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert described == expected
     assert "CTXT" in call.__doc__
+
+
+def test_the_page_lists_every_routine_with_its_types() -> None:
+    page = (Path(__file__).parents[2] / "docs/scalapack.md").read_text()
+    table = page.partition("| | routines | types |\n")[2].partition("\n\n")[0]
+    listed: list[str] = []
+    for row in table.splitlines()[1:]:
+        _, _, names, types, _ = (cell.strip() for cell in row.split("|"))
+        letters = types.partition(";")[0].split(", ")
+        listed += [name.replace("?", letter) for name in names.split(", ") for letter in letters]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {*scalapack.__all__, "exit"} - {"PblasArgumentError"}
+
+
+def test_import_star_hides_no_builtin() -> None:
+    names: dict[str, object] = {}
+    exec("from pblas.scalapack import *", names)
+    assert not {*names} & {*dir(builtins)} - {"__builtins__"}
+    assert {"pdgemm", "pdgemv", "pscnrm2", "pdlange", "gridinit", "PblasArgumentError"} <= names.keys()
 
 
 def test_index_maps_count_from_1() -> None:
@@ -162,3 +184,8 @@ def test_local_arrays_are_cut_without_a_copy() -> None:
 def test_numbers_are_edited_as_by_fortran(x: float, text: str) -> None:
     """The texts are the output of GNU Fortran's D30.18."""
     assert edited(x, "D", 30, 18) == text.rjust(30)
+
+
+def test_editors_see_the_arguments_of_every_routine() -> None:
+    """If this fails: python tests/harness/scalapack_stub.py >pblas/scalapack/__init__.pyi."""
+    assert scalapack_stub.STUB.read_text(encoding="utf-8") == scalapack_stub.text()

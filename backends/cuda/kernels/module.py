@@ -67,8 +67,8 @@ class Arguments:
         self._tables = [(layout.offsets[table], length) for table, length in layout.tables.items()]
         self._memory = ctypes.create_string_buffer(layout.nbytes)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
-        self.address = ctypes.addressof(self._pointer)
-        self.words = memoryview(self._memory).cast("B").cast("q")
+        self.address: int = ctypes.addressof(self._pointer)
+        self.words: memoryview[int] = memoryview(self._memory).cast("B").cast("q")
         """The struct as integers."""
 
     def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:

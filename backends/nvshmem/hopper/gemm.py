@@ -172,8 +172,8 @@ class Hopper:
     """
 
     def __init__(self) -> None:
-        self.clusters = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
-        self.counters = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
+        self.clusters: int = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
+        self.counters: Any = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
         self._tables: dict[Any, Any] = {}

@@ -24,7 +24,7 @@ _DTYPES = (*_HALVES, _FLOAT32, np.dtype(np.float64), *_COMPLEX)
 NAMES = {(dtype, dtype): dtype.name for dtype in _DTYPES} | {(h, _FLOAT32): f"{h.name}_float32" for h in _HALVES}
 """Suffix of a kernel's name: the dtype of the result, and of the terms if they are wider."""
 
-KINDS = {
+KINDS: dict[str, tuple[str, ...]] = {
     "all_reduce": ("one_shot", "two_shot", "reduce_scatter", "two_shot_pull"),
     "rows": ("one_shot",),
     "sum": ("sum_2", "sum_4", "sum_8", "sum_scalar"),

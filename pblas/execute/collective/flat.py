@@ -26,7 +26,8 @@ class Flat:
     __slots__ = ("base", "line", "x")
 
     def __init__(self, x: Array, base: int = 0) -> None:
-        self.x, self.base = x, base
+        self.x: Array = x
+        self.base: int = base
         self.line: Array | None = x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
         """The same memory as an array of one dimension, if it can be one."""
 

@@ -36,12 +36,14 @@ class Staging:
 
     def __init__(self, backend: HostRanks, nbytes: int) -> None:
         nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
-        self.backend, self.nbytes, self.shared = backend, nbytes, backend.shared
+        self.backend: HostRanks = backend
+        self.nbytes: int = nbytes
+        self.shared: bool = backend.shared
         self.turn = 0
         """Turn of the current round (global)."""
-        self.others = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
-        self.near = [peer for peer in self.others if backend.is_near(peer)]
-        self.far = [peer for peer in self.others if not backend.is_near(peer)]
+        self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
+        self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
+        self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]
         self._node = sorted([*self.near, backend.rank])
         self._blocks: list[Any] = []
         self._halves: list[dict[int, Array]] = []

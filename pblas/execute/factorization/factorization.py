@@ -42,7 +42,10 @@ class RunFactorization(ABC):
     """Peers read this rank's panels until the closing agreement (global)."""
 
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self.plan, self._backend, self._arrays, self._rank = plan, backend, backend.arrays, backend.rank
+        self.plan: FactorizationPlan = plan
+        self._backend = backend
+        self._arrays = backend.arrays
+        self._rank = backend.rank
         self._home = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         self._steps = plan.steps
         ranks = range(plan.w.nprocs)
@@ -53,7 +56,7 @@ class RunFactorization(ABC):
         self._columns = BlockColumns(self._home, self._parts)
         self._signals: list[tuple[Transfer, Array]] = []
         self._end = plan.w.local_shape(self._rank)[1]
-        self.info = 0
+        self.info: int = 0
         """LAPACK's INFO of the last execution, equal on all ranks (global)."""
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""

@@ -19,7 +19,7 @@ class RunLu(RunFactorization):
 
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
-        self.pivots = np.empty(min(plan.w.shape), np.intc)
+        self.pivots: Array = np.empty(min(plan.w.shape), np.intc)
         """Row i was exchanged with row pivots[i], counted from 1; equal on all ranks (global)."""
 
     def factor(self, panel: Panel) -> int:

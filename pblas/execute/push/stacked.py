@@ -26,10 +26,13 @@ class Stack:
     """
 
     def __init__(self, counts: list[int], across: int, order: Order, axis: Literal[0, 1], itemsize: int) -> None:
-        self.first, self.order, self._across, self._axis = starts(counts), order, across, axis
-        self.slow = (order == "F") == (axis == 1)
+        self.first: list[int] = starts(counts)
+        self.order = order
+        self._across = across
+        self._axis = axis
+        self.slow: bool = (order == "F") == (axis == 1)
         self._line_nbytes = across * itemsize
-        self.nbytes = padded(self.first[-1] * self._line_nbytes)
+        self.nbytes: int = padded(self.first[-1] * self._line_nbytes)
 
     def offset(self, start: int) -> int:
         """Bytes before a line; if lines are strided, before the first line of a block."""

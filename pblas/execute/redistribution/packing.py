@@ -54,7 +54,7 @@ class BlockCopy:
         if trapezoid is not None:
             upper, k = trapezoid.uplo == "U", trapezoid.diagonal
             self._mask = ~np.tri(m, n, k - 1, np.bool_) if upper else np.tri(m, n, k, np.bool_)
-        self.nelements = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
+        self.nelements: int = m * n if trapezoid is None else trapezoid.count(0, m, 0, n)
 
     @property
     def is_block(self) -> bool:
@@ -190,9 +190,10 @@ class Message:
         known: KnownRuns,
         block_type: type[BlockCopy] | None = None,
     ) -> None:
-        self.peer, self._order = peer, order
+        self.peer: int = peer
+        self._order = order
         self._blocks = [(block_type or BlockCopy)(move, trapezoid, known) for move, trapezoid in parts]
-        self.nelements = sum(block.nelements for block in self._blocks)
+        self.nelements: int = sum(block.nelements for block in self._blocks)
 
     def block(self, x: Array, place: int) -> Array | None:
         """The message as one block of consecutive rows and columns of x (SOURCE or TARGET); None if it is several."""

@@ -52,7 +52,7 @@ class Buffers:
     def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
         self._free: list[Array] = []
-        self.nbytes = 0
+        self.nbytes: int = 0
         """Bytes allocated so far (local)."""
 
     def take(self, nbytes: int) -> Array:
@@ -69,7 +69,8 @@ class Buffers:
 
     def drop(self) -> None:
         """Free all buffers; all have been returned (local)."""
-        self._free, self.nbytes = [], 0
+        self._free = []
+        self.nbytes = 0
 
 
 class SourceMatrix:
@@ -85,15 +86,18 @@ class SourceMatrix:
     def __init__(
         self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
     ) -> None:
-        self.backend, self.placement, self.dtype, self.order = backend, placement, dtype, order
+        self.backend: HostRanks = backend
+        self.placement: Placement = placement
+        self.dtype: np.dtype[Any] = dtype
+        self.order = order
         self._location = backend.location_table() if backend.shared else None
         near = sum(map(backend.is_near, range(backend.size)))
         self._is_read = near > 0
-        self.has_far = near < backend.size - 1
+        self.has_far: bool = near < backend.size - 1
         """Whether some ranks are reached by messages only (local)."""
         self._stage: Any = None
         self._shapes: dict[int, tuple[int, int]] = {}
-        self.staged = False
+        self.staged: bool = False
         """Whether peers read a copy, so that the array itself may be overwritten meanwhile (local)."""
         self.local: Array
 
@@ -176,7 +180,9 @@ class Movement:
         tag: int = TAG,
     ) -> None:
         backend, rank = source_matrix.backend, source_matrix.backend.rank
-        self.source_matrix, self._backend, self._tag = source_matrix, backend, tag
+        self.source_matrix: SourceMatrix = source_matrix
+        self._backend = backend
+        self._tag = tag
         self._buffers = Buffers(backend) if buffers is None else buffers
         self._place = source_matrix.placement if place is None else place
         i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])

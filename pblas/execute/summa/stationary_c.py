@@ -39,7 +39,7 @@ class RunSummaC(RunSumma):
         self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
-        self.total_dtype = self._total
+        self.total_dtype: np.dtype[Any] = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._source_matrices = (

@@ -91,11 +91,12 @@ class Arguments(ABC):
     """
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
-        self.name, self.runtime = name, runtime
-        self.x = self._array("x", x)
+        self.name: str = name
+        self.runtime: Runtime = runtime
+        self.x: Array = self._array("x", x)
         self._like, self._caller_out = x if makes_arrays(x) else self.x, out
-        self.dtype = checked_dtype(name, self.x.dtype)
-        self.out = None if out is None else self._array("out", out)
+        self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype)
+        self.out: Array | None = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
             raise errors.ArgumentError(
                 f"{name}: out has to be copied to be read, so it cannot be written; pass an array in memory"
@@ -193,7 +194,7 @@ class GatherArguments(Arguments):
         super().__init__("allgather", runtime, x, out)
         if not self.x.ndim:
             raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
-        self.counts = None if counts is None else self.checked_counts(counts)
+        self.counts: tuple[int, ...] | None = None if counts is None else self.checked_counts(counts)
         if self.counts is not None and self.counts[runtime.rank] != len(self.x):
             raise errors.ArgumentError(
                 f"allgather: x has {len(self.x)} rows, counts says {self.counts[runtime.rank]} for rank "
@@ -253,7 +254,8 @@ class ReduceArguments(Arguments):
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
         super().__init__(name, runtime, x, out)
-        self.shares, (op, epilogue, algorithm, counts) = name == "allreduce", options
+        self.shares: bool = name == "allreduce"
+        (op, epilogue, algorithm, counts) = options
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
         if op in ("max", "min") and self.dtype.kind == "c":
@@ -264,16 +266,16 @@ class ReduceArguments(Arguments):
             names = ", ".join(("auto", *ALGORITHMS))
             raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
         self.op = op
-        self.place = self.x if self.shares else self._rows(counts)
+        self.place: Array = self.x if self.shares else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
-        self.epilogue = self._checked_epilogue(epilogue)
-        self.is_rmsnorm = isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
+        self.epilogue: Any = self._checked_epilogue(epilogue)
+        self.is_rmsnorm: bool = isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
         """Whether rows must stay whole (global)."""
-        self.operands = self._checked_operands()
+        self.operands: dict[str, Any] = self._checked_operands()
         columns = self.x.shape[-1] if self.x.ndim else 1
-        self.line = aligned(self.x.itemsize)
+        self.line: int = aligned(self.x.itemsize)
         """Elements of a cache line (global)."""
-        self.unit = max(1, columns) if self.is_rmsnorm else self.line
+        self.unit: int = max(1, columns) if self.is_rmsnorm else self.line
         """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
         backend = runtime.backend
         self.algorithm: Any = self._chosen() if algorithm == "auto" else algorithm
@@ -374,7 +376,7 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(f"{self.name}: x has no axis to split; use x.reshape(1)")
         if counts is None:
             counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
-        self.counts = self.checked_counts(counts, shape[0])
+        self.counts: tuple[int, ...] = self.checked_counts(counts, shape[0])
         start = sum(self.counts[: self.runtime.rank])
         return self.x[start : start + self.counts[self.runtime.rank]]
 

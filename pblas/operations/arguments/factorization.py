@@ -11,6 +11,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy
 from pblas.operations.reductions import converted_array
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_dtype
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 
 def runtime_of(verb: str, a: Any) -> Runtime:
-    """The runtime of a matrix; ArgumentError for any other value (local)."""
+    """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        text = f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}"
+        fail_without_context(verb, errors.ArgumentError(text))
     return a.runtime
 
 

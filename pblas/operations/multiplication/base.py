@@ -58,7 +58,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
         epilogue: ProductEpilogue | None = None,
         nelements: int | None = None,
     ) -> None:
-        self.descriptors = spec.desc_a, spec.desc_b
+        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = spec.desc_a, spec.desc_b
         """Descriptors of A and B (global)."""
         self._spec, self._epilogue = spec, epilogue
         super().__init__(plan, desc_d, spec.dtype, runtime, nelements)

@@ -16,6 +16,7 @@ from pblas.operations.multiplication.base import Execution, PlannedMatmul
 from pblas.plans.plan import Topology
 from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
 from pblas.plans.summa import placed
+from pblas.runtime.open_contexts import fail_without_context
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
@@ -215,7 +216,8 @@ def run_structured(call: StructuredRequest) -> DistMatrix:
     """**Collective.** Plan and execute a call in one."""
     if not call.matrices:
         got = type(call.a).__name__
-        raise errors.ArgumentError(f"{call.verb}: A must be a DistMatrix, got {got}; plan_{call.routine} plans")
+        error = errors.ArgumentError(f"{call.verb}: A must be a DistMatrix, got {got}; plan_{call.routine} plans")
+        fail_without_context(call.verb, error)
     runtime, out = call.matrices[0].runtime, call.out if isinstance(call.out, DistMatrix) else None
     with runtime.call(call.verb), _plan(call, runtime) as planned:
         second = call.a if call.routine in ("syrk", "herk") else call.b

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import os
+import re
 import signal
 import sys
 import time
@@ -22,6 +24,7 @@ import pblas
 from pblas import Context, Grid, MatrixDescriptor, linalg, scalapack, tp
 from pblas.backends.local_step import LocalStep
 from pblas.scalapack import grids
+from tests.common import public
 from tests.common.ranks import COMM, check_product, same_on_all_ranks
 
 three = pytest.mark.skipif(COMM.size != 3, reason="a wrong rank with ranks before and after it; with three there are")
@@ -213,7 +216,45 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "pdlaset": lambda x: scalapack.pdlaset("U", N, N, 0.0, 1.0, x.blocks[2], 1, 1, x.desc),
     "trace": lambda x: x.planned.trace(x.rows, x.rows, paths=x.folder / "trace.json"),
 }
-"""Every public collective call of a context, and every plan."""
+"""Every public collective call of a context, and every plan; with `ALIKE`."""
+ALIKE: dict[str, Callable[[Cast], object]] = {
+    "ones": lambda x: x.ctx.ones((N, N)),
+    "hstack": lambda x: pblas.hstack([x.rows, x.columns]),
+    "triu": lambda x: pblas.triu(x.grid),
+    "pblas.redistribute": lambda x: pblas.redistribute(x.rows, GRID),
+    "copy of a matrix": lambda x: x.grid.copy(),
+    "astype": lambda x: x.grid.astype("float32"),
+    "max": lambda x: x.grid.max(),
+    "min": lambda x: x.grid.min(axis=0),
+    "mean": lambda x: x.grid.mean(axis=1),
+    "argmin": lambda x: x.grid.argmin(),
+    "dotc": lambda x: pblas.blas.dotc(x.x, x.y),
+    "dotu": lambda x: pblas.blas.dotu(x.x, x.z),
+    "nrm2": lambda x: pblas.blas.nrm2(x.x),
+    "asum": lambda x: pblas.blas.asum(x.y),
+    "scal": lambda x: pblas.blas.scal(1.5, x.z),
+    "copy": lambda x: pblas.blas.copy(x.x, x.y),
+    "hemv": lambda x: pblas.blas.hemv(x.grid, x.x),
+    "ger": lambda x: pblas.blas.ger(x.x, x.y, x.own),
+    "geru": lambda x: pblas.blas.geru(x.x, x.y, x.own),
+    "gerc": lambda x: pblas.blas.gerc(x.x, x.y, x.own),
+    "syr": lambda x: pblas.blas.syr(x.x, x.own),
+    "her": lambda x: pblas.blas.her(x.x, x.own),
+    "her2": lambda x: pblas.blas.her2(x.x, x.y, x.own),
+    "plan_syrk": lambda x: pblas.blas.plan_syrk(x.rows),
+    "plan_herk": lambda x: pblas.blas.plan_herk(x.rows),
+    "plan_syr2k": lambda x: pblas.blas.plan_syr2k(x.rows, x.columns),
+    "plan_her2k": lambda x: pblas.blas.plan_her2k(x.rows, x.grid),
+    "plan_symm": lambda x: pblas.blas.plan_symm(x.grid, x.rows),
+    "plan_hemm": lambda x: pblas.blas.plan_hemm(x.grid, x.rows),
+    "plan_trmm": lambda x: pblas.blas.plan_trmm(x.grid, x.rows),
+    "cho_factor": lambda x: linalg.cho_factor(x.large),
+    "plan_cholesky": lambda x: linalg.plan_cholesky(x.large),
+    "det": lambda x: linalg.det(x.grid),
+    "cond": lambda x: linalg.cond(x.grid),
+    "matrix_norm": lambda x: linalg.matrix_norm(x.grid),
+}
+"""Calls that share their code with one of `CALLS`: one fault strikes them, and on one transport only."""
 
 FAULTS: dict[str, Callable[[], object]] = {
     "OSError": lambda: raised(OSError(5, "injected")),
@@ -290,8 +331,22 @@ def casts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Casts]:
     made.close_all()
 
 
-EVERY = [*(("auto", name) for name in CALLS), *(("message", name) for name in list(CALLS)[::2])]
-"""Each call through shared memory, and every second one by messages."""
+EVERY = [*(("auto", name) for name in [*CALLS, *ALIKE]), *(("message", name) for name in list(CALLS)[::2])]
+"""Each call through shared memory, and every second one of `CALLS` by messages."""
+
+
+def test_every_public_call_is_listed() -> None:
+    source = inspect.getsource(sys.modules[__name__])
+    plans = [
+        f"{prefix}{name}"
+        for prefix, module in (("", pblas), ("blas.", pblas.blas), ("linalg.", linalg))
+        for name in dir(module)
+        if name.startswith("plan_")
+    ]
+    for name in [*public.functions(), *plans]:
+        assert re.search(rf"\b(pblas\.|linalg\.){re.escape(name.removeprefix('linalg.'))}\(", source), name
+    for name in public.methods():
+        assert re.search(rf"\.{name.partition('.')[2]}\(", source), name
 
 
 @pytest.mark.parametrize(("transport", "name"), EVERY)
@@ -299,15 +354,15 @@ def test_an_exception_in_any_local_step_is_raised_on_every_rank_and_the_context_
     transport: Literal["auto", "message"], name: str, casts: Casts
 ) -> None:
     """Step after step, until the call ends before the step. By messages, one exception in each step, in turn."""
-    cast = casts(transport)
+    call, cast = {**CALLS, **ALIKE}[name], casts(transport)
     for wrong in WRONG[transport]:
         step = 0
         while True:
             hits = 0
-            kinds = list(FAULTS) if transport == "auto" else [list(FAULTS)[step % len(FAULTS)]]
+            kinds = list(FAULTS) if transport == "auto" and name in CALLS else [list(FAULTS)[step % len(FAULTS)]]
             for fault, strike in ((kind, FAULTS[kind]) for kind in kinds):
                 with striking(step, strike, here=COMM.rank == wrong) as struck:
-                    kind, text = same_on_all_ranks(outcome_of(lambda: CALLS[name](cast)))
+                    kind, text = same_on_all_ranks(outcome_of(lambda: call(cast)))
                 hit = COMM.bcast(struck[0], wrong)
                 hits += hit
                 where = f"{fault} at step {step} of rank {wrong}: {kind}: {text}"

@@ -10,6 +10,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +23,7 @@ from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTi
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.errors import PblasWarning
+from pblas.execute.factorization.lu import RunLu
 from pblas.execute.one_dimensional import allgather_gemm
 from tests.common.ranks import (
     COMM,
@@ -392,6 +394,31 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
         assert "PeerTimeout" in names or names == {"no exception"}, everywhere
         if transport == "auto":  # all wait for the end signal
             check_broken(ctx, everywhere, late, "end of execute")
+
+
+@one_host
+@waits
+def test_a_rank_that_falls_behind_in_the_middle_of_a_factorization_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last rank factors its first panel, and then nothing any more."""
+    late = COMM.size - 1
+    monkeypatch.setattr("pblas.planner.choose_factorization._LEAST", 3)
+    with Context(timeout=SHORT) as ctx:
+        a = ctx.eye(64 * 2 * COMM.size)  # two panels for each rank
+        if COMM.rank == late:
+            usual, calls = RunLu.factor, count()
+
+            def slow(*arguments: Any) -> Any:
+                if next(calls) == 1:
+                    wait_for_release()
+                return usual(*arguments)
+
+            monkeypatch.setattr(RunLu, "factor", slow)
+        outcome = outcome_of(lambda: pblas.linalg.lu_factor(a))
+        release(late)
+        everywhere = COMM.allgather(outcome)
+        others = [outcome for rank, outcome in enumerate(everywhere) if rank != late]
+        assert all(name == "PeerTimeout" for name, _ in others), everywhere
+        assert all(f"of a factorization, of rank {late}: rank {late} of" in text for _, text in others), everywhere
 
 
 @waits_long

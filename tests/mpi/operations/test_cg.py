@@ -28,7 +28,7 @@ def well_conditioned(n: int, dtype: np.dtype[Any], seed: int = 0) -> Any:
     return (s / max(1.0, float(np.linalg.norm(s, 2)) if n else 1.0) + 0.1 * np.eye(n)).astype(dtype)
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(12))
 def test_the_residual_is_true_in_any_layout(contexts: Contexts, seed: int) -> None:
     rng = random.Random(seed)
     ctx, dtype = contexts[rng.choice(SETTINGS)], dtype_of(NAMES[seed % 4])

@@ -46,7 +46,7 @@ class Placed:
         self.ipiv = np.full(self.operand.part().shape[0] + self.matrix.mb, -7, np.intc)
 
     @property
-    def at(self) -> tuple[Any, ...]:
+    def at(self) -> tuple[Any, int, int, list[int]]:
         """A, IA, JA, DESCA."""
         return self.operand.arguments(self.ictxt)
 
@@ -222,11 +222,12 @@ def test_one_wrong_rank_raises_on_all(ictxt: int, wrong: frozenset[int]) -> None
             text = f"IPIV holds {value} for row {OFFSET + 1}; it must be in {least}..{OFFSET + N}"
             raises_on_all_ranks(PblasArgumentError, text, partial(scalapack.pdgetrs, "N", N, 3, *a.at, bad, *b.at))
         assert b.operand.is_untouched()
-    norm = partial(scalapack.pdgecon, "1", N, *a.at)
+    gecon: Any = scalapack.pdgecon
+    norm = partial(gecon, "1", N, *a.at)
     for bad in (-1.0, np.nan, "x"):
         raises_on_all_ranks(PblasArgumentError, "ANORM must", lambda: norm(bad if is_wrong else 1.0))  # noqa: B023
     raises_on_all_ranks(
-        PblasArgumentError, "NORM must be one of '1', 'O', 'I'", partial(scalapack.pdgecon, "F", *norm.args[1:], 1.0)
+        PblasArgumentError, "NORM must be one of '1', 'O', 'I'", partial(gecon, "F", *norm.args[1:], 1.0)
     )
     if COMM.size > 1:
         raises_on_all_ranks(MismatchError, "pdgecon", lambda: norm(1.0, None, -1 if is_wrong else 5))

@@ -16,10 +16,9 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import indxl2g
-from pblas.scalapack.grids import find
-from tests.common.ranks import COMM, grids, outcome_of, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, problems
-from tests.conformance.run import run_problems
+from tests.conformance.suites import SUITES
 from tests.conformance.tables import error_exits
 
 pytestmark = pytest.mark.mpi
@@ -545,46 +544,5 @@ def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     column = "sdcz".index(letter)
     cases = cases[column * count : (column + 1) * count] + cases[(column + 4) * count : (column + 5) * count]
     cases += problems.holes(routine, letter, 6, Grid(*SHAPE))
-    for problem, outcome in zip(cases, run_problems(cases, ictxt), strict=True):
+    for problem, outcome in zip(cases, SUITES[0].outcomes(cases, ictxt), strict=True):
         assert not outcome.text, f"{problem}: {outcome.text}"
-
-
-EXTREME = (2**31 - 1, 2**31, 2**62, 2**63 - 1, 2**64, -1, -(2**31), -(2**63), 0)
-
-
-def all_calls(ictxt: int, sizes: list[int], places: list[int], descs: list[list[int]]) -> dict[str, tuple[str, str]]:
-    """**Collective.** Outcomes of several routines with these integers."""
-    a, c = np.ones((8, 8), order="F"), np.zeros((8, 8), order="F")
-    (m, n, k), (ia, ja, ib, jb, ic, jc), (da, db, dc) = sizes, places, descs
-    calls = {
-        "gemm": partial(scalapack.pdgemm, "N", "T", m, n, k, 1.0, a, ia, ja, da, a, ib, jb, db, 0.0, c, ic, jc, dc),
-        "geadd": partial(scalapack.pdgeadd, "N", m, n, 1.0, a, ia, ja, da, 0.0, c, ic, jc, dc),
-        "tradd": partial(scalapack.pdtradd, "U", "T", m, n, 1.0, a, ia, ja, da, 0.0, c, ic, jc, dc),
-        "gemr2d": partial(scalapack.pdgemr2d, m, n, a, ia, ja, da, c, ic, jc, dc, ictxt),
-    }
-    return {name: outcome_of(call) for name, call in calls.items()}
-
-
-def test_extreme_integers_give_every_rank_the_same_error_or_none(ictxt: int) -> None:
-    """In descriptors of all ranks or of some, and in sizes and indices of all."""
-    random = np.random.default_rng(0)  # the same on all ranks
-    process_grid = find(ictxt)
-    assert process_grid is not None
-    kinds = set()
-    for _ in range(60):
-        descs, sizes, places = [[1, ictxt, 8, 8, 3, 3, 0, 0, 8] for _ in range(3)], [8] * 3, [1] * 6
-        wrong = COMM.rank in random.permutation(COMM.size)[: random.integers(1, COMM.size + 1)]
-        for which in random.integers(4, size=random.integers(1, 4)):
-            value, operand, entry = EXTREME[random.integers(len(EXTREME))], random.integers(3), random.integers(2, 9)
-            if which < 2:
-                descs[operand][entry] = value if wrong else descs[operand][entry]
-            elif which == 2:
-                sizes[operand] = value
-            else:
-                places[2 * operand + entry % 2] = value
-        for kind, text in same_on_all_ranks(all_calls(ictxt, sizes, places, descs)).values():
-            assert kind in ("no exception", "PblasArgumentError", "MismatchError", "WorkspaceError"), text
-            kinds.add(kind)
-        assert process_grid.runtime.backend.agreement.broken is None
-    assert {"no exception", "PblasArgumentError"} <= kinds
-    check_call(ictxt)

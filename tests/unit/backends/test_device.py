@@ -9,6 +9,8 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,7 +18,7 @@ from pblas import BackendError, WorkspaceError
 from pblas.backends.cuda import device
 from pblas.backends.cuda.device import choose_device, problem, unfit
 from pblas.backends.gpu_info import Device, Platform, shared_device_error
-from pblas.backends.nvshmem import settings
+from pblas.backends.nvshmem import diagnostics, settings
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 from tests.harness.run import ROOT
 
@@ -34,6 +36,36 @@ H200 = Device(
     rdma_virtual_memory=False,
 )
 GOOD = Platform("14.2.0", driver=13000, runtime=13000, count=8)
+
+
+class StandIn(ModuleType):
+    """A module of CUDA's libraries, which reports a version or fails to load its library."""
+
+    def __init__(self, version: Any) -> None:
+        super().__init__("stand_in")
+        self.get_version = self.getVersion = lambda: version or _fail()
+
+
+def _fail() -> NoReturn:
+    raise RuntimeError("libnvrtc.so.13: cannot open shared object file")
+
+
+@pytest.mark.parametrize("cublaslt", [None, 130100])
+@pytest.mark.parametrize("nvrtc", [None, (13, 1)])
+def test_cuda_libraries_that_cannot_be_loaded_are_named(
+    cublaslt: int | None, nvrtc: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bindings, libs = ModuleType("nvmath.bindings"), ModuleType("cupy_backends.cuda.libs")
+    bindings.cublasLt, libs.nvrtc = StandIn(cublaslt), StandIn(nvrtc)  # type: ignore[attr-defined]
+    for module in (bindings, libs):
+        parts = module.__name__.split(".")
+        for i in range(1, len(parts)):
+            monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    expected = [name for name, version in (("cuBLASLt", cublaslt), ("NVRTC", nvrtc)) if version is None]
+    assert list(diagnostics.lacking()) == expected
+    monkeypatch.setitem(sys.modules, "nvmath.bindings", None)
+    assert diagnostics.lacking()[:1] == ("cuBLASLt",)
 
 
 @pytest.mark.parametrize("name", ["cuda.device", "nvshmem.fault", "nvshmem.pool", "nvshmem.settings", "cache_file"])

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,25 @@ def test_files_that_the_pages_name_exist() -> None:
     assert len(named) > 100
     missing = [name for name in named if "X" not in name and not any(path.endswith(f"/{name}") for path in files)]
     assert not missing
+
+
+MARKDOWN = sorted({*PAGES, *(path.name for path in ROOT.glob("*.md")), "tests/gpu/README.md"})
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of a page's headings, as MyST and most hosts of repositories make them."""
+    headings = re.findall(r"^#+ +(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", MARKDOWN)
+def test_links_within_the_project_lead_somewhere(page: str) -> None:
+    """To a file, and to a heading of it; Sphinx checks only those from a page of the site to another one."""
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
