@@ -20,21 +20,39 @@ _SAMPLE = 256
 
 
 class Rectangle(NamedTuple):
-    """Rows r0..r1-1 and columns c0..c1-1 of a local array; `inside` if all elements belong to the triangle (local)."""
+    """Rows r0..r1-1 and columns c0..c1-1 of a local array.
+
+    Args:
+        r0: first row (local).
+        r1: one past the last row (local).
+        c0: first column (local).
+        c1: one past the last column (local).
+        inside: all elements belong to the triangle (local).
+        square: its rows and its columns have the same global indices (local).
+    """
 
     r0: int
     r1: int
     c0: int
     c1: int
     inside: bool
+    square: bool = False
 
 
 def rectangles(
-    rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"], c0: int = 0, c1: int | None = None
+    rows: Split,
+    r: int,
+    columns: Split,
+    c: int,
+    uplo: Literal["U", "L"],
+    c0: int = 0,
+    c1: int | None = None,
+    *,
+    squares: bool = False,
 ) -> Iterator[Rectangle]:
     """Disjoint rectangles that contain all local elements of a triangle, the largest first.
 
-    Rectangles that are only partly inside the triangle are small, and no two of them share a column.
+    Those that are not wholly inside the triangle share no columns. They are small, or squares on the diagonal.
 
     Args:
         rows: split of the rows (global).
@@ -44,10 +62,11 @@ def rectangles(
         uplo: "L" for the elements on and below the diagonal, "U" for those on and above it (global).
         c0: first column (local).
         c1: one past the last column; None for all (local).
+        squares: do not divide squares on the diagonal, whatever their size (global).
 
     >>> whole = Split(200, 200, 1)
     >>> for rectangle in rectangles(whole, 0, whole, 0, "L"):
-    ...     print(*rectangle)
+    ...     print(*rectangle[:5])
     64 200 0 64 True
     0 64 0 64 False
     128 200 64 128 True
@@ -55,15 +74,18 @@ def rectangles(
     192 200 128 192 True
     128 192 128 192 False
     192 200 192 200 False
+    >>> list(rectangles(whole, 0, whole, 0, "L", squares=True))
+    [Rectangle(r0=0, r1=200, c0=0, c1=200, inside=False, square=True)]
     """
-    stop = columns.count(c) if c1 is None else c1
-    yield from _cover(rows, r, columns, c, uplo, c0, stop, 0, rows.count(r))
+    whole = columns.count(c) if c1 is None else c1
+    yield from _cover((rows, r, columns, c), uplo, (c0, whole, 0, rows.count(r)), squares=squares)
 
 
 def _cover(
-    rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"], c0: int, c1: int, low: int, high: int
+    place: tuple[Split, int, Split, int], uplo: Literal["U", "L"], bounds: tuple[int, int, int, int], *, squares: bool
 ) -> Iterator[Rectangle]:
-    """`rectangles` of the rows low..high-1."""
+    """`rectangles` of the columns and rows (c0, c1, low, high) of a local array at (rows, r, columns, c)."""
+    (rows, r, columns, c), (c0, c1, low, high) = place, bounds
     if c0 >= c1 or low >= high:
         return
     first, last = columns.global_from_local(c0, c), columns.global_from_local(c1 - 1, c)
@@ -74,13 +96,28 @@ def _cover(
     low, high = before, after  # rows across the diagonal
     if low >= high:
         return
-    if c1 - c0 <= _LEAF and high - low <= 2 * _LEAF:
-        yield Rectangle(low, high, c0, c1, False)
+    square = squares and c1 - c0 == high - low == last + 1 - first
+    if square or (c1 - c0 <= _LEAF and high - low <= 2 * _LEAF):
+        yield Rectangle(low, high, c0, c1, False, square)
         return
+    middle = _middle(place, c0, c1, squares=squares)
+    yield from _cover(place, uplo, (c0, middle, low, high), squares=squares)
+    yield from _cover(place, uplo, (middle, c1, low, high), squares=squares)
+
+
+def _middle(place: tuple[Split, int, Split, int], c0: int, c1: int, *, squares: bool) -> int:
+    """Where a range of columns is divided: near its middle, and between two blocks if the parts can then be squares."""
+    rows, _, columns, c = place
     half = (c1 - c0) // 2
-    middle = c0 + (max(_LEAF, half - half % _LEAF) if c1 - c0 > _LEAF else half)
-    yield from _cover(rows, r, columns, c, uplo, c0, middle, low, high)
-    yield from _cover(rows, r, columns, c, uplo, middle, c1, low, high)
+    for split in (columns, rows) if squares else ():
+        if split.nprocs > 1 and split.nb >= _LEAF:
+            g, first = columns.global_from_local(c0 + half, c), split.block(0)[1]
+            start = 0 if g < first else first + (g - first) // split.nb * split.nb
+            for border in (start, min(split.n, first if g < first else start + split.nb)):
+                middle = columns.local_start(border, c)
+                if c0 < middle < c1:
+                    return middle
+    return c0 + (max(_LEAF, half - half % _LEAF) if c1 - c0 > _LEAF else half)
 
 
 def area(rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"]) -> int:

@@ -95,9 +95,22 @@ class Trapezoid:
         """
         position = place.coordinates(rank)
         assert position is not None, "sender and receiver hold elements of the matrix"
+        yield from self.cut_at(move, (place.rows, position[0]), (place.columns, position[1]), side)
+
+    def cut_at(
+        self, move: Move, rows: tuple[Split, int], columns: tuple[Split, int], side: int
+    ) -> Iterator[tuple[Move, Trapezoid | None]]:
+        """`cut` for a local array that is described by its splits.
+
+        Args:
+            move: the message (local).
+            rows: split of the rows, and the coordinate in it (local).
+            columns: split of the columns, and the coordinate in it (local).
+            side: whose indices `rows` and `columns` describe: 0 for the sender's, 1 for the receiver's (local).
+        """
         whole, across = [], []
-        short_rows, upper = _short(move.rows, side, place.rows, position[0]), self.uplo == "U"
-        for column, j0 in _short(move.columns, side, place.columns, position[1]):
+        short_rows, upper = _short(move.rows, side, *rows), self.uplo == "U"
+        for column, j0 in _short(move.columns, side, *columns):
             inside = []
             for row, i0 in short_rows:
                 least, most = j0 - i0 - row[2] + 1, j0 + column[2] - 1 - i0  # of j - i in the block

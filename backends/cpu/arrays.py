@@ -18,6 +18,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu.syrk import syrk
 from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
@@ -51,6 +52,8 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
+    pivot_dtype = np.dtype(np.intc)
+    """Integers of LAPACK: INFO, and numbers of exchanged rows."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
@@ -181,6 +184,15 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def subtract_square(self, x: Array, z: Array) -> None:
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.
+
+        Args:
+            x: rows of which the first ones have the numbers of Z's columns, in Fortran order (local).
+            z: as many rows, and at most as many columns, in Fortran order (local).
+        """
+        blas.gemm(-1, x, x[: z.shape[1]].T, 1, z, conj=(False, True))
+
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
         """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
 
@@ -193,15 +205,52 @@ class HostArrays:
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 
-    # Factorizations of blocks in Fortran order; GPUs have none yet
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H; GPUs have none yet. See `pblas.backends.cpu.syrk`."""
+        syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
-    def cholesky(self, x: Array) -> int:
-        """X := L with X = L L^H; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.potrf`."""
-        return lapack.potrf(x)
+    # Factorizations of blocks in Fortran order
 
-    def lu(self, x: Array, pivots: Array) -> int:
-        """X := L and U with P X = L U; the result is LAPACK's INFO. See `pblas.backends.cpu.lapack.getrf`."""
-        return lapack.getrf(x, pivots)
+    def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z for the lower triangle of a factored block T, in place.
+
+        A GPU multiplies with T^-1, whose error grows with the condition of the block.
+
+        Args:
+            t: m x m, in Fortran order, as `cholesky` or `lu` left it (local).
+            z: m x n, one of its two strides is one element (local).
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+        trsm(t, z, uplo="L", unit=unit, conj=conj)
+
+    def lower(self, x: Array) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        lapack.lower(x)
+
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, and LAPACK's INFO in an array of one element.
+
+        See `pblas.backends.cpu.lapack.potrf`.
+        """
+        info[0] = lapack.potrf(x)
+
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U, and LAPACK's INFO in an array of one element.
+
+        See `pblas.backends.cpu.lapack.getrf`.
+        """
+        info[0] = lapack.getrf(x, pivots)
 
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""

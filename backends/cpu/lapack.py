@@ -42,15 +42,28 @@ def potrf(x: Array) -> int:
     n = x.shape[0]
     if not n:
         return 0
-    for j in range(1, n):
-        x[:j, j] = 0
-    if x.dtype.kind == "c":
-        x.imag[np.diag_indices(n)] = 0
+    lower(x)
     info = ctypes.c_int()
     _call(x, "potrf", b"L", n, x, _lda(x), info)
     factored = np.diagonal(x)[: info.value - 1 if info.value else n]
     invalid = np.flatnonzero(np.isnan(factored))
     return int(invalid[0]) + 1 if invalid.size else info.value
+
+
+def lower(x: Array) -> None:
+    """X := its lower triangle, with 0 above the diagonal and real elements on it.
+
+    Args:
+        x: n x n (local).
+
+    >>> x = np.array([[4.0, 9.0], [2.0, 5.0]]); lower(x); x.tolist()
+    [[4.0, 0.0], [2.0, 5.0]]
+    """
+    n = x.shape[0]
+    for j in range(1, n):
+        x[:j, j] = 0
+    if x.dtype.kind == "c":
+        x.imag[np.diag_indices(n)] = 0
 
 
 def getrf(x: Array, pivots: Array) -> int:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 from cupy.cuda import runtime
+from nvmath.bindings import cublas
 
 from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, needs_copy
+from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import trsm
+from pblas.backends.cuda.trsm import subtract_square, trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class DeviceArrays:
     at_once = False
     reads_peers = False  # a product reads each element many times, over NVLink too
     packs = False
+    pivot_dtype = np.dtype(np.int64)
+    """Integers of cuSOLVER."""
 
     def __init__(self) -> None:
         self.device: int = int(runtime.getDevice())
@@ -73,6 +77,7 @@ class DeviceArrays:
         self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
         self._tf32 = self._autotune = False
+        self._blas: dict[int, int] = {}
 
     @property
     def mover(self) -> Mover:
@@ -89,6 +94,19 @@ class DeviceArrays:
     def _gemm(self) -> Gemm:
         assert self._loaded is not None, "an execution has begun"
         return self._loaded[1]
+
+    @cached_property
+    def _lapack(self) -> Lapack:
+        return Lapack(self.empty)
+
+    @property
+    def _blas_handle(self) -> int:
+        """cuBLAS' handle of this lane, with a workspace of its own."""
+        handle = self._blas.get(self.stream)
+        if handle is None:
+            handle = self._blas[self.stream] = int(cublas.create())
+            cublas.set_stream(handle, self.stream)
+        return handle
 
     @property
     def side(self) -> int:
@@ -284,14 +302,68 @@ class DeviceArrays:
         copies = needs_copy(x, y, z, conj)
         x, y = (self._conjugated(w) if copy else w for w, copy in zip((x, y), copies, strict=True))
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
+        self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
+
+    def subtract_square(self, x: Any, z: Any) -> None:
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
+        n = z.shape[1]
+        subtract_square(self._blas_handle, x[:n], z[:n])
+        if z.shape[0] > n:
+            self.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
+
+    def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
+        """A product on this lane, with the lane's workspace."""
+        lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
-        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=(conj_x, conj_y), tf32=self._tf32, tune=tune)
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, tf32=self._tf32, tune=tune)
 
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
-        memory = trsm(self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
+        memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
+
+    # Factorizations of blocks in Fortran order
+
+    def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z for a factored block T, by a product with T^-1.
+
+        cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns it takes four times as long (H200).
+        """
+        if not z.size:
+            return
+        if len(t) > MOST_INVERTED:
+            half = -(-len(t) // 2)
+            self.solve_factored(t[:half, :half], z[:half], unit=unit, conj=conj)
+            self.gemm(-1, t[half:, :half], z[:half], 1, z[half:], conj=(conj, False))
+            self.solve_factored(t[half:, half:], z[half:], unit=unit, conj=conj)
+            return
+        stream = self.stream
+        inverse = self._lapack.inverse(stream, t, unit=unit)
+        memory = self._lapack.memory(stream, "right-hand sides", z.nbytes)
+        right = self.array(memory, z.shape, z.dtype, "F" if _by_columns(z) else "C")
+        self.assign(z, right)
+        self.gemm(1, inverse, right, 0, z, conj=(conj, False))
+
+    def lower(self, x: Array) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        self._lapack.lower(self.stream, x)
+
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.potrf`."""
+        self._lapack.potrf(self.stream, x, info)
+
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.getrf`."""
+        self._lapack.getrf(self.stream, x, pivots, info)
+
+    def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i with row pivots[i], in memory of the host or GPU, for i from `start` on."""
+        if isinstance(pivots, np.ndarray):
+            memory: Any = self.empty(8 * len(pivots)).view(np.int64)
+            memory.set(pivots.astype(np.int64), cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
+            pivots = memory
+        self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
@@ -322,7 +394,7 @@ class DeviceArrays:
         try:
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                self._loaded = Mover(), Gemm()
+                self._loaded = Mover(), Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise
@@ -396,6 +468,11 @@ class DeviceArrays:
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None
+        if "_lapack" in self.__dict__:
+            self._lapack.close()
+            del self._lapack
+        while self._blas:
+            cublas.destroy(self._blas.popitem()[1])
         self._pool.free_all_blocks()
 
 

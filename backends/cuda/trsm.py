@@ -1,4 +1,6 @@
-"""The local solve Z := T^-1 Z with a triangle on a GPU, by cuBLAS; see `pblas.backends.cpu.trsm`.
+"""The local solve Z := T^-1 Z with a triangle on a GPU, and its symmetric product, by cuBLAS.
+
+See `pblas.backends.cpu.trsm` for the solve.
 
 As there, a Z in C-order is solved as Z^T := Z^T T^-T, and a T in C-order flips its triangle and its trans flag.
 """
@@ -9,22 +11,42 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
 import numpy as np
-from cupy.cuda import cublas, device
+from nvmath.bindings import cublas
 
 from pblas.backends.cuda import streams
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-_ROUTINES = {"f": "strsm", "d": "dtrsm", "F": "ctrsm", "D": "ztrsm"}
+_ROUTINES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_SQUARES = {"f": cublas.ssyrk_64, "d": cublas.dsyrk_64, "F": cublas.cherk_64, "D": cublas.zherk_64}
+
+
+def subtract_square(handle: int, x: Any, z: Any) -> None:
+    """Z := Z - X X^H in the lower triangle; nothing above it is read or written.
+
+    Args:
+        handle: of cuBLAS, on a stream (local).
+        x: n x k in Fortran order (local).
+        z: n x n in Fortran order, Hermitian, of X's dtype (local).
+
+    Source: BLAS, xSYRK, xHERK.
+    """
+    scalars = np.array([-1, 1], np.empty(0, z.dtype).real.dtype)
+    alpha, beta = (scalars.ctypes.data + i * scalars.itemsize for i in (0, 1))
+    _SQUARES[z.dtype.char](
+        *(handle, cublas.FillMode.LOWER, cublas.Operation.N, *x.shape),
+        *(alpha, x.data.ptr, _leading_dimension(x), beta, z.data.ptr, _leading_dimension(z)),
+    )
 
 
 def trsm(
-    stream: int, t: Any, z: Any, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
+    handle: int, stream: int, t: Any, z: Any, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
 ) -> Array | None:
     """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated.
 
     Args:
+        handle: of cuBLAS, on that stream: solves on several streams need several, since each has a workspace (local).
         stream: handle of the CUDA stream (local).
         t: m x m, one of its two strides is one element; its other triangle is not read (local).
         z: m x n, one of its two strides is one element, of T's dtype (local).
@@ -41,21 +63,21 @@ def trsm(
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
     matrix, upper = (t, uplo == "U") if by_columns else (t.T, uplo == "L")
     conj = conj and t.dtype.kind == "c"
-    flag, copy = cublas.CUBLAS_OP_N, None
-    with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-        if not _by_columns(matrix):
-            matrix, upper, flag = matrix.T, not upper, cublas.CUBLAS_OP_C if conj else cublas.CUBLAS_OP_T
-        elif conj:  # cuBLAS has no flag for a conjugate that is not transposed
+    flag, copy = cublas.Operation.N, None
+    if not _by_columns(matrix):
+        matrix, upper, flag = matrix.T, not upper, cublas.Operation.C if conj else cublas.Operation.T
+    elif conj:  # cuBLAS has no flag for a conjugate that is not transposed
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             matrix = copy = cupy.asfortranarray(matrix.conj())
-        one = np.ones(1, t.dtype)
-        getattr(cublas, _ROUTINES[t.dtype.char])(
-            *(device.get_cublas_handle(), cublas.CUBLAS_SIDE_LEFT if by_columns else cublas.CUBLAS_SIDE_RIGHT),
-            *(cublas.CUBLAS_FILL_MODE_UPPER if upper else cublas.CUBLAS_FILL_MODE_LOWER, flag),
-            cublas.CUBLAS_DIAG_UNIT if unit else cublas.CUBLAS_DIAG_NON_UNIT,
-            *((m, n) if by_columns else (n, m)),
-            *(one.ctypes.data, matrix.data.ptr, _leading_dimension(matrix)),
-            *(z.data.ptr, _leading_dimension(z if by_columns else z.T)),
-        )
+    one = np.ones(1, t.dtype)
+    _ROUTINES[t.dtype.char](
+        *(handle, cublas.SideMode.LEFT if by_columns else cublas.SideMode.RIGHT),
+        *(cublas.FillMode.UPPER if upper else cublas.FillMode.LOWER, flag),
+        cublas.DiagType.UNIT if unit else cublas.DiagType.NON_UNIT,
+        *((m, n) if by_columns else (n, m)),
+        *(one.ctypes.data, matrix.data.ptr, _leading_dimension(matrix)),
+        *(z.data.ptr, _leading_dimension(z if by_columns else z.T)),
+    )
     return copy
 
 

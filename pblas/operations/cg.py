@@ -174,9 +174,11 @@ class _Iteration:
                 last, before = self._history[-1], np.zeros_like(last)
             if self._iterations >= self._maxiter:
                 self._fail_at_limit()
-            z = r if self._m is None else self._m(r)
-            rz = self._dots(r, z)
-            self._check_positive(rz, active, "r^H M r", "the preconditioner M")
+            z, rz = r, self._history[-1] ** 2
+            if self._m is not None:
+                z = self._m(r)
+                rz = self._dots(r, z)
+                self._check_positive(rz, active, "r^H M r", "the preconditioner M")
             elementwise("z + p * s", z=z, p=p, s=self._ratio(rz, before, active & (before > 0)), out=p)
             q = self._a(p)
             pq = self._dots(p, q)

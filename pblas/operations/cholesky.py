@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -13,6 +13,9 @@ from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.runtime.runtime import checked_flag
+
+if TYPE_CHECKING:
+    from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -58,7 +61,9 @@ class PlannedCholesky(PlannedFactorization):
         if out is None and self.plan.uplo == "L" and w.desc == desc:
             return w
         if out is not None:
-            w.runtime.backend.arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+            arrays = w.runtime.backend.arrays
+            arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+            arrays.settle()
         return self.bring_back(w, desc if out is None else None, out=out)
 
     def bring_back(
@@ -78,13 +83,19 @@ class PlannedCholesky(PlannedFactorization):
 
 
 def plan_cholesky(
-    a: DistMatrix | MatrixDescriptor, *, upper: bool = False, dtype: Any = None, nprocs: int | None = None
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    upper: bool = False,
+    algorithm: FactorizationAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
 ) -> PlannedCholesky:
     """Plan a Cholesky factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
     Args:
         a: the n x n matrix, or its descriptor (global).
         upper: as in `cholesky` (global).
+        algorithm: as in `cholesky` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -97,7 +108,8 @@ def plan_cholesky(
     >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
     192
     """
-    return planned(PlannedCholesky, "plan_cholesky", a, dtype=dtype, nprocs=nprocs, upper=upper, returns=True)
+    options: Any = {"dtype": dtype, "nprocs": nprocs, "algorithm": algorithm, "upper": upper}
+    return planned(PlannedCholesky, "plan_cholesky", a, returns=True, **options)
 
 
 def cholesky(
@@ -105,6 +117,7 @@ def cholesky(
     *,
     upper: bool = False,
     out: DistMatrix | None = None,
+    algorithm: FactorizationAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> DistMatrix:
@@ -115,6 +128,8 @@ def cholesky(
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
         out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
+            all ranks that get some; "auto" takes the one that is expected to be faster (global).
         overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
             lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
             factored in place; then no copy is made, and an error leaves A half factored (global).
@@ -139,19 +154,25 @@ def cholesky(
     """
     verb, runtime = "cholesky", arguments.runtime_of("cholesky", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        options: Any = {"upper": upper, "out": out, "returns": True, "overwrite_a": overwrite_a}
+        options: Any = {"algorithm": algorithm, "upper": upper, "out": out, "returns": True, "overwrite_a": overwrite_a}
         plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
         return plan.triangle(verb, a, out, overwriting, reports.stage("factor"))
 
 
 def cho_factor(
-    a: DistMatrix, lower: bool = True, *, overwrite_a: bool = False, progress: ProgressTarget = False
+    a: DistMatrix,
+    lower: bool = True,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
 ) -> CholeskyFactor:
     """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
 
     Args:
         a: as in `cholesky`; it is not changed (global).
         lower: read the lower triangle; otherwise the upper one (global).
+        algorithm: as in `cholesky` (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that, as in `cholesky`:
             then the factor is in the memory of A (global).
         progress: as in `cholesky` (global).
@@ -172,22 +193,31 @@ def cho_factor(
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             upper = not checked_flag(verb, "lower", lower)
-        return cho_factored(verb, a, upper=upper, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a}
+        return cho_factored(verb, a, progress=reports.stage("factor"), **options)
 
 
 def cho_factored(
-    verb: str, a: DistMatrix, *, upper: bool = False, overwrite_a: bool = False, progress: StageReport = None
+    verb: str,
+    a: DistMatrix,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    upper: bool = False,
+    overwrite_a: bool = False,
+    progress: StageReport = None,
 ) -> CholeskyFactor:
     """**Collective.** `cho_factor` inside another call.
 
     Args:
         verb: name of the call (global).
         a: the matrix (global).
+        algorithm: as in `cholesky` (global).
         upper: read the upper triangle (global).
         overwrite_a: as in `cholesky` (global).
         progress: called with the done part of the work (local).
     """
-    plan, overwriting = prepared(PlannedCholesky, verb, a, upper=upper, overwrite_a=overwrite_a)
+    options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a}
+    plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
     factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
     return CholeskyFactor(factored, without_lld(a.desc))
 
@@ -196,8 +226,10 @@ def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
     """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
     runtime = w.runtime
     with runtime.local_step(verb):
-        local, j_loc = w.stored(verb), 0
+        local, arrays, j_loc = w.stored(verb), runtime.backend.arrays, 0
         for start, stop in w.desc.global_ranges(runtime.rank)[1]:
-            for j in range(start, stop):
-                runtime.backend.arrays.scale(0, local[:j, j_loc : j_loc + 1])
-                j_loc += 1
+            columns = local[:, j_loc : j_loc + stop - start]
+            arrays.scale(0, columns[:start])
+            arrays.lower(columns[start:stop])
+            j_loc += stop - start
+        arrays.settle()

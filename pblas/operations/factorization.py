@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pblas import errors
 from pblas.backends.local_step import agreed
@@ -20,7 +20,7 @@ from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
-from pblas.planner.choose_factorization import choose_factorization
+from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.plans.plan import Topology
 from pblas.plans.qr import QrPlan, TsqrPlan
@@ -83,8 +83,11 @@ class PlannedFactorization(PlannedOperation[Execution]):
         super().__init__(plan, None, dtype, runtime)
 
     @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any) -> None:  # noqa: ARG003 - of one factorization
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:  # noqa: ARG003 - for QR
         """Raise an error if a matrix cannot be factored so (local)."""
+        if algorithm not in get_args(FactorizationAlgorithm):
+            names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
         if cls.kind == "cholesky":
             arguments.check_square(verb, desc)
 
@@ -98,10 +101,13 @@ class PlannedFactorization(PlannedOperation[Execution]):
         *,
         returns: bool,
         uplo: Literal["L", "U"],
-        algorithm: Any,  # noqa: ARG003 - of one factorization
+        algorithm: Any,
+        gpus: bool = False,
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_factorization`."""
-        return choose_factorization(cls.kind, a, dtype, nprocs, transport, returns=returns, uplo=uplo)
+        return choose_factorization(
+            *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
+        )
 
     def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
@@ -141,7 +147,8 @@ class PlannedFactorization(PlannedOperation[Execution]):
         runner: RunFactorization = _RUNNERS[type(self.plan)](self.plan, runtime.backend, self._dtype)
         return runner
 
-    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:  # noqa: ARG002 - `factored` made W
+    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
+        runtime.backend.arrays.begin()  # `factored` made W
         return execution
 
     def _operands(self, execution: Execution, result: DistMatrix) -> Array:
@@ -203,9 +210,9 @@ def planned(
     *,
     dtype: Any,
     nprocs: Any,
+    algorithm: Any,
     upper: Any = False,
     returns: bool = False,
-    algorithm: Any = "auto",
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -215,9 +222,9 @@ def planned(
         a: the matrix, or its descriptor (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        algorithm: as in `cholesky` (global).
         upper: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
-        algorithm: as in `qr_factor` (global).
     """
     if isinstance(a, MatrixDescriptor):
         if dtype is None:
@@ -240,11 +247,11 @@ def prepared(
     verb: str,
     a: DistMatrix,
     *,
+    algorithm: Any = "auto",
     upper: Any = False,
     out: Any = None,
     returns: bool = False,
     overwrite_a: Any = False,
-    algorithm: Any = "auto",
 ) -> tuple[PlannedT, Overwriting]:
     """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
 
@@ -252,11 +259,11 @@ def prepared(
         cls: its class (global).
         verb: name of the call (global).
         a: the matrix (global).
+        algorithm: as in `cholesky` (global).
         upper: as in `cholesky` (global).
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
         overwrite_a: as in `cholesky` (global).
-        algorithm: as in `qr_factor` (global).
     """
     plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a)
     made = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
@@ -277,15 +284,20 @@ def _agreed(
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-        uplo = _checked(cls, verb, a.desc, upper, algorithm)
+        uplo = _checked(cls, verb, a.desc, upper, algorithm, gpus=runtime.backend.gpus)
         overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
         if out is not None:
             arguments.check_out(verb, out, a)
-    call_args = {"uplo": uplo, "algorithm": algorithm, "overwrite_a": overwrite_a}
-    runtime.agree(verb, {**call_args, "out": None if out is None else out.signature(), **a.signature()})
-    transport = runtime.topology.transport(runtime.nprocs)
+    signature = None if out is None else out.signature()
+    options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a}
+    runtime.agree(verb, {**options, **a.signature()})
+    topology = runtime.topology
     return cls.choose(
-        *(without_lld(a.desc), a.dtype.name, runtime.nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm
+        *(without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
+        returns=returns,
+        uplo=uplo,
+        algorithm=algorithm,
+        gpus=topology.gpus,
     )
 
 
@@ -298,8 +310,14 @@ def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix
 
 
 def _checked(
-    cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any, algorithm: Any
+    cls: type[PlannedFactorization],
+    verb: str,
+    desc: MatrixDescriptor,
+    upper: Any,
+    algorithm: Any,
+    *,
+    gpus: bool = False,
 ) -> Literal["L", "U"]:
     """The triangle that is read, after checks (local)."""
-    cls.check(verb, desc, algorithm)
+    cls.check(verb, desc, algorithm, gpus=gpus)
     return "U" if checked_flag(verb, "upper", upper) else "L"

@@ -88,7 +88,7 @@ class Factor(ABC):
                 arguments.check_rows(verb, n, b.shape[0], "rows")
                 signature: Any = b.signature()
             else:
-                vector = arguments.checked_vector(verb, b, n, self.dtype)
+                vector = arguments.checked_vector(verb, b, n, self.dtype, runtime)
                 signature = {"B": vector.shape}
         runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
         self._check_invertible(verb)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -43,6 +44,7 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
     Source: LAPACK xPOTRF.
     """
+    _check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
     try:
         factored = planned.factored(verb, a)
@@ -65,6 +67,7 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
+    _check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedLu, verb, a, returns=True)
     factored = planned.factored(verb, a)
     redistribute(factored.w, out=a)
@@ -107,12 +110,23 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
     Source: LAPACK xLASWP.
     """
     runtime = a.runtime
+    _check_in_host_memory(verb, a)
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
     x = redistribute(a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
     with runtime.local_step(verb):
         runtime.backend.arrays.swap_rows(x.stored(verb), pivots, backward=backward)
     redistribute(x, out=a)
+
+
+def _check_in_host_memory(verb: str, a: DistMatrix) -> None:
+    """Raise BackendError, on all ranks, on a context of GPUs: ScaLAPACK's INFO and IPIV are arrays of the host."""
+    with a.runtime.local_step(verb):
+        if a.runtime.backend.gpus:
+            raise errors.BackendError(
+                f"{verb}: this context is on GPUs, and ScaLAPACK's factorizations run on CPUs; call "
+                f"pblas.linalg.cholesky, cho_factor or lu_factor, or make the context with backend='mpi'"
+            )
 
 
 def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:

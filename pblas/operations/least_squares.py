@@ -76,7 +76,7 @@ def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
                     raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {b.shape[0]} rows; make them agree")
                 signature: Any = b.signature()
             else:
-                vector = arguments.checked_vector(verb, b, m, a.dtype)
+                vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
                 signature = vector.shape
         runtime.agree(verb, {"B": signature, **a.signature()})
         if isinstance(b, DistMatrix):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -11,6 +11,9 @@ from pblas.operations.factorization import Overwriting, PlannedFactorization, pl
 from pblas.operations.factors import LuFactor
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.stacking import without_lld
+
+if TYPE_CHECKING:
+    from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
 class PlannedLu(PlannedFactorization):
@@ -38,11 +41,18 @@ class PlannedLu(PlannedFactorization):
             return LuFactor(self.factored("execute", a), without_lld(a.desc), norm)
 
 
-def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int | None = None) -> PlannedLu:
+def plan_lu(
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> PlannedLu:
     """Plan an LU factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
     Args:
         a: the m x n matrix, or its descriptor (global).
+        algorithm: as in `lu_factor` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -55,16 +65,24 @@ def plan_lu(a: DistMatrix | MatrixDescriptor, *, dtype: Any = None, nprocs: int 
     >>> plan_lu(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nprocs
     4
     """
-    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs)
+    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
 
 
-def lu_factor(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> LuFactor:
+def lu_factor(
+    a: DistMatrix,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> LuFactor:
     """**Collective.** Factor P A = L U with partial pivoting, to solve systems with A.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
+            all ranks that get some; "auto" takes the one that is expected to be faster (global).
         overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
             is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
@@ -87,7 +105,7 @@ def lu_factor(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTar
     """
     verb, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
+        options: Any = {"algorithm": algorithm, "overwrite_a": overwrite_a, "progress": reports.stage("factor")}
         return lu_factored(verb, a, with_norm=True, **options)[0]
 
 
@@ -95,6 +113,7 @@ def lu_factored(
     verb: str,
     a: DistMatrix,
     *,
+    algorithm: FactorizationAlgorithm = "auto",
     with_norm: bool = False,
     overwrite_a: bool = False,
     progress: StageReport = None,
@@ -104,11 +123,12 @@ def lu_factored(
     Args:
         verb: name of the call (global).
         a: the matrix (global).
+        algorithm: as in `lu_factor` (global).
         with_norm: whether the factor keeps the 1-norm of A, which takes one pass over A, for `rcond` (global).
         overwrite_a: as in `lu_factor` (global).
         progress: called with the done part of the work (local).
     """
-    plan, overwriting = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a)
+    plan, overwriting = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
     norm = a.norm(1) if with_norm else None
     factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
     return LuFactor(factored, without_lld(a.desc), norm), overwriting

@@ -62,8 +62,13 @@ class PlannedQr(PlannedFactorization):
         return QrFactor(reflectors, without_lld(a.desc))
 
     @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any) -> None:
-        """Raise ArgumentError for an unknown algorithm, or one that does not fit the matrix (local)."""
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+        """Raise BackendError on GPUs, ArgumentError for an algorithm that is unknown or does not fit (local)."""
+        if gpus:
+            raise errors.BackendError(
+                f"{verb}: QR factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
+                f"backend='mpi', for example by A.save(path) and ctx.load(path)"
+            )
         if algorithm not in get_args(Algorithm):
             names = ", ".join(map(repr, get_args(Algorithm)))
             raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
@@ -84,6 +89,7 @@ class PlannedQr(PlannedFactorization):
         returns: bool,  # noqa: ARG003 - always false
         uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
         algorithm: Any,
+        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_qr`."""
         return choose_qr(a, dtype, nprocs, transport, algorithm)
@@ -187,7 +193,7 @@ def qr(
             if mode not in _MODES:
                 raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
             arguments.check_matrix(verb, "A", a, runtime)
-            PlannedQr.check(verb, a.desc, algorithm)
+            PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
         runtime.agree(verb, {"mode": mode, "algorithm": algorithm, **a.signature()})
         factor = factored(verb, a, algorithm)
         if mode == "r":

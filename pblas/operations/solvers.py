@@ -75,7 +75,7 @@ def solve(
                     )
                 signature: Any = b.signature()
             else:
-                signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype).shape
+                signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime).shape
         runtime.agree(verb, {"assume_a": assume_a, "B": signature, **a.signature()})
         options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
         factor: Factor = cho_factored(verb, a, **options) if assume_a == "pos" else lu_factored(verb, a, **options)[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pblas.execute.factorization.substitution import RunSubstitution, SubstitutionOperands
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
@@ -13,8 +15,6 @@ from pblas.operations.stacking import without_lld
 from pblas.plans.substitution import SubstitutionPlan, Sweep
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
@@ -53,7 +53,8 @@ class PlannedSubstitution(PlannedOperation[_Execution]):
     def _build(self, runtime: Runtime) -> RunSubstitution:
         return RunSubstitution(self.plan, runtime.backend, self._dtype)
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - its callers check
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
+        runtime.backend.arrays.begin()  # the callers have checked the arguments
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> SubstitutionOperands:
@@ -117,6 +118,6 @@ def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
     with runtime.local_step(verb):
         local, columns = x.stored(verb), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
-        local[...] = 0
-        local[columns, range(len(columns))] = 1
+        runtime.backend.clear(local)
+        runtime.backend.arrays.fill(local, np.array(columns, np.intp), np.arange(len(columns)), 1)
     return x

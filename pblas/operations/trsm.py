@@ -6,20 +6,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.execute.trsm import RunTrsm, TrsmOperands
+from pblas.execute.pipelined_trsm import RunPipelinedTrsm
+from pblas.execute.right_hand_sides import TrsmOperands
+from pblas.execute.trsm import RunTrsm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import Trans, enough_ranks, matrix_remedy
 from pblas.operations.arguments.trsm import Diag, Side, TrsmArguments, TrsmRequest, Uplo, check_output
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.stacking import without_lld
+from pblas.plans.pipelined_trsm import PipelinedTrsm
 from pblas.plans.plan import Topology
-from pblas.plans.trsm import TrsmPlan
 from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
 
 
@@ -46,11 +49,11 @@ class PlannedTrsm(PlannedOperation[_Execution]):
     """
 
     noun = "triangular solve"
-    plan: TrsmPlan
-    _executor: RunTrsm | None = None
+    plan: TrsmPlan | PipelinedTrsm
+    _executor: RunTrsm | RunPipelinedTrsm | None = None
 
     def __init__(
-        self, spec: TrsmArguments, plan: TrsmPlan, runtime: Runtime | None, nelements: int | None = None
+        self, spec: TrsmArguments, plan: TrsmPlan | PipelinedTrsm, runtime: Runtime | None, nelements: int | None = None
     ) -> None:
         self._spec = spec
         super().__init__(plan, plan.operands.x, spec.dtype, runtime, nelements)
@@ -74,11 +77,14 @@ class PlannedTrsm(PlannedOperation[_Execution]):
         result: DistMatrix = self.run(_Execution(a, b, out))
         return result
 
-    def _build(self, runtime: Runtime) -> RunTrsm:
+    def _build(self, runtime: Runtime) -> RunTrsm | RunPipelinedTrsm:
         operands = self.plan.operands
         a = operands.a.T if operands.is_turned else operands.a
         b, x = (desc if operands.side == "L" else desc.T for desc in (operands.b, operands.x))
-        return RunTrsm(self.plan, runtime.backend, self._spec.dtype, (a.order, b.order, x.order))
+        orders = a.order, b.order, x.order
+        if isinstance(self.plan, PipelinedTrsm):
+            return RunPipelinedTrsm(self.plan, runtime.backend, self._spec.dtype, orders)
+        return RunTrsm(self.plan, runtime.backend, self._spec.dtype, orders)
 
     def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         in_place = self._spec.check_execution(runtime, execution.a, execution.b, execution.out)
@@ -217,7 +223,9 @@ def solved(call: TrsmRequest, runtime: Runtime, check: Callable[[], None] | None
         return planned.execute(call.a, call.b, out=call.out)
 
 
-def _planned(call: TrsmRequest, runtime: Runtime, spec: TrsmArguments, plan: TrsmPlan, nelements: int) -> PlannedTrsm:
+def _planned(
+    call: TrsmRequest, runtime: Runtime, spec: TrsmArguments, plan: TrsmPlan | PipelinedTrsm, nelements: int
+) -> PlannedTrsm:
     """**Collective.** The planned solve of an agreed call."""
     with runtime.building(call.verb):
         planned = PlannedTrsm(spec, plan, runtime, nelements)
@@ -225,7 +233,7 @@ def _planned(call: TrsmRequest, runtime: Runtime, spec: TrsmArguments, plan: Trs
     return planned
 
 
-def _agreed(call: TrsmRequest, runtime: Runtime) -> tuple[TrsmArguments, TrsmPlan, int]:
+def _agreed(call: TrsmRequest, runtime: Runtime) -> tuple[TrsmArguments, TrsmPlan | PipelinedTrsm, int]:
     """**Collective.** The checked and agreed arguments of a call, its plan, and the elements of a new X."""
     verb, out = call.verb, call.out
     with runtime.local_step(verb):

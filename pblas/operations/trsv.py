@@ -27,7 +27,8 @@ def trsv(
 ) -> Any:
     """**Collective.** op(A)^-1 x for a triangular A, as `trsm` with one right-hand side.
 
-    One rank solves, and receives the triangle: n^2 / 2 elements. Several right-hand sides in one `trsm` use all ranks.
+    For a large A the triangle stays, and each rank receives O(n) elements: x is solved in blocks along the diagonal.
+    For a small A one rank solves, and receives the triangle.
 
     Args:
         A: n x n matrix in any layout, of which one triangle is read (global).

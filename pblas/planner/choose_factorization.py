@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Transport
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
+
+FactorizationAlgorithm = Literal["auto", "blocked", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
@@ -15,6 +17,23 @@ _PANELS = 5
 """Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
+_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
+_LEAST_ON_GPUS = 8192
+"""Columns of each GPU at least, if there are several: below, panels take longer than the updates."""
+_TRIANGLE_ON_GPUS = 8192
+"""Order of triangles that cuBLAS' symmetric product updates faster than GEMMs of block columns (H200, float64)."""
+_TAIL_ON_GPUS = 8192
+"""Order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)."""
+_BLOCKED_ON_A_GPU = 16384
+"""Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
+
+
+class _Limits(NamedTuple):
+    """Columns of a panel, and of each rank at least, on this kind of hardware (global)."""
+
+    narrowest: int
+    widest: int
+    least: int
 
 
 def choose_factorization(
@@ -26,6 +45,8 @@ def choose_factorization(
     *,
     returns: bool = False,
     uplo: Literal["L", "U"] = "L",
+    algorithm: FactorizationAlgorithm = "auto",
+    gpus: bool = False,
 ) -> FactorizationPlan:
     """The plan of a factorization.
 
@@ -37,51 +58,76 @@ def choose_factorization(
         transport: how the ranks exchange data (global).
         returns: see `FactorizationPlan` (global).
         uplo: see `FactorizationPlan` (global).
+        algorithm: "local": the library factors the whole matrix on one rank; "blocked": by panels; "auto": what is
+            expected to be faster (global).
+        gpus: whether the matrix is in GPU memory (global).
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
     (192, 4)
     >>> choose_factorization("lu", MatrixDescriptor.row_wise(100, 100, 4), "float64", 4, "shared").w.nprocs
     1
+    >>> large = MatrixDescriptor.row_wise(32768, 32768, 4)
+    >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
+    1024
     """
-    w, why = block_columns(a if uplo == "L" else a.T, nprocs)
-    plan = CholeskyPlan if kind == "cholesky" else LuPlan
-    return plan(a, w, why, dtype, nprocs, transport, returns, uplo)
+    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
+    plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
+    library: tuple[Any, ...] = ("LAPACK",)
+    if gpus:
+        has_tail = kind == "cholesky" and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
+        library = "cuSOLVER", _TRIANGLE_ON_GPUS, _TAIL_ON_GPUS if has_tail else 0
+    made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, *library)
+    return made
 
 
-def block_columns(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
+def block_columns(
+    a: MatrixDescriptor, nprocs: int, algorithm: FactorizationAlgorithm = "auto", *, gpus: bool = False
+) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
     Args:
         a: distribution of the matrix (global).
-        nprocs: ranks of the context, or fewer (global).
+        nprocs: ranks of the context (global).
+        algorithm: see `choose_factorization` (global).
+        gpus: see `choose_factorization` (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
     """
-    m, n = a.shape
-    ranks = max(1, min(nprocs, n // _LEAST))
-    if ranks == 1:
-        why = "one rank" if nprocs == 1 else f"fewer than {2 * _LEAST} columns: more ranks would be slower"
+    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST)
+    if gpus:
+        limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
+    ranks = max(1, min(nprocs, n // limits.least))
+    is_small = ranks == 1 and not (gpus and n >= _BLOCKED_ON_A_GPU)
+    if algorithm == "local" or (algorithm == "auto" and is_small):
+        why = "one rank" if nprocs == 1 else f"fewer than {2 * limits.least} columns: more ranks would be slower"
+        why = "algorithm='local'" if algorithm == "local" else why
         return MatrixDescriptor.column_wise(m, n, 1), why
-    if _is_cyclic(a, ranks):
+    if algorithm == "blocked":
+        ranks = max(1, min(nprocs, n // limits.narrowest))
+    if _is_cyclic(a, ranks, limits):
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
-    return MatrixDescriptor.column_wise(
-        m, n, ranks, nb=panel_width(n, ranks)
-    ), "panels in block columns are local to one rank"
+    why = "panels in block columns are local to one rank"
+    return MatrixDescriptor.column_wise(m, n, ranks, nb=_width(n, ranks, limits)), why
 
 
 def panel_width(n: int, ranks: int) -> int:
-    """Columns of a panel, for so many ranks.
+    """Columns of a panel, for so many ranks on CPUs.
 
     >>> panel_width(4096, 2), panel_width(1024, 2)
     (192, 96)
     """
-    return max(_NARROWEST, min(_WIDEST, n // (_PANELS * ranks) // 32 * 32))
+    return _width(n, ranks, _Limits(_NARROWEST, _WIDEST, _LEAST))
 
 
-def _is_cyclic(a: MatrixDescriptor, ranks: int) -> bool:
+def _width(n: int, ranks: int, limits: _Limits) -> int:
+    """Columns of a panel."""
+    return max(limits.narrowest, min(limits.widest, n // (_PANELS * ranks) // 32 * 32))
+
+
+def _is_cyclic(a: MatrixDescriptor, ranks: int, limits: _Limits) -> bool:
     """Whether a distribution is block columns of a good width on at least `ranks` ranks."""
     by_columns = a.order == "F" and a.grid.nprow == 1 and a.grid.npcol >= ranks and a.csrc >= 0
-    return by_columns and _NARROWEST // 2 <= a.nb <= min(2 * _WIDEST, a.n // (2 * ranks))
+    return by_columns and limits.narrowest // 2 <= a.nb <= min(2 * limits.widest, a.n // (2 * ranks))

@@ -37,7 +37,7 @@ def choose_qr(
     if algorithm == "tsqr" or (algorithm == "auto" and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
-    w, why = block_columns(a, ranks)
+    w, why = block_columns(a, ranks, "blocked" if algorithm == "blocked" else "auto")
     if w.nprocs == 1:
         w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
         why = "algorithm='local': one rank" if algorithm == "local" else why

@@ -9,10 +9,12 @@ from typing import TypeVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
+from pblas.layouts.rectangles import area
 from pblas.layouts.split import Split
 from pblas.planner.choose import choose
 from pblas.planner.granularity import PlanningContext
 from pblas.planner.process_grids import on_grids, over_all_ranks, triples
+from pblas.plans.base import ITEMSIZE
 from pblas.plans.plan import Distribution, Product, Topology
 from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 from pblas.plans.summa import Cuboids, SummaC
@@ -57,6 +59,7 @@ def choose_rank_update(
     >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
     True
     """
+    terms = 2 if routine.endswith("2k") else 1
 
     def planned(base: SummaC) -> RankUpdate:
         return RankUpdate(
@@ -65,10 +68,14 @@ def choose_rank_update(
             cuboids=base.cuboids,
             routine=routine,
             uplo=uplo,
-            terms=2 if routine.endswith("2k") else 1,
+            terms=terms,
+            squares=terms == 1 and ITEMSIZE[dtype] > 2 and not topology.gpus,
         )
 
-    return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap)
+    topology = replace(topology, push=False)
+    product = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
+    limit = terms * product.max_received_nbytes
+    return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap, limit=limit)
 
 
 @lru_cache(_LAYOUTS)
@@ -144,15 +151,26 @@ def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, Matrix
     return Product(descs[0].m, descs[1].n, descs[0].n, dtype, nprocs, *distributions)
 
 
-def _cheapest(product: Product, planned: Callable[[SummaC], PlanT], topology: Topology, *, overlap: bool) -> PlanT:
-    """The plan on D's grid, or one on another arrangement that costs much less."""
+def _cheapest(
+    product: Product,
+    planned: Callable[[SummaC], PlanT],
+    topology: Topology,
+    *,
+    overlap: bool,
+    limit: float = float("inf"),
+) -> PlanT:
+    """The plan on D's grid, or one on another arrangement that costs much less.
+
+    One that receives at most `limit` bytes, where the best so far receives more, only has to cost less.
+    """
     best: PlanT | None = None
-    most = float("inf")
+    most, fits = float("inf"), False
     for base in _arrangements(product):
         plan = planned(base)
-        cost = _cost(plan)
-        if best is None or cost < _LESS * most:
-            best, most = plan, cost
+        received = _received(plan)
+        cost = received + _BYTES_PER_FLOP * _idle(plan)
+        if best is None or cost < most * (1 if received <= limit and not fits else _LESS):
+            best, most, fits = plan, cost, received <= limit
     assert best is not None, "there is an arrangement for every number of ranks"
     context = PlanningContext(replace(topology, push=False), product.nprocs, overlap=overlap)
     complete = context.complete(best)
@@ -180,12 +198,24 @@ def _arrangements(product: Product) -> Iterator[SummaC]:
             return
 
 
-def _cost(plan: RankUpdate | TriangularProduct) -> float:
-    """Bytes that the busiest rank receives, plus bytes that could arrive in its time to multiply above the average."""
+def _received(plan: RankUpdate | TriangularProduct) -> int:
+    """Bytes that the busiest rank receives, nearly."""
+    return max(
+        sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + _delivered(plan, rank)
+        for rank in plan.extreme_ranks()
+    )
+
+
+def _delivered(plan: RankUpdate | TriangularProduct, rank: int) -> int:
+    """Bytes of partial products that a rank receives: of a rank-k update those of its part of the triangle."""
+    nbytes, position = SummaC.delivered_nbytes(plan, rank), plan.sums.coordinates(rank)
+    if not nbytes or position is None or isinstance(plan, TriangularProduct):
+        return nbytes
+    (rows, columns), (m_loc, n_loc) = (plan.sums.rows, plan.sums.columns), plan.sums.local_shape(rank)
+    return nbytes * area(rows, position[0], columns, position[1], plan.uplo) // max(1, m_loc * n_loc)
+
+
+def _idle(plan: RankUpdate | TriangularProduct) -> float:
+    """Flops of the busiest rank above the average."""
     real = 4 if plan.dtype.startswith("complex") else 1
-    idle = max(0.0, 2 * plan.busiest_multiplies - plan.flops / real / plan.nprocs)
-    received = 0
-    for rank in plan.extreme_ranks():
-        estimate = sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + SummaC.delivered_nbytes(plan, rank)
-        received = max(received, estimate)
-    return received + _BYTES_PER_FLOP * idle
+    return max(0.0, 2 * plan.busiest_multiplies - plan.flops / real / plan.nprocs)

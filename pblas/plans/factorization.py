@@ -70,6 +70,10 @@ class FactorizationPlan(Plan):
         returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
+        library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
+        triangle: for Cholesky, order of the largest triangle of an update that the library's symmetric product updates;
+            0 for none (global).
+        tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
     """
 
     operation: ClassVar[str]
@@ -82,6 +86,9 @@ class FactorizationPlan(Plan):
     transport: Transport = "message"
     returns: bool = False
     uplo: Literal["L", "U"] = "L"
+    library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
+    triangle: int = 0
+    tail: int = 0
 
     # Each factorization defines these
 
@@ -112,8 +119,17 @@ class FactorizationPlan(Plan):
 
     @property
     def steps(self) -> list[Panel]:
-        """The panels that are factored, in order (global)."""
-        return [panel for panel in panels(self.w) if panel.start < self.a.m]
+        """The panels that are factored, in order (global).
+
+        >>> w = MatrixDescriptor.column_wise(9, 9, 1, nb=2)
+        >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
+        [2, 2, 2, 3]
+        """
+        steps = [panel for panel in panels(self.w) if panel.start < self.a.m]
+        last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
+        if last < len(steps):
+            steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
+        return steps
 
     @property
     def target(self) -> MatrixDescriptor:
@@ -188,10 +204,15 @@ class FactorizationPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W, two panels of far ranks, and for Cholesky the rows of a panel that belong to a rank's columns."""
-        w, buffers = self.w.max_local_nelements, _BUFFERS if self.transport in ("message", "mixed") else 0
+        w, buffers = self.w.max_local_nelements, 0 if self._is_read_in_place else _BUFFERS
         panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
         return self.itemsize * (w + (buffers + 1) * panel * (self.w.nprocs > 1)) + moved
+
+    @property
+    def _is_read_in_place(self) -> bool:
+        """Whether ranks read panels in the memory of their owners. GPUs copy them first."""
+        return self.transport in ("shared", "push") and self.library == "LAPACK"
 
     @property
     def flops(self) -> int:
@@ -227,26 +248,22 @@ class FactorizationPlan(Plan):
         """The data that moves, as text."""
         parts = ["A to W"] if self.copy.lower_bound else []
         if self.w.nprocs > 1:
-            parts.append(
-                {"shared": "panels are read in place", "push": "panels are read in place"}.get(
-                    self.transport, "panels to the ranks that have columns after them"
-                )
-            )
+            readers = "panels to the ranks that have columns after them"
+            parts.append("panels are read in place" if self._is_read_in_place else readers)
         if self.back is not None and self.back.lower_bound:
             parts.append("the factor back to the distribution of A")
         return ", ".join(parts) or "nothing"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The number of panels, and the lookahead."""
+        """The algorithm: by panels or by the library alone, and the lookahead."""
         count = len(self.steps)
-        if self.w.nprocs == 1:
-            yield "algorithm", "LAPACK on rank 0, which has the whole matrix"
+        if self.w.nprocs == 1 and count <= 1:
+            yield "algorithm", f"local: {self.library} on rank 0, which has the whole matrix"
         else:
+            by = f"by {self.library}" + (" on their owners" if self.w.nprocs > 1 else "")
             ranks = ranks_text(self.w.nprocs)
-            yield (
-                "algorithm",
-                f"right-looking, {count} panels of {self.w.nb} columns on {ranks}, by LAPACK on their owners",
-            )
+            last = f", the last one of {self.steps[-1].width}" if self.tail else ""
+            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{last}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
 
 

@@ -86,6 +86,7 @@ class RankUpdate(SummaC):
         routine: "syrk", "herk", "syr2k" or "her2k" (global).
         uplo: the triangle of D (global).
         terms: number of products that are added (global).
+        squares: squares on the diagonal are formed by BLAS's own rank-k update (global).
     """
 
     name: ClassVar[str] = "RankUpdate"
@@ -93,6 +94,7 @@ class RankUpdate(SummaC):
     routine: str
     uplo: Uplo
     terms: int = 1
+    squares: bool = False
 
     @property
     def trapezoid(self) -> Trapezoid:
@@ -128,7 +130,8 @@ class RankUpdate(SummaC):
         position = self.cuboids.d.coordinates(rank)
         if position is None:
             return []
-        return list(rectangles(self.cuboids.m, position[0], self.cuboids.n, position[1], self.uplo))
+        m, n = self.cuboids.m, self.cuboids.n
+        return list(rectangles(m, position[0], n, position[1], self.uplo, squares=self.squares))
 
     def received_elements(self, rank: int) -> int:
         """Elements of the operands that the rank multiplies and does not have."""
@@ -231,7 +234,7 @@ class TriangularProduct(SummaC):
 
     def rows_of(self, panel: Panel) -> tuple[int, int]:
         """The rows in which a panel has elements of the triangle."""
-        columns, c = self._columns(panel)
+        columns, c = self.columns_of(panel)
         if self.structure.uplo == "L":
             return columns.global_from_local(panel.start, c), self.oriented.m
         return 0, columns.global_from_local(panel.stop - 1, c) + 1
@@ -241,11 +244,11 @@ class TriangularProduct(SummaC):
         position = self.cuboids.a.coordinates(rank)
         if position is None:
             return []
-        columns, c = self._columns(panel)
+        columns, c = self.columns_of(panel)
         found = rectangles(self.cuboids.m, position[0], columns, c, self.structure.uplo, panel.start, panel.stop)
         return [x._replace(c0=x.c0 - panel.start, c1=x.c1 - panel.start) for x in found]
 
-    def _columns(self, panel: Panel) -> tuple[Split, int]:
+    def columns_of(self, panel: Panel) -> tuple[Split, int]:
         """The split and the coordinate in which a panel's columns count."""
         if panel.owner is None:
             return Split(self.oriented.k, max(1, self.oriented.k), 1), 0
@@ -267,10 +270,9 @@ class TriangularProduct(SummaC):
 
     @property
     def workspace_nbytes(self) -> int:
-        """That of the product, and the triangle of op(A) with zeros on its other side."""
-        a = placed(self.oriented.a)
-        full = a.rows.max_count * a.columns.max_count * self.itemsize
-        return SummaC.workspace_nbytes.fget(self) + full  # type: ignore[attr-defined]  # a property
+        """That of the product, and the blocks across the diagonal, with zeros in the other triangle."""
+        blocks = 2 * 64 * self.cuboids.k.max_count * self.itemsize
+        return SummaC.workspace_nbytes.fget(self) + blocks  # type: ignore[attr-defined]  # a property
 
     @property
     def lower_bound(self) -> float:

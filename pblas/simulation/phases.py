@@ -14,6 +14,7 @@ from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.factorization import CholeskyPlan, LuPlan
 from pblas.plans.matrix_vector import MatrixVectorPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.plans.pipelined_trsm import PipelinedTrsm
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
@@ -75,5 +76,6 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     TreeReflectorsPlan: factorization.tree_reflectors,
     SubstitutionPlan: factorization.substitution,
     TrsmPlan: trsm.trsm,
+    PipelinedTrsm: trsm.pipelined,
     MatrixVectorPlan: matrix_vector.matrix_vector,
 }

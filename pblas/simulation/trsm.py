@@ -7,6 +7,7 @@ from math import prod
 
 from pblas.layouts.messages import received_count, receives
 from pblas.layouts.placement import Placement
+from pblas.plans.pipelined_trsm import PipelinedTrsm
 from pblas.plans.summa import cut_count
 from pblas.plans.trsm import TrsmPlan
 from pblas.simulation.phase import Phase, Traffic, View, even
@@ -36,7 +37,22 @@ def trsm(plan: TrsmPlan, view: View) -> Iterator[Phase]:
         yield _redistribution(plan, view, plan.home, operands.result)
 
 
-def _redistribution(plan: TrsmPlan, view: View, source: Placement, target: Placement) -> Phase:
+def pipelined(plan: PipelinedTrsm, view: View) -> Iterator[Phase]:
+    """Blocks are taken as equal: each is multiplied with an equal share of this rank's part of the triangle."""
+    operands, itemsize = plan.operands, plan.itemsize
+    if not plan.reads:
+        yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
+        return
+    yield _redistribution(plan, view, operands.right, plan.sums)
+    arrives, own = plan.pipelined_rows(view.rank)[0], plan.own_elements(view.rank)
+    peers = [rank for rank in sorted(plan.extreme_ranks()) if rank != view.rank]
+    for many, depth, nbytes in even(plan.nblocks, plan.order, itemsize * plan.nrhs * arrives):
+        traffic = _spread(view, peers[:1] if nbytes else [], nbytes)
+        yield Phase(many, (own // max(1, plan.order), plan.nrhs, depth), traffic)
+    yield _redistribution(plan, view, plan.solved, operands.result)
+
+
+def _redistribution(plan: TrsmPlan | PipelinedTrsm, view: View, source: Placement, target: Placement) -> Phase:
     """One step without a GEMM."""
     received = plan.itemsize * received_count(source, target, view.rank)
     peers = [move.peer for move in receives(source, target, view.rank) if move.peer != view.rank]

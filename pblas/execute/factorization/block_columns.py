@@ -1,4 +1,4 @@
-"""Block columns of a matrix on a 1 x P grid, as the ranks that need them read them: in place, or from messages."""
+"""Block columns of a matrix on a 1 x P grid, as ranks read them: in place, copied, or from messages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pblas.plans.factorization import Panel
 
 TAG = 1040
+_WHAT = "bring a panel"
 
 
 class Part(NamedTuple):
@@ -27,13 +28,14 @@ class Part(NamedTuple):
 
 
 class BlockColumns:
-    """Parts of block columns, read one after the other by this rank. Near ranks' parts are read in place.
+    """Parts of block columns, read one after the other by this rank. On CPUs near ranks' parts are read in place.
 
-    The part of a far rank arrives in one of two buffers: the next part arrives while the current one is used.
+    The part of a far rank, and on GPUs that of any other rank, arrives in one of two buffers: the next part arrives
+    while the current one is used. Parts arrive on the side lane, which the main lane follows after `fetch`.
 
         columns.request(s)        # start to receive part s, if it is a far rank's
         columns.offer(s)          # on its owner: start to send part s, which does not change before `sent`
-        columns.fetch(s)          # the part, after its arrival; it stays valid until request(s + 2)
+        columns.fetch(s)          # the part, after its arrival; it stays valid until request(s + 2) or fetch(s + 2)
 
     Args:
         home: the matrix, whose ranks hold all rows of their columns (global).
@@ -45,6 +47,8 @@ class BlockColumns:
         self._buffers: list[Any] = [None, None]
         self._arriving: dict[int, Transfer] = {}
         self._sending: list[Transfer] = []
+        self._used: Any = None
+        """A mark of the main lane at the last `fetch`: operations before it use the part before that one."""
 
     @property
     def workspace_nbytes(self) -> int:
@@ -60,8 +64,11 @@ class BlockColumns:
         """Start to receive part s; nothing if it is read in place, not read, or does not exist."""
         if s < len(self._parts) and self.is_far(s):
             out = self._buffer(s)
-            if out.size:
-                self._arriving[s] = self._backend.channel.receive(out, self._parts[s].panel.owner, TAG)
+            arrays = self._backend.arrays
+            with arrays.beside(_WHAT):
+                arrays.follow(self._used)
+                if out.size:
+                    self._arriving[s] = self._backend.channel.receive(out, self._parts[s].panel.owner, TAG)
 
     def offer(self, s: int) -> None:
         """Start to send part s to the far ranks that read it."""
@@ -83,21 +90,33 @@ class BlockColumns:
         Args:
             s: number of a part that this rank reads or owns; its owner has signalled that it is complete (local).
         """
+        arrays = self._backend.arrays
+        before, self._used = self._used, arrays.mark()
         if self.is_far(s):
+            block = self._buffer(s)
             if s in self._arriving:  # it has elements
                 owner = self._parts[s].panel.owner
                 self._backend.wait(self._arriving.pop(s).done, f"panel of a factorization, of rank {owner}")
-            return self._buffer(s)
-        block = self.own(s)
-        if self._parts[s].panel.owner != self._backend.rank:
-            self._backend.read_nbytes += block.nbytes
+        else:
+            block = self.own(s)
+            if self._parts[s].panel.owner != self._backend.rank:
+                self._backend.read_nbytes += block.nbytes
+                block = block if arrays.reads_peers else self._copied(s, block, before)
         return block
+
+    def _copied(self, s: int, block: Array, before: Any) -> Array:
+        """A near rank's part in this rank's memory."""
+        arrays, copy = self._backend.arrays, self._buffer(s)
+        with arrays.beside(_WHAT):
+            arrays.follow(before)
+            arrays.assign(block, copy)
+        return copy
 
     def sent(self) -> None:
         """Return when all parts that this rank offered have left."""
         for transfer in self._sending:
             self._backend.wait(transfer.done, "sending panels of a factorization")
-        self._sending = []
+        self._sending, self._used = [], None
 
     def _buffer(self, s: int) -> Array:
         """Memory for part s, in Fortran order."""

@@ -5,6 +5,9 @@ Step k, on every rank that has columns after panel k:
     panel k arrives                                   (its header says that it is complete, with pivots and INFO)
     the owner of panel k + 1 updates panel k + 1, factors it, and sends its header
     the other columns after panel k are updated       (meanwhile panel k + 1 arrives)
+
+On a GPU panels are factored on the side lane, beside the updates on the main lane. The host launches a step's update
+before it launches the hundreds of kernels that factor the next panel, and looks at INFO at the end only.
 """
 
 from __future__ import annotations
@@ -12,14 +15,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pblas.execute.factorization.block_columns import BlockColumns, Part
-from pblas.execute.redistribution.transfer import SourceMatrix
+from pblas.execute.redistribution.transfer import SourceMatrix, own_memory
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.plans.factorization import FactorizationPlan, Panel
 
 TAG_HEADER = 1041
+_WHAT = "factor a panel"
 
 
 class RunFactorization(ABC):
@@ -54,10 +58,16 @@ class RunFactorization(ABC):
             for panel in self._steps
         ]
         self._columns = BlockColumns(self._home, self._parts)
-        self._signals: list[tuple[Transfer, Array]] = []
+        self._signals: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
+        shape = 1 + max(map(self.npivots, self._steps), default=0), len(self._steps)
+        integer = self._arrays.pivot_dtype
+        self._headers = self._arrays.array(
+            own_memory(backend, shape[0] * shape[1] * integer.itemsize), shape, integer, "F"
+        )
+        """Of each panel, in a column: INFO of the panel, and what `npivots` announces (global)."""
         self.info: int = 0
-        """LAPACK's INFO of the last execution, equal on all ranks (global)."""
+        """LAPACK's INFO of the last execution, after `finish`, equal on all ranks (global)."""
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.w: Array
@@ -66,7 +76,7 @@ class RunFactorization(ABC):
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        return self._columns.workspace_nbytes
+        return self._columns.workspace_nbytes + int(self._headers.nbytes)
 
     def publish(self, w: Array) -> bool:
         """Publish the location of W, which is in a window if ranks share memory: false."""
@@ -80,46 +90,66 @@ class RunFactorization(ABC):
 
     def run(self, w: Array) -> None:
         """Factor W."""
-        self.info = 0
         if self._steps:
+            self._backend.clear(self._headers)
             self._run()
 
     def _run(self) -> None:
-        if self._steps[0].owner == self._rank:
-            self._factor_and_send(0)
+        arrays = self._arrays
+        with arrays.beside(_WHAT):
+            self.start()
+            if self._steps[0].owner == self._rank:
+                self._factor_and_send(0)
         self._columns.request(0)
         for s in range(len(self._steps)):
-            stops = self._receive(s)
+            updated = arrays.mark()
+            self._receive(s)
             panel = self._columns.fetch(s) if self._is_read(s) else None
-            if stops:
+            with arrays.beside():
+                factored = arrays.mark()
+            arrays.follow(factored)
+            if self.stops(s):
                 break
             self._columns.request(s + 1)
-            first = self._start_after(s)
-            if s + 1 < len(self._steps) and self._steps[s + 1].owner == self._rank:
-                after = first + self._steps[s + 1].width
-                assert panel is not None, "it has columns after panel s"
-                self.update(s, panel, first, after)
-                self._factor_and_send(s + 1)
-                first = after
-            if panel is not None and first < self._end:
-                self.update(s, panel, first, self._end)
+            first, is_next = self._start_after(s), s + 1 < len(self._steps) and self._steps[s + 1].owner == self._rank
+            after = first + (self._steps[s + 1].width if is_next else 0)
+            if is_next and arrays.at_once:
+                self._look_ahead(s, panel, first, after, updated)
+            if panel is not None and after < self._end:
+                self.update(s, panel, after, self._end)
+            if is_next and not arrays.at_once:
+                self._look_ahead(s, panel, first, after, updated)
+            self.complete(s)
             if self.progress is not None and s + 1 < len(self._steps):
                 self.progress(1 - (1 - self._steps[s].stop / self._steps[-1].stop) ** 3)  # n^3 is left of n columns
         self._columns.sent()
-        for transfer, _ in self._signals:
+        for transfer in self._signals:
             self._backend.wait(transfer.done, "sending headers of panels")
         self._signals = []
 
+    def _look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
+        """Update the next panel, which this rank owns, and factor it, after the update of the step before."""
+        assert panel is not None, "the rank has columns after panel s"
+        with self._arrays.beside(_WHAT):
+            self._arrays.follow(updated)
+            self.update(s, panel, first, after)
+            self._factor_and_send(s + 1)
+
     def finish(self) -> None:
-        """Complete W, after the closing agreement: no other rank reads W any more (local)."""
+        """Complete W, after the closing agreement: no other rank reads W any more. INFO is that of the first panel."""
+        infos = self._backend.reading(self._headers)[0] if self._steps else ()
+        self.info = next((step.start + int(info) for step, info in zip(self._steps, infos, strict=True) if info), 0)
         del self.w
         self._home.release()
 
     # Each factorization defines these
 
+    def start(self) -> None:  # noqa: B027 - LU takes W as it is
+        """Prepare this rank's part of W (local)."""
+
     @abstractmethod
-    def factor(self, panel: Panel) -> int:
-        """Factor this rank's updated panel, in place; the result is INFO of the whole matrix (local)."""
+    def factor(self, s: int) -> None:
+        """Factor this rank's updated panel s, in place, and write its header (local)."""
 
     @abstractmethod
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
@@ -132,13 +162,28 @@ class RunFactorization(ABC):
             last: one past the last local column, at the end of a block column (local).
         """
 
-    def header(self, panel: Panel) -> Array:
-        """The integers of 32 bits that the owner of a panel sends to all ranks beside INFO; a view (local)."""
-        return np.empty(0, np.intc)
+    def complete(self, s: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
+        """What is left to do in step s, after the updates (local)."""
 
-    def stops(self, info: int) -> bool:
-        """Whether the factorization ends after a panel that was factored with this INFO (global)."""
-        return info > 0
+    def npivots(self, panel: Panel) -> int:
+        """Exchanged rows of which all ranks are told with a panel (global)."""
+        return 0
+
+    def stops(self, s: int) -> bool:
+        """Whether the factorization ends with panel s (global)."""
+        return False
+
+    # Headers of panels
+
+    def panel_info(self, s: int) -> Array:
+        """INFO of panel s: a view of one element (local)."""
+        info: Array = self._headers[:1, s]
+        return info
+
+    def panel_pivots(self, s: int) -> Array:
+        """The pivots of panel s, from 1 at the panel's first row: a view (local)."""
+        pivots: Array = self._headers[1 : 1 + self.npivots(self._steps[s]), s]
+        return pivots
 
     # Order of the ranks
 
@@ -151,26 +196,24 @@ class RunFactorization(ABC):
         """Whether this rank uses panel s (local)."""
         return self._start_after(s) < self._end
 
+    def _header(self, s: int) -> Array:
+        """The header of panel s, as one column (local)."""
+        header: Array = self._headers[: 1 + self.npivots(self._steps[s]), s : s + 1]
+        return header
+
     def _factor_and_send(self, s: int) -> None:
         """Factor panel s, and tell all ranks."""
-        panel, channel = self._steps[s], self._backend.channel
-        info = self.factor(panel)
-        self.info = self.info or info
+        self.factor(s)
         self._columns.offer(s)
-        message = np.concatenate([np.array([info], np.intc), self.header(panel)])[:, None]
         self._backend.sync()  # near ranks read the panel after its header
         peers = (peer for peer in range(self._backend.size) if peer != self._rank)
-        self._signals += [(channel.send(message, peer, TAG_HEADER), message) for peer in peers]
+        self._signals += [self._backend.channel.send(self._header(s), peer, TAG_HEADER) for peer in peers]
 
-    def _receive(self, s: int) -> bool:
-        """Wait for the header of panel s; whether the factorization ends with it."""
-        panel = self._steps[s]
-        if panel.owner != self._rank:
-            pivots = self.header(panel)
-            message = np.empty((1 + len(pivots), 1), np.intc)
-            transfer = self._backend.channel.receive(message, panel.owner, TAG_HEADER)
-            self._backend.wait(transfer.done, f"panel {s} of a factorization, of rank {panel.owner}")
+    def _receive(self, s: int) -> None:
+        """Wait for the header of panel s."""
+        owner = self._steps[s].owner
+        if owner != self._rank:
+            with self._arrays.beside():
+                transfer = self._backend.channel.receive(self._header(s), owner, TAG_HEADER)
+            self._backend.wait(transfer.done, f"panel {s} of a factorization, of rank {owner}")
             self._backend.sync()
-            pivots[:] = message[1:, 0]
-            self.info = self.info or int(message[0, 0])
-        return self.stops(self.info)

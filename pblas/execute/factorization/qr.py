@@ -45,12 +45,12 @@ def apply_block(arrays: Any, panel: Array, k: int, c: Array, *, adjoint: bool, c
 class RunQr(RunFactorization):
     """Runs a QrPlan on one rank."""
 
-    def factor(self, panel: Panel) -> int:
+    def factor(self, s: int) -> None:
         """W[k:, k] = H[k] R[k, k] by LAPACK, and T[k] below it."""
+        panel = self._steps[s]
         columns, m = self.w[:, panel.j_loc : panel.j_loc + panel.width], self.plan.a.m
         k = self._reflectors(panel)
         self._arrays.qr(columns[panel.start : m], columns[m : m + k, :k])
-        return 0
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
         """C[k:] = H[k]^H C[k:]."""

@@ -89,6 +89,9 @@ class RunSubstitution:
             self._columns.request(0)
             for s, (sweep, panel) in enumerate(self._steps):
                 part = self._columns.fetch(s)
+                with self._arrays.beside():
+                    arrived = self._arrays.mark()
+                self._arrays.follow(arrived)
                 self._columns.request(s + 1)
                 self._solve(sweep, panel, part, x.x)
                 if self.progress is not None and s + 1 < len(self._steps):

@@ -1,4 +1,4 @@
-"""A triangular or symmetric matrix, completed: the unused triangle of each shard holds zeros or mirrored elements."""
+"""A symmetric matrix, completed: the unused triangle of each shard holds the mirrored elements."""
 
 from __future__ import annotations
 
@@ -42,43 +42,32 @@ class Completion:
         self.matrix: Array = backend.peer_block(self._block, rank, 0, place.local_shape(rank), dtype, order)
         """This rank's shard of the completed matrix (local)."""
         self._own = Triangle(backend, place, structure.stored, order)
-        self._home: SourceMatrix | None = None
         self._put = Scaling(conj=True) if structure.kind == "Hermitian" and dtype.kind == "c" else COPY
-        if structure.kind != "triangular":
-            self._home = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
-            self._mirrored = Movement(self._home, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
+        self._home = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
+        self._mirrored = Movement(self._home, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of the completed shard, and of messages (local)."""
-        total = int(self.matrix.nbytes)
-        return total + (self._home.workspace_nbytes + self._mirrored.workspace_nbytes if self._home else 0)
+        return int(self.matrix.nbytes) + self._home.workspace_nbytes + self._mirrored.workspace_nbytes
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's shard; true if it must be staged first (local)."""
-        return self._home is not None and self._home.publish(x.T)
+        return self._home.publish(x.T)
 
     def stage(self) -> None:
         """Stage the shard if any rank must (local)."""
-        if self._home is not None:
-            self._home.stage()
+        self._home.stage()
 
     def run(self, x: Array) -> None:
-        """**Collective.** Fill in the other triangle, with 0 or mirrored; on return near ranks have done so too."""
-        arrays = self._backend.arrays
-        if self._home is None:
-            arrays.scale(0.0, self.matrix)
-            if self._structure.unit:
-                self._own.set_diagonal(self.matrix, 1.0)
-        else:
-            self._mirrored.begin()
+        """**Collective.** Fill in the other triangle; on return near ranks have done so too."""
+        self._mirrored.begin()
         self._own.put(x, self.matrix)
-        if self._home is not None:
-            self._mirrored.finish(self.matrix, self._put)
-            self._home.release()
-            if self._put != COPY:
-                arrays.settle()
-                self._own.set_diagonal(self.matrix.imag, 0.0)
+        self._mirrored.finish(self.matrix, self._put)
+        self._home.release()
+        if self._put != COPY:
+            self._backend.arrays.settle()
+            self._own.set_diagonal(self.matrix.imag, 0.0)
         meet(self._backend, TAG_COMPLETE, "other ranks complete a matrix")
 
 

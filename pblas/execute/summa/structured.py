@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pblas.execute.operands import Orders
-from pblas.execute.redistribution.scaling import Scaling
+from pblas.execute.redistribution.packing import Message
+from pblas.execute.redistribution.scaling import COPY, Scaling
 from pblas.execute.redistribution.transfer import own_memory
 from pblas.execute.summa.completion import meet
 from pblas.execute.summa.partials import Partials
 from pblas.execute.summa.stationary_c import RunSummaC
 from pblas.execute.summa.triangle import Triangle
+from pblas.layouts.messages import Move
 from pblas.plans.summa import placed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands
-    from pblas.execute.redistribution.packing import Message
     from pblas.layouts.rectangles import Rectangle
     from pblas.plans.structured import RankUpdate, TriangularProduct
+    from pblas.plans.summa import Panel
 
 TAG_READ = 1029
 """Of the signals that B has been read."""
@@ -37,11 +39,14 @@ class _Term(RunSummaC):
     data on the other side of the diagonal. Sums outside D have no such data, and `blocks` is None.
     """
 
+    _plan: RankUpdate
+
     def __init__(
         self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         super().__init__(plan, backend, dtype, wire, orders)
         self.places = plan.rectangles(backend.rank)
+        self._is_hermitian = plan.routine.startswith("he")
         self.blocks: Array | None = None
         self.first = True
 
@@ -53,9 +58,14 @@ class _Term(RunSummaC):
         return [slice(0, total.shape[1])]
 
     def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
-        for r0, r1, c0, c1, inside in self.places:
+        for r0, r1, c0, c1, inside, square in self.places:
             left, right, added = a[r0:r1], b[:, c0:c1], beta
             out = total[r0:r1, c0:c1]
+            if square:
+                # D[i, i] += alpha op(A)[i, k] op(A)[i, k]^T, in the triangle
+                uplo, conj = self._plan.uplo, x.conj[0]
+                self._arrays.syrk(x.alpha, left, beta, out, uplo=uplo, conj=conj, hermitian=self._is_hermitian)
+                continue
             if not inside and self.blocks is not None:
                 out, added = self.blocks[: r1 - r0, c0:c1], float(not (self.first and s == 0))
             # D[i, j] += alpha op(A)[i, k] op(A)^T[k, j]
@@ -91,7 +101,7 @@ class RunRankUpdate:
         if not plan.in_place:
             n = plan.product.n
             self._partials = Partials(backend, plan, [(0, n)], dtype, wire, orders.result, self._triangle)
-        self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not x.inside]
+        self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not (x.inside or x.square)]
         self._to_d: Message | None = None
         self._blocks: Array | None = None
         if plan.in_place and self._total == dtype:
@@ -206,8 +216,22 @@ class RunTriangleScaling:
                 self._triangle.set_diagonal(x.result.imag, 0.0)
 
 
+class _Block(NamedTuple):
+    """A part of the left operand that crosses the diagonal, with zeros in the other triangle.
+
+    Args:
+        memory: the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local).
+        message: brings the elements in the triangle from the panel (local).
+        diagonal: rows and columns of the elements of a unit diagonal in it (local).
+    """
+
+    memory: Array
+    message: Message
+    diagonal: tuple[Array, Array]
+
+
 class RunTriangularProduct(RunSummaC):
-    """Runs a TriangularProduct plan on one rank; zeros fill the other triangle of the left operand."""
+    """Runs a TriangularProduct plan on one rank; zeros complete the blocks that cross the diagonal."""
 
     _plan: TriangularProduct
 
@@ -215,12 +239,49 @@ class RunTriangularProduct(RunSummaC):
         self, plan: TriangularProduct, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
     ) -> None:
         super().__init__(plan, backend, dtype, wire, orders)
-        coordinates = plan.cuboids.a.coordinates(backend.rank)
-        self._places: list[tuple[int, list[Rectangle]]] = []
+        self._order, coordinates = orders.left, plan.cuboids.a.coordinates(backend.rank)
+        self._is_cleared = False
+        self._places: list[list[tuple[int, Rectangle, _Block | None]]] = []
         if coordinates is not None and coordinates[1] in plan.cuboids.layers:
             for panel in plan.panels(coordinates[1], plan.first(backend.rank)):
                 above = plan.cuboids.m.local_start(plan.rows_of(panel)[0], coordinates[0])
-                self._places.append((above, plan.rectangles(panel, backend.rank)))
+                blocks = plan.rectangles(panel, backend.rank)
+                self._places.append(
+                    [(above, x, None if x.inside else self._block(panel, above, coordinates[0], x)) for x in blocks]
+                )
+
+    def _block(self, panel: Panel, above: int, r: int, place: Rectangle) -> _Block:
+        """Memory for a block across the diagonal, and the copy from the panel, whose first row is row `above`."""
+        plan, arrays, rank = self._plan, self._arrays, self._backend.rank
+        (r0, r1, c0, c1, *_), (columns, c) = place, plan.columns_of(panel)
+        dtype, shape, rows = self._source_matrices[0].dtype, (r1 - r0, c1 - c0), plan.cuboids.m
+        memory = arrays.array(arrays.empty(shape[0] * shape[1] * dtype.itemsize), shape, dtype, self._order)
+        i = rows.global_from_local(np.arange(r0, r1), r)
+        j = columns.global_from_local(np.arange(panel.start + c0, panel.start + c1), c)
+        _, on_rows, on_columns = np.intersect1d(i, j, return_indices=True)
+        move = Move(rank, ((r0 - above, r0, shape[0]),), ((c0, panel.start + c0, shape[1]),))
+        parts = (
+            (_shifted(part, r0, panel.start + c0), trapezoid)
+            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1)
+        )
+        message = Message(rank, parts, self._order, {}, arrays.block_copy)
+        return _Block(memory, message, (on_rows, on_columns))
+
+    def run(self, x: Operands) -> None:
+        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first one clears the blocks."""
+        blocks = [block for places in self._places for _, _, block in places if block is not None]
+        for block in () if self._is_cleared else blocks:
+            self._arrays.scale(0.0, block.memory)
+            if self._plan.structure.unit:
+                self._arrays.fill(block.memory, *block.diagonal, 1.0)
+        self._is_cleared = True
+        super().run(x)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace (local)."""
+        blocks = sum(int(block.memory.nbytes) for places in self._places for _, _, block in places if block)
+        return super().workspace_nbytes + blocks
 
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
         """All columns of D at once."""
@@ -234,11 +295,19 @@ class RunTriangularProduct(RunSummaC):
     def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
         if beta != 1:
             self._arrays.scale(beta, total)
-        above, places = self._places[s]
-        for r0, r1, c0, c1, _ in places:
-            # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle
+        for above, (r0, r1, c0, c1, *_), block in self._places[s]:
             left = a[r0 - above : r1 - above, c0:c1]
+            if block is not None:
+                block.message.bring(a, block.memory, COPY)
+                left = block.memory
+            # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle
             self._arrays.gemm(x.alpha, left, b[c0:c1], 1.0, total[r0:r1], conj=x.conj)
+
+
+def _shifted(move: Move, i: int, j: int) -> Move:
+    """A move whose targets count from row i and column j."""
+    rows = tuple((source, target - i, length) for source, target, length in move.rows)
+    return Move(move.peer, rows, tuple((source, target - j, length) for source, target, length in move.columns))
 
 
 def _flip(order: Any) -> Any:

@@ -58,7 +58,7 @@ class CgArguments:
         else:
             assert isinstance(a, DistMatrix), "one of them is"
             matrix, n, dtype = None, a.shape[0], check_dtype(verb, "A", a.dtype)
-            vector = checked_vector(verb, b, n, dtype)
+            vector = checked_vector(verb, b, n, dtype, runtime)
         for name, x in (("A", a), ("preconditioner", preconditioner)):
             if isinstance(x, DistMatrix):
                 _check_operator(verb, name, x, runtime, n, dtype)

@@ -28,7 +28,7 @@ def runtime_of(verb: str, a: Any) -> Runtime:
 
 
 def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
-    """Check an operand: a matrix of this context, in host memory, of 32 bits at least (local).
+    """Check an operand: a matrix of this context, of 32 bits at least (local).
 
     Args:
         verb: name of the call (global).
@@ -39,7 +39,6 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
 
     Raises:
         ArgumentError: not a matrix of this context.
-        BackendError: a context of GPUs.
         DTypeError: a dtype of 16 bits, or another one than `dtype`.
     """
     if not isinstance(x, DistMatrix):
@@ -47,11 +46,6 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
     if x.runtime is not runtime:
         raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
     x.stored(verb)
-    if runtime.backend.gpus:
-        raise errors.BackendError(
-            f"{verb}: factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
-            f"backend='mpi', for example by A.save(path) and ctx.load(path)"
-        )
     check_dtype(verb, name, x.dtype)
     if dtype is not None and x.dtype != dtype:
         raise errors.DTypeError(
@@ -89,12 +83,19 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
     if out.shape != a.shape:
         sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
         raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
-    if not out.stored(verb).flags.writeable:
+    if not getattr(out.stored(verb).flags, "writeable", True):  # CuPy's arrays always are
         raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
 
 
-def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any]) -> Array:
-    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A (local).
+def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:
+    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory.
+
+    Args:
+        verb: name of the call (global).
+        b: the array, on GPUs in memory of the host or the GPU (local).
+        n: rows of A (global).
+        dtype: of A (global).
+        runtime: of A (global).
 
     Raises:
         ArgumentError: not a matrix, nor an array of one dimension.
@@ -102,7 +103,7 @@ def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any]) -> Array:
         DTypeError: elements that are no numbers, or complex ones for a real matrix.
     """
     try:
-        array = np.asarray(b)
+        array = np.asarray(runtime.backend.reading(b))
     except (TypeError, ValueError, errors.PblasError):
         array = np.empty((), object)
     if array.ndim != 1:

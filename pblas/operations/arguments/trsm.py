@@ -16,13 +16,16 @@ from pblas.operations.arguments.product import (
     is_same_memory,
     matrix_remedy,
 )
-from pblas.plans.trsm import PANEL, TriangularOperands, TrsmPlan
+from pblas.planner.choose_trsm import choose_trsm
+from pblas.plans.triangular import PANEL, TriangularOperands
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.plans.pipelined_trsm import PipelinedTrsm
     from pblas.plans.plan import Topology
+    from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
 
 Side = Literal["L", "R"]
@@ -116,11 +119,10 @@ class TrsmArguments(NamedTuple):
             return False, False
         return (self.operands.trans == "C") != self.views[0], self.views[1]
 
-    def plan(self, nprocs: int, topology: Topology) -> TrsmPlan:
+    def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
         """The plan of the solve."""
         reads = self.alpha != 0 and 0 not in self.operands.b.shape
-        transport = topology.transport(nprocs)
-        return TrsmPlan(self.operands, self.dtype.name, nprocs, reads=reads, width=PANEL, transport=transport)
+        return choose_trsm(self.operands, self.dtype.name, nprocs, reads=reads, width=PANEL, topology=topology)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""

@@ -15,7 +15,6 @@ from pblas.operations.arguments.structured import StructuredArguments, Structure
 from pblas.operations.multiplication.base import Execution, PlannedMatmul
 from pblas.plans.plan import Topology
 from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
-from pblas.plans.summa import placed
 from pblas.runtime.open_contexts import fail_without_context
 from pblas.simulation.hardware import find_hardware
 
@@ -57,14 +56,12 @@ class PlannedStructured(PlannedMatmul):
         if not self._multiplies:
             return RunScaling(backend)
         if isinstance(plan, TriangularProduct):
-            structure, place, order = plan.structure, placed(plan.oriented.a), orders.left
-            inner: Any = RunTriangularProduct(plan, backend, spec.dtype, spec.wire, orders)
-            return RunCompleted(Completion(backend, place, structure, spec.dtype, order), inner)
+            return RunTriangularProduct(plan, backend, spec.dtype, spec.wire, orders)
         assert isinstance(plan, SymmetricProduct), "there are three kinds of plans"
         flips = plan.inner.transposed
         structure, place = (plan.structure.T, plan.matrix.T) if flips else (plan.structure, plan.matrix)
         order = orders.left if plan.is_left else orders.right
-        inner = executor(plan.inner, backend, spec.dtype, spec.wire, orders)
+        inner: Any = executor(plan.inner, backend, spec.dtype, spec.wire, orders)
         return RunCompleted(Completion(backend, place, structure, spec.dtype, order), inner, is_left=plan.is_left)
 
     def _checked(self, runtime: Runtime, execution: Execution) -> Execution:

@@ -10,7 +10,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
-from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
+from pblas.operations import in_place
+from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, lu_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -147,13 +148,32 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
     assert collected(linalg.cholesky(square)).tolist() == np.eye(6).tolist()
 
 
-def test_gpus_are_refused_with_the_remedy(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalapack_on_gpus_is_refused_with_the_remedy(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = ctx.eye(6)
     monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
-    for call in (linalg.cholesky, linalg.lu_factor, linalg.plan_lu):
-        raises_on_all_ranks(pblas.BackendError, "backend='mpi'", lambda: call(matrix))  # noqa: B023
+    for call in (
+        lambda: in_place.factor_cholesky("p?potrf", matrix, "L"),
+        lambda: in_place.factor_lu("p?getrf", matrix),
+    ):
+        raises_on_all_ranks(pblas.BackendError, "linalg.cholesky", call)
     monkeypatch.undo()
     assert linalg.cholesky(matrix).shape == (6, 6)
+
+
+@pytest.mark.parametrize("algorithm", ["blocked", "local"])
+def test_algorithms(ctx: pblas.Context, algorithm: Literal["blocked", "local"]) -> None:
+    """The factors of each algorithm, and its name in explain()."""
+    n, dtype = 4 * NB + 2, np.dtype(np.complex128)
+    a = positive(n, dtype)
+    matrix = ctx.from_global(a, root=None)
+    assert cholesky_ratio(a, collected(linalg.cholesky(matrix, algorithm=algorithm))) <= MOST
+    assert solve_ratio(a, linalg.cho_factor(matrix, algorithm=algorithm).solve(a[0])[:, None], a[0][:, None]) <= MOST
+    factor = linalg.lu_factor(matrix, algorithm=algorithm)
+    assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
+    with linalg.plan_lu(matrix, algorithm=algorithm) as planned:
+        assert f"{algorithm}: " in planned.explain()
+        assert planned.plan.w.nprocs == (1 if algorithm == "local" else P)
+    raises_on_all_ranks(pblas.ArgumentError, "'blocked'", lambda: linalg.cholesky(matrix, algorithm="fast"))  # type: ignore[arg-type]
 
 
 def test_plans(ctx: pblas.Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.operations.arguments import trsm as arguments
+from pblas.planner import choose_trsm as choice
 from tests.common.gauge import Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -82,13 +84,29 @@ class Case:
         assert gauge(np.asarray(b, self.dtype), left, right) <= 16
 
 
+@pytest.fixture
+def prefer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that lets the planner prefer one plan of trsm, by its name, in calls that come later."""
+
+    def use(name: str) -> None:
+        monkeypatch.setattr(choice, "_SECONDS_PER_MESSAGE", -1e9 if name == "PipelinedTrsm" else 1e9)
+        choice.choose_trsm.cache_clear()
+
+    yield use
+    monkeypatch.undo()
+    choice.choose_trsm.cache_clear()
+
+
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_any_layouts(contexts: Contexts, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_layouts(
+    contexts: Contexts, setting: str, prefer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every argument on all transports: the residual is small, other memory is untouched, the plan's bytes move."""
     context = contexts[setting]
     backend = context.runtime.backend
     for seed in range(60):
         monkeypatch.setattr(arguments, "PANEL", random.Random(seed).choice([1, 5, 16, 256]))
+        prefer(("TrsmPlan", "PipelinedTrsm")[seed % 2])
         case = Case(context, seed)
         a, b = case.A.view, case.B.view
         before = {x: x.remember() for x in (case.A, case.B, case.X)}
@@ -205,16 +223,24 @@ def test_wrong_arguments_raise_on_all_ranks(ctx: pblas.Context, wrong: frozenset
     check_product(ctx)
 
 
-def test_the_same_bits_on_every_transport(contexts: Contexts) -> None:
+def test_the_same_bits_on_every_transport(
+    contexts: Contexts, prefer: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The order of the additions depends on the plan alone."""
-    n, nrhs, results = 40, 17, []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "PANEL", 8)
+    n, p = 40, contexts["shared"].nprocs
+    grid = Grid(p // 2, 2) if p % 2 == 0 else Grid(p, 1)
+    monkeypatch.setattr(arguments, "PANEL", 8)
+    for name, nrhs, desc in (
+        ("TrsmPlan", 17, MatrixDescriptor(n, n, 3, 5, Grid(1, p))),
+        ("PipelinedTrsm", 3, MatrixDescriptor(n, n, 3, 5, grid)),
+    ):
+        prefer(name)
+        results = []
         for ctx in contexts.values():
-            A = ctx.random(MatrixDescriptor(n, n, 3, 5, Grid(1, ctx.nprocs)), seed=1)
-            B = ctx.random(MatrixDescriptor(n, nrhs, 4, 4, Grid(ctx.nprocs, 1)), seed=2)
+            A, B = ctx.random(desc, seed=1), ctx.random(MatrixDescriptor(n, nrhs, 4, 4, Grid(p, 1)), seed=2)
+            assert p == 1 or pblas.blas.plan_trsm(A, B).plan.name == name
             results.append(collected(pblas.blas.trsm(A, B, diag="U")).tobytes())
-    assert len(set(results)) == 1
+        assert len(set(results)) == 1
 
 
 def test_one_right_hand_side_moves_little_to_idle_ranks(contexts: Contexts) -> None:

@@ -17,8 +17,9 @@ def some_split(rng: random.Random, n: int) -> Split:
     return Split(n, rng.choice([1, 2, 7, 64, 400]), nprocs, rng.randrange(nprocs))
 
 
+@pytest.mark.parametrize("squares", [False, True])
 @pytest.mark.parametrize("uplo", ["L", "U"])
-def test_rectangles_cover_the_triangle_once(uplo: str) -> None:
+def test_rectangles_cover_the_triangle_once(uplo: str, squares: bool) -> None:
     rng = random.Random(uplo)
     for _ in range(60):
         n = rng.choice([1, 2, 5, 70, 130, 200])
@@ -26,7 +27,7 @@ def test_rectangles_cover_the_triangle_once(uplo: str) -> None:
         r, c = rng.randrange(rows.nprocs), rng.randrange(columns.nprocs)
         covered: Counter[tuple[int, int]] = Counter()
         across: Counter[int] = Counter()
-        for x in rectangles(rows, r, columns, c, "L" if uplo == "L" else "U"):
+        for x in rectangles(rows, r, columns, c, "L" if uplo == "L" else "U", squares=squares):
             covered.update((i, j) for i in range(x.r0, x.r1) for j in range(x.c0, x.c1))
             if x.inside:
                 corner = (x.r0, x.c1 - 1) if uplo == "L" else (x.r1 - 1, x.c0)
@@ -34,6 +35,10 @@ def test_rectangles_cover_the_triangle_once(uplo: str) -> None:
                 assert i >= j if uplo == "L" else i <= j
             else:
                 across.update(range(x.c0, x.c1))
+            assert not x.square or squares
+            if x.square:
+                above = [rows.global_from_local(i, r) for i in range(x.r0, x.r1)]
+                assert above == [columns.global_from_local(j, c) for j in range(x.c0, x.c1)]
         triangle = {
             (i, j)
             for i in range(rows.count(r))
@@ -45,7 +50,7 @@ def test_rectangles_cover_the_triangle_once(uplo: str) -> None:
         assert set(across.values()) <= {1}
 
 
-@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(2, 1), Grid(2, 2)])
+@pytest.mark.parametrize("grid", [Grid(1, 2), Grid(2, 1), Grid(2, 2), Grid(3, 2), Grid(2, 3)])
 def test_plans_receive_no_more_than_the_product(grid: Grid) -> None:
     desc = MatrixDescriptor(1024, 1024, 64, 64, grid)
     for trans, planned in (

@@ -10,7 +10,9 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.plans.trsm import TriangularOperands, TrsmPlan
+from pblas.plans.pipelined_trsm import PipelinedTrsm
+from pblas.plans.triangular import TriangularOperands
+from pblas.plans.trsm import TrsmPlan
 
 
 def some_plan(seed: int) -> TrsmPlan:
@@ -54,6 +56,35 @@ def test_steps_cover_the_triangle_once_and_in_order(seed: int) -> None:
     assert known.all()
 
 
+def pipelined(seed: int) -> PipelinedTrsm:
+    plan = some_plan(seed)
+    return PipelinedTrsm(plan.operands, plan.dtype, plan.nprocs, width=plan.width)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_blocks_follow_the_diagonal_and_move_few_elements(seed: int) -> None:
+    """One rank holds each block; a rank receives B, X twice and sums at most: not the triangle."""
+    plan = pipelined(seed)
+    place, n, lower = plan.triangle, plan.order, plan.operands.lower
+    blocks = list(plan.blocks()) if lower else list(plan.blocks())[::-1]
+    assert [block.k0 for block in blocks] + [n] == [0, *(block.k1 for block in blocks)]
+    received = dict.fromkeys(range(plan.nprocs), 0)
+    for block in blocks:
+        assert 0 < block.width <= plan.width
+        for k in (block.k0, block.k1 - 1):
+            assert (place.rows.owner(k), place.columns.owner(k)) == (block.row, block.column)
+        used = range(block.k0) if lower else range(block.k1, n)
+        assert {place.columns.owner(k) for k in used} <= set(block.terms) <= set(range(place.columns.nprocs))
+        received[place.rank(block.row, block.column)] += block.width * len(set(block.terms) - {block.column})
+        for r in set(range(place.rows.nprocs)) - {block.row}:
+            received[place.rank(r, block.column)] += block.width
+    for rank, rows in received.items():
+        assert plan.pipelined_rows(rank)[0] == rows
+        assert plan.received_elements(rank) <= plan.nrhs * (rows + 2 * n)
+    rows_moved = [plan.pipelined_rows(rank) for rank in range(plan.nprocs)]
+    assert sum(rows for rows, _ in rows_moved) == sum(rows for _, rows in rows_moved)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_elements_of_the_triangle_are_counted_as_the_layout_has_them(seed: int) -> None:
     plan = some_plan(seed)
@@ -73,14 +104,19 @@ def test_elements_of_the_triangle_are_counted_as_the_layout_has_them(seed: int) 
 @pytest.mark.parametrize("seed", range(60))
 def test_bounds_and_text(seed: int) -> None:
     plan = some_plan(seed)
+    assert {plan.home.coordinates(rank) for rank in range(plan.nprocs)} != {None}
+    assert sum(map(plan.is_solver, range(plan.nprocs))) == plan.nsolvers
+    for each in (plan, pipelined(seed)):
+        check_bounds_and_text(each)
+
+
+def check_bounds_and_text(plan: TrsmPlan | PipelinedTrsm) -> None:
     assert (
         sum(plan.received_elements(rank) for rank in range(plan.nprocs))
         <= sum(plan.sent_elements(rank) for rank in range(plan.nprocs))
         or plan.operands.triangle.copies > 1
     ), "what one rank receives another one sends"
     assert plan.lower_bound <= max(map(plan.received_elements, range(plan.nprocs)))
-    assert {plan.home.coordinates(rank) for rank in range(plan.nprocs)} != {None}
-    assert sum(map(plan.is_solver, range(plan.nprocs))) == plan.nsolvers
     text = plan.explain()
     assert str(plan.max_received_nbytes) in text.replace(",", "")
     for hardware in ("laptop", "fat-tree"):

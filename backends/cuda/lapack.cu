@@ -1,0 +1,174 @@
+// Kernels beside cuSOLVER's factorizations: triangles with zeros beside them, and exchanges of rows.
+typedef long long integer;
+
+__device__ __forceinline__ float real(float x) { return x; }
+__device__ __forceinline__ double real(double x) { return x; }
+__device__ __forceinline__ float real(float2 x) { return x.x; }
+__device__ __forceinline__ double real(double2 x) { return x.x; }
+__device__ __forceinline__ void make_real(float&) {}
+__device__ __forceinline__ void make_real(double&) {}
+__device__ __forceinline__ void make_real(float2& x) { x.y = 0; }
+__device__ __forceinline__ void make_real(double2& x) { x.y = 0; }
+__device__ __forceinline__ float zero(float) { return 0; }
+__device__ __forceinline__ double zero(double) { return 0; }
+__device__ __forceinline__ float2 zero(float2) { return make_float2(0, 0); }
+__device__ __forceinline__ double2 zero(double2) { return make_double2(0, 0); }
+
+// The lower triangle of X: 0 above the diagonal, real elements on it. A CTA takes a column.
+template <class T>
+__device__ void lower(T* x, integer ld) {
+    integer j = blockIdx.x;
+    T* column = x + j * ld;
+    for (integer i = threadIdx.x; i < j; i += blockDim.x) column[i] = zero(T());
+    if (threadIdx.x == 0) make_real(column[j]);
+}
+
+template <class T>
+__device__ __forceinline__ T lane_of(T x, int lane) { return __shfl_sync(~0u, x, lane); }
+__device__ __forceinline__ float2 lane_of(float2 x, int lane) {
+    return make_float2(lane_of(x.x, lane), lane_of(x.y, lane));
+}
+__device__ __forceinline__ double2 lane_of(double2 x, int lane) {
+    return make_double2(lane_of(x.x, lane), lane_of(x.y, lane));
+}
+__device__ __forceinline__ float one(float) { return 1; }
+__device__ __forceinline__ double one(double) { return 1; }
+__device__ __forceinline__ float2 one(float2) { return make_float2(1, 0); }
+__device__ __forceinline__ double2 one(double2) { return make_double2(1, 0); }
+__device__ __forceinline__ float times(float x, float y) { return x * y; }
+__device__ __forceinline__ double times(double x, double y) { return x * y; }
+__device__ __forceinline__ float2 times(float2 x, float y) { return make_float2(x.x * y, x.y * y); }
+__device__ __forceinline__ double2 times(double2 x, double y) { return make_double2(x.x * y, x.y * y); }
+__device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
+__device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
+__device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
+    r.x -= x.x * y.x - x.y * y.y;
+    r.y -= x.x * y.y + x.y * y.x;
+}
+__device__ __forceinline__ void subtract(double2& r, double2 x, double2 y) {
+    r.x -= x.x * y.x - x.y * y.y;
+    r.y -= x.x * y.y + x.y * y.x;
+}
+
+enum { WARP = 32, COLUMNS = 4, PIECES = 16 };  // columns of a CTA; pieces of 32 rows that a warp holds in registers
+
+// The rows of column k of T that a lane holds; a column after the last one is 0.
+template <class T>
+__device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, integer ldt, int k, int n, int lane) {
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+        int row = p * WARP + lane;
+        piece[p] = row > k && row < n ? t[row + k * ldt] : zero(T());
+    }
+}
+
+// X := T^-1 for a lower triangle T of order n <= WARP * PIECES with a real diagonal, or one of ones; 0 above it. A warp
+// solves T x = e[j] by columns of T: its lanes hold x, and what is left of the right-hand side. The next column of T is
+// loaded meanwhile.
+template <class T>
+__device__ void invert(const T* __restrict__ t, integer ldt, T* __restrict__ x, integer ldx, int n, int unit) {
+    int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    if (j >= n) return;
+    T rest[PIECES], column[PIECES], next[PIECES];
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
+    load_column(next, t, ldt, j / WARP * WARP, n, lane);
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p) {
+        if (p * WARP + WARP <= j) continue;  // x is 0 before row j
+        int row = p * WARP + lane;
+        auto inverse = real(one(T())) / (unit || row >= n ? real(one(T())) : real(t[row + row * ldt]));
+        for (int l = 0; l < WARP; ++l) {
+            int k = p * WARP + l;
+            if (k >= n) break;
+#pragma unroll
+            for (int q = p; q < PIECES; ++q) column[q] = next[q];
+            load_column(next, t, ldt, k + 1, n, lane);
+            T solved = lane_of(times(rest[p], inverse), l);
+            if (lane == l) rest[p] = solved;
+#pragma unroll
+            for (int q = p; q < PIECES; ++q) subtract(rest[q], column[q], solved);
+        }
+    }
+#pragma unroll
+    for (int p = 0; p < PIECES; ++p)
+        if (p * WARP + lane < n) x[p * WARP + lane + j * ldx] = rest[p];
+}
+
+// INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.
+template <class T>
+__device__ void find_nan(const T* x, integer ld, int n, int* info) {
+    __shared__ int first;
+    int limit = *info > 0 ? *info - 1 : n;
+    if (threadIdx.x == 0) first = limit;
+    __syncthreads();
+    for (int j = threadIdx.x; j < limit; j += blockDim.x) {
+        auto pivot = real(x[j * (ld + 1)]);
+        if (pivot != pivot) atomicMin(&first, j);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && first < limit) *info = first + 1;
+}
+
+// Which row each exchanged row comes from, after all exchanges of row i with row pivots[i] - 1, i = 0..count-1. One CTA.
+// to[t] = -1 if entry t moves nothing; count * 4 integers of shared memory.
+extern "C" __global__ void list_exchanges(const integer* pivots, integer before, int count, int backward, int* to,
+                                          int* from) {
+    extern __shared__ int memory[];
+    int *other = memory, *slot = other + count, *content = slot + count;
+    for (int t = threadIdx.x; t < count; t += blockDim.x) other[t] = (int)(pivots[t] - 1 - before);
+    __syncthreads();
+    for (int t = threadIdx.x; t < count; t += blockDim.x) {  // a row after the first `count` has the slot of its first use
+        int k = 0;
+        if (other[t] >= count)
+            while (other[k] != other[t]) ++k;
+        slot[t] = other[t] < count ? other[t] : count + k;
+        content[t] = t;
+        content[count + t] = other[t];
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int s = 0; s < count; ++s) {
+            int i = backward ? count - 1 - s : s, k = slot[i], row = content[i];
+            content[i] = content[k];
+            content[k] = row;
+        }
+    __syncthreads();
+    for (int t = threadIdx.x; t < 2 * count; t += blockDim.x) {
+        int row = t < count ? t : other[t - count];
+        bool moves = (t < count || slot[t - count] == t) && content[t] != row;
+        to[t] = moves ? row : -1;
+        from[t] = content[t];
+    }
+}
+
+// Moves the listed rows of X. A CTA takes a column: it reads all of them before it writes one.
+template <class T>
+__device__ void move_rows(T* x, integer ld, const int* to, const int* from, int count) {
+    extern __shared__ double2 rows[];
+    T *moved = (T*)rows, *column = x + blockIdx.x * ld;
+    for (int t = threadIdx.x; t < count; t += blockDim.x)
+        if (to[t] >= 0) moved[t] = column[from[t]];
+    __syncthreads();
+    for (int t = threadIdx.x; t < count; t += blockDim.x)
+        if (to[t] >= 0) column[to[t]] = moved[t];
+}
+
+#define OF_DTYPE(letter, T)                                                                              \
+    extern "C" __global__ void lower_##letter(T* x, integer ld) { lower(x, ld); }                        \
+    extern "C" __global__ void find_nan_##letter(const T* x, integer ld, int n, int* info) {             \
+        find_nan(x, ld, n, info);                                                                        \
+    }                                                                                                    \
+    extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                          \
+        invert_##letter(const T* t, integer ldt, T* x, integer ldx, int n, int unit) {                   \
+        invert(t, ldt, x, ldx, n, unit);                                                                 \
+    }                                                                                                    \
+    extern "C" __global__ void move_rows_##letter(T* x, integer ld, const int* to, const int* from,      \
+                                                  int count) {                                           \
+        move_rows(x, ld, to, from, count);                                                               \
+    }
+
+OF_DTYPE(f, float)
+OF_DTYPE(d, double)
+OF_DTYPE(F, float2)
+OF_DTYPE(D, double2)

@@ -1,0 +1,196 @@
+"""Factorizations of local blocks on a GPU, by cuSOLVER's routines of 64 bits; see `pblas.backends.cpu.lapack`.
+
+All work is launched on a stream, and the host waits for nothing: INFO and pivots stay in the GPU's memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from nvmath import CudaDataType
+from nvmath.bindings import cusolverDn
+
+from pblas.backends.cuda import streams
+from pblas.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_KINDS = {
+    "f": CudaDataType.CUDA_R_32F,
+    "d": CudaDataType.CUDA_R_64F,
+    "F": CudaDataType.CUDA_C_32F,
+    "D": CudaDataType.CUDA_C_64F,
+}
+"""cuSOLVER's data types, by NumPy's letters of dtypes."""
+_LOWER = 0  # cublasFillMode_t
+_THREADS = 256
+_INVERTING = 128, 4
+"""Threads that invert a triangle, and columns that they invert: `COLUMNS` of lapack.cu."""
+MOST_INVERTED = 512
+"""Order of a triangle that is inverted at most: `WARP` * `PIECES` of lapack.cu."""
+_MOST_EXCHANGES = 512
+"""Exchanges of one list: its 4 integers each, and the elements of twice as many rows, are in shared memory."""
+
+
+class Lapack:
+    """cuSOLVER on the current device, for one thread, with a workspace for each stream that it is used on.
+
+    Args:
+        empty: returns bytes of GPU memory that are not reused before the streams are idle (local).
+
+    Raises:
+        BackendError: cuSOLVER does not start.
+    """
+
+    def __init__(self, empty: Callable[[int], Any]) -> None:
+        self._empty = empty
+        try:
+            self._handle, self._params = cusolverDn.create(), cusolverDn.create_params()
+        except Exception as error:
+            raise BackendError(
+                f"cuSOLVER does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
+            ) from error
+        self._module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("--std=c++17",))
+        self._functions: dict[str, Any] = {}
+        self._memory: dict[tuple[int, str], Any] = {}
+        self._hosts: list[Any] = [np.empty(0, np.uint8)]
+        self._sizes: dict[Any, tuple[int, int]] = {}
+
+    def close(self) -> None:
+        """Free cuSOLVER's handle; nothing runs any more."""
+        cusolverDn.destroy_params(self._params)
+        cusolverDn.destroy(self._handle)
+        self._memory.clear()
+
+    def potrf(self, stream: int, x: Any, info: Any) -> None:
+        """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: n x n in Fortran order; what is above the diagonal and the imaginary parts on it are not used (local).
+            info: one integer of 64 bits, 0 before; then LAPACK's INFO, which counts a NaN on the diagonal (local).
+        """
+        n, ld = x.shape[0], _lda(x)
+        if not n:
+            return
+        self.lower(stream, x)
+        matrix = _LOWER, n, _KINDS[x.dtype.char], x.data.ptr, ld, _KINDS[x.dtype.char]
+        buffers = self._buffers(stream, cusolverDn.xpotrf_buffer_size, matrix)
+        cusolverDn.xpotrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
+        found = *_place(x), np.int32(n), np.int64(info.data.ptr)
+        self._launch(stream, f"find_nan_{x.dtype.char}", 1, found)
+
+    def lower(self, stream: int, x: Any) -> None:
+        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
+        if x.size:
+            self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], _place(x))
+
+    def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
+        """T^-1 of a lower triangle with a real diagonal, with 0 above it, until the next call for the stream.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            t: n x n in Fortran order, n <= MOST_INVERTED; what is above the diagonal is not read (local).
+            unit: take the diagonal of T as ones, and do not read it.
+        """
+        n = t.shape[0]
+        x = cupy.ndarray((n, n), t.dtype, self.memory(stream, "inverse", t.nbytes).data, order="F")
+        threads, columns = _INVERTING
+        self._launch(
+            *(stream, f"invert_{t.dtype.char}", -(-n // columns)),
+            (*_place(t), *_place(x), np.int32(n), np.int32(unit)),
+            threads=threads,
+        )
+        return x
+
+    def getrf(self, stream: int, x: Any, pivots: Any, info: Any) -> None:
+        """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: m x n in Fortran order (local).
+            pivots: min(m, n) numbers of 64 bits; afterwards row i was exchanged with row pivots[i], from 1 (local).
+            info: one integer of 64 bits, 0 before; then LAPACK's INFO (local).
+        """
+        if not x.size:
+            return
+        kind = _KINDS[x.dtype.char]
+        matrix = *x.shape, kind, x.data.ptr, _lda(x)
+        buffers = self._buffers(stream, cusolverDn.xgetrf_buffer_size, (*matrix, kind))
+        cusolverDn.xgetrf(self._handle, self._params, *matrix, pivots.data.ptr, kind, *buffers, info.data.ptr)
+
+    def swap_rows(self, stream: int, x: Any, pivots: Any, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: m x n in Fortran order (local).
+            pivots: numbers of 64 bits, from 1, of which the first `start` are not used (local).
+            start: the first row that is exchanged (local).
+            backward: begin with the last row, which undoes the exchanges (global).
+        """
+        if not x.size:
+            return
+        starts, ld = range(start, len(pivots), _MOST_EXCHANGES), _lda(x)
+        lists = self.memory(stream, "lists", 4 * _MOST_EXCHANGES * 4).view(np.int32)
+        for first in reversed(starts) if backward else starts:
+            count = min(_MOST_EXCHANGES, len(pivots) - first)
+            to, origin = lists[: 2 * count], lists[2 * _MOST_EXCHANGES :][: 2 * count]
+            part = pivots[first : first + count]
+            places = np.int64(to.data.ptr), np.int64(origin.data.ptr)
+            exchanges = np.int64(part.data.ptr), np.int64(first), np.int32(count), np.int32(backward)
+            self._launch(stream, "list_exchanges", 1, exchanges + places, 4 * 4 * count)
+            rows = np.int64(x[first:].data.ptr), np.int64(ld), *places, np.int32(2 * count)
+            self._launch(stream, f"move_rows_{x.dtype.char}", x.shape[1], rows, 2 * count * x.itemsize)
+
+    def _launch(
+        self,
+        stream: int,
+        name: str,
+        ctas: int,
+        arguments: tuple[Any, ...],
+        shared_nbytes: int = 0,
+        threads: int = _THREADS,
+    ) -> None:
+        """Launch a kernel of lapack.cu."""
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._module.get_function(name)
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
+
+    def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[Any, ...]) -> tuple[int, int, int, int]:
+        """cuSOLVER's workspace on the GPU and on the host, addresses and bytes, for a routine on a stream."""
+        cusolverDn.set_stream(self._handle, stream)
+        key = ask.__name__, matrix[:3], matrix[4]
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            sizes = self._sizes[key] = ask(self._handle, self._params, *matrix)
+        on_device, on_host = map(int, sizes)
+        if self._hosts[-1].nbytes < on_host:  # cuSOLVER may still read the smaller ones
+            self._hosts.append(np.empty(on_host, np.uint8))
+        memory = self.memory(stream, "workspace", on_device)
+        return int(memory.data.ptr), on_device, int(self._hosts[-1].ctypes.data), on_host
+
+    def memory(self, stream: int, use: str, nbytes: int) -> Any:
+        """Memory for one use on one stream, whose work is in order."""
+        memory = self._memory.get((stream, use))
+        if memory is None or memory.nbytes < nbytes:
+            memory = self._memory[stream, use] = self._empty(nbytes)
+        return memory
+
+
+def _place(x: Any) -> tuple[np.int64, np.int64]:
+    """Address and leading dimension of an array, as kernels take them."""
+    return np.int64(x.data.ptr), np.int64(_lda(x))
+
+
+def _lda(x: Any) -> int:
+    """Leading dimension of an array in Fortran order, which may have one column."""
+    m, n = x.shape
+    assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"
+    return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)
