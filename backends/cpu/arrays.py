@@ -99,6 +99,10 @@ class HostArrays:
         """
         elementwise.evaluate(tree, operands, compute, out)
 
+    def conjugate(self, z: Array) -> None:
+        """Z := the conjugate of Z."""
+        np.conjugate(z, out=z)
+
     def combining(
         self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
     ) -> Callable[[Array, Array], None] | None:
@@ -251,6 +255,28 @@ class HostArrays:
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i with row pivots[i] for i from `start` on; see `pblas.backends.cpu.lapack.swap_rows`."""
         lapack.swap_rows(x, pivots, start, backward=backward)
+
+    def qr(self, x: Array, t: Array) -> None:
+        """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cpu.lapack.geqrt`."""
+        lapack.geqrt(x, t)
+
+    def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool) -> None:
+        """C := Q C or Q^H C, with the Q of `qr`; see `pblas.backends.cpu.lapack.gemqrt`."""
+        lapack.gemqrt(v, t, c, adjoint=adjoint)
+
+    def qr_stacked(self, r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
+        """R and B := R' and V with [R; B] = Q [R'; 0]; see `pblas.backends.cpu.lapack.tpqrt`."""
+        lapack.tpqrt(r, b, t, triangular=triangular)
+
+    def multiply_q_stacked(
+        self, v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangular: bool = False
+    ) -> None:
+        """[top; C] := Q [top; C] or Q^H [top; C], with the Q of `qr_stacked`; see `lapack.tpmqrt`."""
+        lapack.tpmqrt(v, t, top, c, adjoint=adjoint, triangular=triangular)
+
+    def unit_lower(self, x: Array) -> Array:
+        """A copy of a square X with ones on its diagonal and zeros above it (local)."""
+        return lapack.unit_lower(x)
 
     # Order
 

@@ -108,6 +108,101 @@ def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False
         _call(x, "laswp", x.shape[1], x, _lda(x), start + 1, len(pivots), pivots, -1 if backward else 1)
 
 
+def geqrt(x: Array, t: Array) -> None:
+    """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns.
+
+    V is stored below the diagonal, whose ones are not.
+
+    Args:
+        x: m x n (local).
+        t: nb x min(m, n), nb <= min(m, n): the T_b, upper triangular, side by side; zeros below them (local).
+
+    Source: LAPACK, xGEQRT; Schreiber and Van Loan, A storage-efficient WY representation, 1989.
+
+    >>> x = np.array([[3.0], [4.0]], order="F"); t = np.empty((1, 1), order="F")
+    >>> geqrt(x, t); x.round(3).tolist(), t.round(3).tolist()
+    ([[-5.0], [0.5]], [[1.6]])
+    """
+    (m, n), nb = x.shape, t.shape[0]
+    t[...] = 0
+    if x.size:
+        _call(x, "geqrt", m, n, nb, x, _lda(x), t, _lda(t), np.empty(nb * n, x.dtype), ctypes.c_int())
+
+
+def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool) -> None:
+    """C := Q C, or Q^H C if `adjoint`, with the Q of `geqrt`.
+
+    Args:
+        v: m x k, as `geqrt` leaves it (local).
+        t: nb x k, of `geqrt` (local).
+        c: m x n (local).
+        adjoint: multiply with Q^H (global).
+
+    Source: LAPACK, xGEMQRT.
+    """
+    (m, n), (nb, k) = c.shape, t.shape
+    if c.size and k:
+        work, trans = np.empty(nb * n, c.dtype), _trans(c, adjoint)
+        _call(c, "gemqrt", b"L", trans, m, n, k, nb, v, _lda(v), t, _lda(t), c, _lda(c), work, ctypes.c_int())
+
+
+def tpqrt(r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
+    """R and B := R' and V with [R; B] = Q [R'; 0], for two matrices one below the other.
+
+    Args:
+        r: n x n; its upper triangle, and nothing else, is read and written (local).
+        b: m x n; with `triangular` its upper triangle only (local).
+        t: nb x n, nb <= n: as in `geqrt` (local).
+        triangular: B is upper triangular, and so is V; then m <= n (global).
+
+    Source: LAPACK, xTPQRT.
+
+    >>> r, b, t = (np.array([[x]], order="F") for x in (3.0, 4.0, 0.0))
+    >>> tpqrt(r, b, t); r.round(3).tolist(), b.round(3).tolist(), t.round(3).tolist()
+    ([[-5.0]], [[0.5]], [[1.6]])
+    """
+    (m, n), nb = b.shape, t.shape[0]
+    if b.size:
+        work, l = np.empty(nb * n, b.dtype), m if triangular else 0
+        _call(b, "tpqrt", m, n, l, nb, r, _lda(r), b, _lda(b), t, _lda(t), work, ctypes.c_int())
+
+
+def tpmqrt(v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangular: bool = False) -> None:
+    """[C1; C2] := Q [C1; C2], or Q^H [C1; C2] if `adjoint`, with the Q of `tpqrt`.
+
+    Args:
+        v: m x k, as `tpqrt` leaves B (local).
+        t: nb x k, of `tpqrt` (local).
+        top: C1, k x n (local).
+        c: C2, m x n (local).
+        adjoint: multiply with Q^H (global).
+        triangular: as in `tpqrt` (global).
+
+    Source: LAPACK, xTPMQRT.
+    """
+    (m, n), (nb, k) = c.shape, t.shape
+    if c.size and k:
+        work, ends = np.empty(nb * n, c.dtype), (b"L", _trans(c, adjoint), m, n, k, m if triangular else 0, nb)
+        arrays = (v, _lda(v), t, _lda(t), top, _lda(top), c, _lda(c))
+        _call(c, "tpmqrt", *ends, *arrays, work, ctypes.c_int())
+
+
+def unit_lower(x: Array) -> Array:
+    """A copy of a square X with ones on its diagonal and zeros above it.
+
+    >>> unit_lower(np.array([[5.0, 6.0], [7.0, 8.0]])).tolist()
+    [[1.0, 0.0], [7.0, 1.0]]
+    """
+    copy: Array = np.asfortranarray(np.tril(x, -1))
+    np.fill_diagonal(copy, 1)
+    return copy
+
+
+def _trans(x: Array, adjoint: bool) -> bytes:
+    """LAPACK's letter for Q^H or Q, of the dtype of x."""
+    return (b"C" if x.dtype.kind == "c" else b"T") if adjoint else b"N"
+
+
 def _call(like: Array, name: str, *arguments: Any) -> None:
     """Call a routine of the dtype of an array; integers are passed by reference."""
     converted = [ctypes.c_int(argument) if isinstance(argument, int) else argument for argument in arguments]

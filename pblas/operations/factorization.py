@@ -1,4 +1,4 @@
-"""Planned Cholesky and LU factorizations: A is redistributed to block columns, which are factored in place."""
+"""Planned factorizations: A is redistributed to an internal layout, mostly block columns, and factored in place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.lu import RunLu
+from pblas.execute.factorization.qr import RunQr
+from pblas.execute.factorization.tsqr import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -19,8 +21,9 @@ from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
-from pblas.plans.factorization import FactorizationPlan
+from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.plans.plan import Topology
+from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag
 
 if TYPE_CHECKING:
@@ -28,7 +31,15 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.execute.factorization.factorization import RunFactorization
+    from pblas.plans.base import Transport
     from pblas.runtime.runtime import Runtime
+
+_RUNNERS: dict[type[FactorizationPlan], Any] = {
+    CholeskyPlan: RunCholesky,
+    LuPlan: RunLu,
+    QrPlan: RunQr,
+    TsqrPlan: RunTsqr,
+}
 
 
 class Factored(NamedTuple):
@@ -45,7 +56,7 @@ class Factored(NamedTuple):
     pivots: Array | None
 
 
-class _Execution(NamedTuple):
+class Execution(NamedTuple):
     """The arguments of one execution: W, which is `out` because it is factored in place."""
 
     verb: str
@@ -53,8 +64,8 @@ class _Execution(NamedTuple):
     progress: StageReport
 
 
-class PlannedFactorization(PlannedOperation[_Execution]):
-    """A planned factorization. Made by `plan_cholesky` and `plan_lu`; usable as a `with` block.
+class PlannedFactorization(PlannedOperation[Execution]):
+    """A planned factorization. Made by `plan_cholesky`, `plan_lu` and `plan_qr`; usable as a `with` block.
 
     Args:
         plan: plan of the factorization (global).
@@ -64,12 +75,39 @@ class PlannedFactorization(PlannedOperation[_Execution]):
 
     noun = "factorization"
     kind: ClassVar[Literal["cholesky", "lu"]]
-    """The factorization (global)."""
+    """The factorization, unless a subclass has its own `choose` (global)."""
     plan: FactorizationPlan
-    _executor: RunFactorization | None = None
+    _executor: Any = None
 
     def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
         super().__init__(plan, None, dtype, runtime)
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:  # noqa: ARG003 - for QR
+        """Raise an error if a matrix cannot be factored so (local)."""
+        if algorithm not in get_args(FactorizationAlgorithm):
+            names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        if cls.kind == "cholesky":
+            arguments.check_square(verb, desc)
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,
+        uplo: Literal["L", "U"],
+        algorithm: Any,
+        gpus: bool = False,
+    ) -> FactorizationPlan:
+        """The plan of a factorization; see `choose_factorization`."""
+        return choose_factorization(
+            *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
+        )
 
     def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
@@ -89,7 +127,7 @@ class PlannedFactorization(PlannedOperation[_Execution]):
             w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
         else:
             w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(_Execution(verb, w, progress))
+        self.run(Execution(verb, w, progress))
         if progress is not None:
             progress(1.0)
         executor = self._executor
@@ -106,19 +144,19 @@ class PlannedFactorization(PlannedOperation[_Execution]):
         runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
 
     def _build(self, runtime: Runtime) -> RunFactorization:
-        runner = RunCholesky if self.plan.operation == "cholesky" else RunLu
-        return runner(self.plan, runtime.backend, self._dtype)
+        runner: RunFactorization = _RUNNERS[type(self.plan)](self.plan, runtime.backend, self._dtype)
+        return runner
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
+    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
         runtime.backend.arrays.begin()  # `factored` made W
         return execution
 
-    def _operands(self, execution: _Execution, result: DistMatrix) -> Array:
+    def _operands(self, execution: Execution, result: DistMatrix) -> Array:
         assert self._executor is not None, "it is prepared"
         self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
-    def _finish(self, runtime: Runtime, execution: _Execution, result: DistMatrix) -> None:  # noqa: ARG002
+    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:  # noqa: ARG002
         executor = self._executor
         assert executor is not None, "it has run"
         executor.finish()
@@ -194,9 +232,7 @@ def planned(
         checked = arguments.check_dtype(verb, "dtype", dtype)
         ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper, algorithm)
         transport = Topology(ranks, shared=True).transport(ranks)
-        plan = choose_factorization(
-            *(cls.kind, a, checked.name, ranks, transport), returns=returns, uplo=uplo, algorithm=algorithm
-        )
+        plan = cls.choose(a, checked.name, ranks, transport, returns=returns, uplo=uplo, algorithm=algorithm)
         return cls(plan, checked, None)
     runtime = arguments.runtime_of(verb, a)
     with runtime.call(verb):
@@ -248,7 +284,7 @@ def _agreed(
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-        uplo = _checked(cls, verb, a.desc, upper, algorithm)
+        uplo = _checked(cls, verb, a.desc, upper, algorithm, gpus=runtime.backend.gpus)
         overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
         if out is not None:
             arguments.check_out(verb, out, a)
@@ -256,8 +292,8 @@ def _agreed(
     options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a}
     runtime.agree(verb, {**options, **a.signature()})
     topology = runtime.topology
-    return choose_factorization(
-        *(cls.kind, without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
+    return cls.choose(
+        *(without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
         returns=returns,
         uplo=uplo,
         algorithm=algorithm,
@@ -274,12 +310,14 @@ def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix
 
 
 def _checked(
-    cls: type[PlannedFactorization], verb: str, desc: MatrixDescriptor, upper: Any, algorithm: Any
+    cls: type[PlannedFactorization],
+    verb: str,
+    desc: MatrixDescriptor,
+    upper: Any,
+    algorithm: Any,
+    *,
+    gpus: bool = False,
 ) -> Literal["L", "U"]:
     """The triangle that is read, after checks (local)."""
-    if algorithm not in get_args(FactorizationAlgorithm):
-        names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
-        raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
-    if cls.kind == "cholesky":
-        arguments.check_square(verb, desc)
+    cls.check(verb, desc, algorithm, gpus=gpus)
     return "U" if checked_flag(verb, "upper", upper) else "L"

@@ -37,7 +37,10 @@ class NotPositiveDefiniteError(_LinAlgError):
 
 
 class SingularMatrixError(_LinAlgError):
-    """A matrix that is exactly singular: `info` is the first diagonal element, from 1, of a triangle that is 0."""
+    """A matrix that is exactly singular: `info` is the first diagonal element, from 1, of a triangle that is 0.
+
+    In `lstsq` and `orth`, a matrix without full rank: the element is negligible.
+    """
 
 
 class ConvergenceError(_LinAlgError):

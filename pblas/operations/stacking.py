@@ -133,7 +133,8 @@ def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatr
                 raise errors.DTypeError(f"{verb}: dtypes {parts[0].dtype} and {x.dtype}; give all matrices one dtype")
             x.stored(verb)
         bounds = np.cumsum([0, *(x.shape[axis] for x in parts)]).tolist()
-        desc = _stacked_layout(parts[0].desc, bounds[-1], axis)
+        first = parts[0].desc
+        desc = resized(first, (bounds[-1], first.n) if axis == 0 else (first.m, bounds[-1]))
     arguments = {f"matrix {i}": shared_descriptor(x.desc) for i, x in enumerate(parts)}
     runtime.agree(verb, {"count": len(parts), "dtype": parts[0].dtype.name, **arguments})
     out = DistMatrix(desc, runtime.empty(runtime.place(desc, parts[0].dtype)), runtime)
@@ -142,10 +143,18 @@ def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatr
     return out
 
 
-def _stacked_layout(first: MatrixDescriptor, length: int, axis: int) -> MatrixDescriptor:
-    """The layout of a stack whose first matrix has the layout `first`."""
-    split, name = ((first.rows, "mb"), (first.columns, "nb"))[axis]
-    shape = (length, first.n) if axis == 0 else (first.m, length)
-    if split.nblocks <= split.nprocs:
-        return without_lld(first, shape, **{name: max(1, -(-length // split.nprocs))})
-    return without_lld(first, shape)
+def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
+
+    Args:
+        desc: the layout of which it is made, without its leading dimension (global).
+        shape: rows and columns (global).
+
+    >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
+    2
+    """
+    blocks = {}
+    for name, split, length in zip(("mb", "nb"), (desc.rows, desc.columns), shape, strict=True):
+        if length != split.n and split.nblocks <= split.nprocs:
+            blocks[name] = max(1, -(-length // split.nprocs))
+    return without_lld(desc, shape, **blocks)

@@ -71,7 +71,7 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    w, why = _internal(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
+    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
     plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
     library: tuple[Any, ...] = ("LAPACK",)
     if gpus:
@@ -81,10 +81,20 @@ def choose_factorization(
     return made
 
 
-def _internal(
-    a: MatrixDescriptor, nprocs: int, algorithm: FactorizationAlgorithm, *, gpus: bool
+def block_columns(
+    a: MatrixDescriptor, nprocs: int, algorithm: FactorizationAlgorithm = "auto", *, gpus: bool = False
 ) -> tuple[MatrixDescriptor, str]:
-    """The internal layout for a matrix with the distribution `a`, and the reason for it."""
+    """The internal layout for a matrix with the distribution `a`, and the reason for it.
+
+    Args:
+        a: distribution of the matrix (global).
+        nprocs: ranks of the context (global).
+        algorithm: see `choose_factorization` (global).
+        gpus: see `choose_factorization` (global).
+
+    >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
+    96
+    """
     (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST)
     if gpus:
         limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
@@ -99,9 +109,22 @@ def _internal(
     if _is_cyclic(a, ranks, limits):
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
-    nb = max(limits.narrowest, min(limits.widest, n // (_PANELS * ranks) // 32 * 32))
     why = "panels in block columns are local to one rank"
-    return MatrixDescriptor.column_wise(m, n, ranks, nb=nb), why
+    return MatrixDescriptor.column_wise(m, n, ranks, nb=_width(n, ranks, limits)), why
+
+
+def panel_width(n: int, ranks: int) -> int:
+    """Columns of a panel, for so many ranks on CPUs.
+
+    >>> panel_width(4096, 2), panel_width(1024, 2)
+    (192, 96)
+    """
+    return _width(n, ranks, _Limits(_NARROWEST, _WIDEST, _LEAST))
+
+
+def _width(n: int, ranks: int, limits: _Limits) -> int:
+    """Columns of a panel."""
+    return max(limits.narrowest, min(limits.widest, n // (_PANELS * ranks) // 32 * 32))
 
 
 def _is_cyclic(a: MatrixDescriptor, ranks: int, limits: _Limits) -> bool:

@@ -1,4 +1,4 @@
-"""Plans of Cholesky and LU factorizations, and of solves with their factors, as values of integers.
+"""Plans of Cholesky and LU factorizations, and the base class of plans of factorizations, as values of integers.
 
 The matrix is factored in block columns, on 1 x P ranks: a panel is local to one rank, and no message is sent to search
 for a pivot. The rank that owns the next panel updates and factors it before it updates its other columns, so that the
@@ -125,11 +125,16 @@ class FactorizationPlan(Plan):
         >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
         [2, 2, 2, 3]
         """
-        steps = [panel for panel in panels(self.w) if panel.start < self.w.m]
+        steps = [panel for panel in panels(self.w) if panel.start < self.a.m]
         last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
         if last < len(steps):
             steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
         return steps
+
+    @property
+    def target(self) -> MatrixDescriptor:
+        """Distribution of the part of W to which A is brought: all of W, unless the factor has more rows than A."""
+        return self.w
 
     def needs(self, panel: Panel, rank: int) -> bool:
         """Whether a rank updates columns after a panel, and so reads the panel."""
@@ -145,7 +150,7 @@ class FactorizationPlan(Plan):
         """The redistribution of A to W."""
         trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
         return RedistributionPlan(
-            self.a, self.w, self.dtype, self.nprocs, trans, self._trapezoid, transport=self.transport
+            self.a, self.target, self.dtype, self.nprocs, trans, self._trapezoid, transport=self.transport
         )
 
     @property

@@ -15,8 +15,10 @@ from pblas.plans.factorization import CholeskyPlan, LuPlan
 from pblas.plans.matrix_vector import MatrixVectorPlan
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.pipelined_trsm import PipelinedTrsm
+from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.plans.reduction import ReductionPlan
+from pblas.plans.reflectors import PanelReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
 from pblas.plans.substitution import SubstitutionPlan
 from pblas.plans.summa import SummaA, SummaC
@@ -68,6 +70,10 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     ReductionPlan: reduction.reduction,
     CholeskyPlan: factorization.factorization,
     LuPlan: factorization.factorization,
+    QrPlan: factorization.factorization,
+    TsqrPlan: factorization.tsqr,
+    PanelReflectorsPlan: factorization.panel_reflectors,
+    TreeReflectorsPlan: factorization.tree_reflectors,
     SubstitutionPlan: factorization.substitution,
     TrsmPlan: trsm.trsm,
     PipelinedTrsm: trsm.pipelined,

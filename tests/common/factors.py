@@ -69,3 +69,12 @@ def solve_ratio(a: Array, x: Array, b: Array) -> float:
     """The largest norm(b - A x) / (norm(A) norm(x) eps) of a right-hand side, as of LAPACK's xGET02."""
     columns = ((x[:, [j]], b[:, [j]]) for j in range(x.shape[1]))
     return max((ratio(y - a @ z, norm1(a), norm1(z), dtype=a.dtype) for z, y in columns), default=0.0)
+
+
+def qr_ratios(a: Array, q: Array, r: Array) -> tuple[float, float]:
+    """norm(A - Q R) / (max(m, n) norm(A) eps), and norm(I - Q^H Q) / (m eps)."""
+    (m, k), wide = q.shape, np.clongdouble if a.dtype.kind == "c" else np.longdouble
+    q, r = q.astype(wide), r.astype(wide)
+    size = max(1, *a.shape)
+    unitary = ratio(np.eye(k) - q.conj().T @ q, max(m, 1), dtype=a.dtype)
+    return ratio(a - q @ r, size, norm1(a), dtype=a.dtype), unitary

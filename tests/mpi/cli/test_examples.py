@@ -108,6 +108,8 @@ ARRAYS = {
     "conjugate_gradients": ("3 systems of 500 equations", 1e-10),
     "gaussian_process": ("length 4, log-likelihood -450.65, mean error 0.43", 1e-10),
     "boundary_value": ("600 equations", 1e-10),
+    "subspace_iteration": ("eigenvalues 100.000000 60.000000 36.000000 21.600000", 1e-10),
+    "gram_schmidt": ("basis of 40 columns", 1e-13),
     "newton_schulz": ("polar factor of a 400 x 200 matrix", 1e-10),
     "kmeans": ("1200 points in 5 clusters", 0.5),
     "pca": ("explained variance, %: 14.89 13.62 11.79", 1e-12),
@@ -125,7 +127,7 @@ def test_examples_with_arrays_check_their_results(name: str, capsys: Capture) ->
     assert out is None or text in out
 
 
-@pytest.mark.parametrize("name", [*ARRAYS, "ridge"])
+@pytest.mark.parametrize("name", [*ARRAYS, "ridge", "polynomial_fit"])
 def test_examples_with_arrays_are_short(name: str) -> None:
     tree = ast.parse((EXAMPLES / f"{name}.py").read_text())
     tree.body = tree.body[1:]  # without the docstring
@@ -137,6 +139,13 @@ def test_ridge_makes_its_file_and_reads_it_again(folder: Path, capsys: Capture) 
     assert load("ridge").main(options) == load("ridge").main(options[:1]) < 1e-4
     out = printed(capsys)
     assert out is None or out.count("40 weights of 200 samples") == 2
+
+
+def test_the_polynomial_fits_data_from_a_file(folder: Path, capsys: Capture) -> None:
+    options = [str(folder / "data.npy"), "--samples", "400"]
+    assert load("polynomial_fit").main(options) == load("polynomial_fit").main(options[:1]) < 0.01
+    out = printed(capsys)
+    assert out is None or out.count("degree 9, 400 points") == 2
 
 
 @few

@@ -54,6 +54,7 @@ class Cast:
         self.rows, self.columns, self.grid = (ctx.random(desc, seed=1) for desc in (ROWS, COLUMNS, GRID))
         self.view, self.turned = self.grid[2:5, 2:5], self.columns.T
         self.large = ctx.eye(400, "float32")  # enough columns to be factored by three ranks
+        self.tall = ctx.ones((5 * P, 1))
         self.x, self.y, self.z = self.rows[:, 1], self.columns[2], self.grid[:, 3]
         self.whole = np.arange(N * N, dtype=float).reshape(N, N)
         self.part = np.ones(ROWS.local_shape(ctx.rank), order="F")
@@ -162,6 +163,9 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "solve, of an array": lambda x: linalg.solve(x.large, np.ones(400), assume_a="pos"),
     "inv": lambda x: linalg.inv(x.rows),
     "slogdet": lambda x: linalg.slogdet(x.grid),
+    "qr": lambda x: linalg.qr(x.large[:, :8], algorithm="blocked"),
+    "lstsq": lambda x: linalg.lstsq(x.tall, np.ones(5 * P)),
+    "plan_qr": lambda x: linalg.plan_qr(x.tall),
     "plan_lu": lambda x: linalg.plan_lu(x.large),
     "cg": lambda x: linalg.cg(x.ctx.eye(N), x.own[:, :2], preconditioner=lambda r: r * 2),
     "allreduce, one_shot": lambda x: summed(x, "one_shot"),

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.planner.choose_factorization import choose_factorization
+from pblas.planner.choose_qr import choose_qr
 from pblas.plans.base import Plan, Transport
 from pblas.plans.factorization import FactorizationPlan, panels
+from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
 from pblas.simulation.hardware import PRESETS
 from pblas.simulation.phases import View, phases_of
@@ -75,13 +78,86 @@ def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor,
     check_traffic(SubstitutionPlan(w, replace(b, m=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport))
 
 
+@st.composite
+def qr_plans(draw: st.DrawFn) -> QrPlan | TsqrPlan:
+    desc, algorithm = draw(descriptors()), draw(st.sampled_from(["auto", "blocked", "tsqr", "local"]))
+    if algorithm == "tsqr" and not desc.m >= desc.n > 0:
+        algorithm = "auto"
+    nprocs, transport = desc.nprocs + draw(st.integers(0, 2)), draw(st.sampled_from(TRANSPORTS))
+    plan = choose_qr(desc, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport, algorithm)  # type: ignore[arg-type]
+    if isinstance(plan, QrPlan):  # more panels and ranks than such small matrices get
+        ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
+        plan = replace(plan, w=MatrixDescriptor.column_wise(desc.m + nb, desc.n, ranks, nb=nb))
+    return plan
+
+
+@given(qr_plans())
+def test_traffic_of_a_qr_factorization(plan: QrPlan | TsqrPlan) -> None:
+    check_traffic(plan)
+
+
+@given(qr_plans(), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())
+def test_traffic_of_products_with_q(
+    plan: QrPlan | TsqrPlan, c: MatrixDescriptor, side: str, adjoint: bool, makes_q: bool
+) -> None:
+    kind: type[ReflectorsPlan] = PanelReflectorsPlan if isinstance(plan, QrPlan) else TreeReflectorsPlan
+    c = replace(c, m=plan.a.m) if side == "L" else replace(c, n=plan.a.m)
+    made = makes_q and side == "L" and not adjoint and c.n <= c.m
+    check_traffic(
+        kind(plan.w, c, plan.dtype, max(plan.nprocs, c.nprocs), side, adjoint, False, made, plan.transport)  # type: ignore[arg-type]
+    )
+
+
+@given(qr_plans())
+def test_a_tree_has_one_root_and_every_rank_with_rows(plan: QrPlan | TsqrPlan) -> None:
+    if isinstance(plan, QrPlan):
+        return
+    ranks = [rank for rank in range(plan.w.nprocs) if plan.w.local_shape(rank)[0]]
+    assert sorted(map(plan.member, range(plan.members))) == ranks
+    sends = [(rank, merge.peer) for rank in ranks for merge in plan.merges(rank) if not merge.receives]
+    receives = [(merge.peer, rank) for rank in ranks for merge in plan.merges(rank) if merge.receives]
+    assert sorted(sends) == sorted(receives)
+    assert {rank for rank, _ in sends} == set(ranks) - {plan.member(0)}
+    for rank in ranks:
+        (first, *_), merges = plan.chunks(rank), plan.merges(rank)
+        assert first[1] >= plan.w.n
+        assert [stop for _, stop in plan.chunks(rank)][-1] == plan.w.local_shape(rank)[0]
+        assert [merge.receives for merge in merges] == sorted((merge.receives for merge in merges), reverse=True)
+    root = plan.member(0)
+    assert plan.w.global_ranges(root)[0][0][0] == 0
+    assert plan.w.rows.block(0)[1] >= plan.w.n or plan.w.grid.nprow == 1
+
+
+def test_rows_are_factored_where_they_are() -> None:
+    """A tall matrix does not move if its rows are together; with all other layouts it moves to rows once."""
+    m, n = 4000, 20
+    for desc in (
+        MatrixDescriptor.row_wise(m, n, 4),
+        MatrixDescriptor.row_wise(m, n, 4, mb=50, rsrc=3, order="C"),
+        MatrixDescriptor.row_wise(m, n, 4, counts=[0, 1900, 1900, 200]),
+        MatrixDescriptor.replicated(m, n, 4),
+    ):
+        plan = choose_qr(desc, "float64", 4, "shared")
+        assert isinstance(plan, TsqrPlan)
+        assert plan.copy.lower_bound == 0
+    for desc in (MatrixDescriptor.row_wise(m, n, 4, mb=7), MatrixDescriptor.column_wise(m, n, 4)):
+        plan = choose_qr(desc, "float64", 4, "shared")
+        assert plan.w == MatrixDescriptor.row_wise(m, n, 4)
+    assert choose_qr(MatrixDescriptor.row_wise(300, n, 4), "float64", 4, "shared").name == "QrPlan"
+
+
 @pytest.mark.parametrize("hardware", list(PRESETS))
-@pytest.mark.parametrize("kind", ["cholesky", "lu"])
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
 def test_simulated_time_grows_with_the_matrix(hardware: str, kind: str) -> None:
     times = []
     for n in (512, 1024, 4096):
         desc = MatrixDescriptor.row_wise(n, n, 4)
-        times.append(choose_factorization(kind, desc, "float64", 4, "shared").simulate(hardware).seconds)  # type: ignore[arg-type]
+        plan = (
+            choose_qr(desc, "float64", 4, "shared")
+            if kind == "qr"
+            else choose_factorization(kind, desc, "float64", 4, "shared")  # type: ignore[arg-type]
+        )
+        times.append(plan.simulate(hardware).seconds)
     assert times == sorted(times)
     assert times[0] > 0
 

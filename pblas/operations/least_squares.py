@@ -1,0 +1,159 @@
+"""lstsq and orth: least squares and orthonormal bases, by QR, of matrices of full rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.local_step import agreed
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.linalg_errors import SingularMatrixError
+from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.operations.qr import factored
+from pblas.operations.redistribution import redistribute
+from pblas.operations.stacking import resized
+from pblas.operations.trsm import trsm
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+
+
+class LstsqResult(NamedTuple):
+    """The result of `lstsq`, as of numpy.linalg.lstsq.
+
+    Args:
+        x: the solution (global).
+        residuals: the squared norm of B - A X for each right-hand side; empty if m <= n (global).
+        rank: min(m, n): A has full rank (global).
+        s: None: QR gives no singular values (global).
+    """
+
+    x: Any
+    residuals: Array
+    rank: int
+    s: None
+
+
+def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
+    """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
+
+    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        b: m x k matrix of the dtype of A, in any layout; or an array of m elements, equal on all ranks (global).
+
+    Returns:
+        X, n x k, on the grid of B, or an array of n elements for an array; the squared norms of the columns of B - A X,
+        an array equal on all ranks that is empty if m <= n; the rank; None.
+
+    Raises:
+        SingularMatrixError: A does not have full rank: `info` is the first element of the diagonal of R, from 1, whose
+            size is at most eps max(m, n) times that of the largest.
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGELS; ScaLAPACK p?gels.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.from_global(np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]))
+    ...     x, residuals, rank, _ = pblas.linalg.lstsq(a, np.array([1.0, 2.0, 4.0]))
+    >>> x.round(3).tolist(), residuals.round(3).tolist(), rank
+    ([0.833, 1.5], [0.167], 2)
+    """
+    verb, runtime = "lstsq", arguments.runtime_of("lstsq", a)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            arguments.check_matrix(verb, "A", a, runtime)
+            m, n = a.shape
+            if isinstance(b, DistMatrix):
+                arguments.check_matrix(verb, "B", b, runtime, a.dtype)
+                if b.shape[0] != m:
+                    raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {b.shape[0]} rows; make them agree")
+                signature: Any = b.signature()
+            else:
+                vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
+                signature = vector.shape
+        runtime.agree(verb, {"B": signature, **a.signature()})
+        if isinstance(b, DistMatrix):
+            x, residuals = _solved(verb, a, b)
+            return LstsqResult(x, residuals, min(m, n), None)
+        solution, residuals = _solved(verb, a, replicated_matrix(verb, a, vector))
+        array = solution.to_global(None)
+        assert array is not None, "on all ranks"
+        return LstsqResult(array[:, 0], residuals, min(m, n), None)
+
+
+def orth(a: DistMatrix) -> DistMatrix:
+    """**Collective.** An orthonormal basis of the space that the columns of A span.
+
+    A has full rank. The columns of the basis span the same spaces as those of A, one after the other: it is the Q of
+    `qr`, not that of singular values.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+
+    Returns:
+        A new m x min(m, n) matrix, in the layout of A, or on its grid if m < n.
+
+    Raises:
+        SingularMatrixError: A does not have full rank; `info` as in `lstsq`.
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     abs(pblas.linalg.orth(ctx.from_global(np.array([[3.0], [4.0]]))).to_global()).round(3).tolist()
+    [[0.6], [0.8]]
+    """
+    verb, runtime = "orth", arguments.runtime_of("orth", a)
+    with runtime.call(verb):
+        m, n = a.shape
+        # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
+        factor = factored(verb, a) if m >= n else factored(verb, factored(verb, a.H).r().H)
+        _check_rank(verb, factor.r(), a.shape)
+        q = factor.q()
+        return q if m >= n else redistribute(q, resized(a.desc, (m, m)))
+
+
+def _solved(verb: str, a: DistMatrix, b: DistMatrix) -> tuple[DistMatrix, Array]:
+    """**Collective.** X and the squared norms of the columns of B - A X, of checked matrices."""
+    m, n = a.shape
+    factor = factored(verb, a if m >= n else a.H)
+    r = factor.r()
+    _check_rank(verb, r, a.shape)
+    if m >= n:
+        y = factor.apply_q(b, trans="C")
+        x = trsm(r, y[:n, :], uplo="U")
+        rest = y[n:, :].norm(axis=0)[: b.shape[1] if m > n else 0]
+        return redistribute(x, resized(b.desc, (n, b.shape[1]))), rest**2
+    z = _zeros(verb, b, n)
+    redistribute(trsm(r, b, uplo="U", trans="C"), out=z[:m, :])
+    none = np.empty(0, np.zeros(0, a.dtype).real.dtype)
+    return factor.apply_q(z), none
+
+
+def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:
+    """**Collective.** Raise SingularMatrixError, on all ranks, if an element of R's diagonal is negligible."""
+    diagonal = np.abs(r.diagonal())
+    limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
+    negligible = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
+    if negligible.size:
+        k = int(negligible[0]) + 1
+        text = (
+            f"{verb}: A does not have full rank: element {k} of the diagonal of R, counted from 1, is negligible; "
+            f"leave out rows or columns that depend on others, or scale those that are tiny"
+        )
+        raise agreed(SingularMatrixError(text, k))
+
+
+def _zeros(verb: str, like: DistMatrix, m: int) -> DistMatrix:
+    """**Collective.** A zero matrix with m rows, on the grid of another one."""
+    runtime, desc = like.runtime, resized(like.desc, (m, like.shape[1]))
+    z = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
+    with runtime.local_step(verb):
+        z.stored(verb)[...] = 0
+    return z

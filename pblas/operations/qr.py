@@ -1,0 +1,201 @@
+"""qr, qr_factor and plan_qr: A = Q R by Householder reflectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
+
+from pblas import errors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.factorization import Execution, PlannedFactorization, planned, prepared
+from pblas.operations.qr_factor import QrFactor
+from pblas.operations.redistribution import redistribute
+from pblas.operations.reflectors import Reflectors
+from pblas.operations.stacking import without_lld
+from pblas.planner.choose_qr import Algorithm, choose_qr
+from pblas.plans.qr import TsqrPlan
+
+if TYPE_CHECKING:
+    from pblas.plans.base import Transport
+    from pblas.plans.factorization import FactorizationPlan
+
+_MODES: tuple[Any, ...] = ("reduced", "r", "complete")
+
+
+class QrResult(NamedTuple):
+    """Q and R with A = Q R, as of numpy.linalg.qr."""
+
+    Q: DistMatrix
+    R: DistMatrix
+
+
+class PlannedQr(PlannedFactorization):
+    """A planned QR factorization: `execute(A)` gives the factor. Made by `plan_qr`."""
+
+    def execute(self, a: DistMatrix) -> QrFactor:
+        """**Collective.** The QR factorization of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+
+        Returns:
+            The factor, as of `qr_factor`.
+
+        Raises:
+            as `qr_factor`; ArgumentError for a plan made from a descriptor only.
+        """
+        if self._runtime is None:
+            raise self._no_context_error("execute")
+        with self._runtime.call("execute"):
+            self.check_execution(self._runtime, a)
+            return self.factor("execute", a)
+
+    def factor(self, verb: str, a: DistMatrix) -> QrFactor:
+        """**Collective.** `execute` with checked arguments."""
+        runtime, desc = a.runtime, self.plan.w
+        w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
+        redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
+        self.run(Execution(verb, w, None))
+        is_tree = isinstance(self.plan, TsqrPlan)
+        reflectors = Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
+        return QrFactor(reflectors, without_lld(a.desc))
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+        """Raise BackendError on GPUs, ArgumentError for an algorithm that is unknown or does not fit (local)."""
+        if gpus:
+            raise errors.BackendError(
+                f"{verb}: QR factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
+                f"backend='mpi', for example by A.save(path) and ctx.load(path)"
+            )
+        if algorithm not in get_args(Algorithm):
+            names = ", ".join(map(repr, get_args(Algorithm)))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        if algorithm == "tsqr" and not desc.m >= desc.n > 0:
+            raise errors.ArgumentError(
+                f"{verb}: algorithm='tsqr' is for matrices with columns and at least as many rows; A is {desc.m} x "
+                f"{desc.n}: leave algorithm out"
+            )
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,  # noqa: ARG003 - always false
+        uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
+        algorithm: Any,
+        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
+    ) -> FactorizationPlan:
+        """The plan of a factorization; see `choose_qr`."""
+        return choose_qr(a, dtype, nprocs, transport, algorithm)
+
+
+def factored(verb: str, a: DistMatrix, algorithm: Any = "auto") -> QrFactor:
+    """**Collective.** The QR factor of a matrix, inside another call.
+
+    Args:
+        verb: name of the call (global).
+        a: the matrix (global).
+        algorithm: as in `qr_factor` (global).
+    """
+    planned_qr, _ = prepared(PlannedQr, verb, a, algorithm=algorithm)
+    return planned_qr.factor(verb, a)
+
+
+def plan_qr(
+    a: DistMatrix | MatrixDescriptor, *, algorithm: Algorithm = "auto", dtype: Any = None, nprocs: int | None = None
+) -> PlannedQr:
+    """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the m x n matrix, or its descriptor (global).
+        algorithm: as in `qr_factor` (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `qr_factor`.
+
+    >>> plan_qr(MatrixDescriptor.row_wise(100000, 64, 4), dtype="float64").plan.name
+    'TsqrPlan'
+    """
+    return planned(PlannedQr, "plan_qr", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
+
+
+def qr_factor(a: DistMatrix, *, algorithm: Algorithm = "auto") -> QrFactor:
+    """**Collective.** A = Q R with Q as Householder reflectors, to multiply with Q without forming it.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
+            "local" on one rank; "auto" chooses (global).
+
+    Returns:
+        The factor F: `F.apply_q(C, side, trans)`, `F.q()`, `F.r()`.
+
+    Raises:
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGEQRF; ScaLAPACK p?geqrf; Demmel et al., Communication-optimal QR, 2012.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     factor = pblas.linalg.qr_factor(ctx.from_global(np.array([[3.0, 1.0], [4.0, 2.0]])))
+    ...     factor.r().to_global().round(3).tolist()
+    [[-5.0, -2.2], [0.0, 0.4]]
+    """
+    with arguments.runtime_of("qr_factor", a).call("qr_factor"):
+        return factored("qr_factor", a, algorithm)
+
+
+@overload
+def qr(
+    a: DistMatrix, *, mode: Literal["reduced", "complete"] = "reduced", algorithm: Algorithm = "auto"
+) -> QrResult: ...
+@overload
+def qr(a: DistMatrix, *, mode: Literal["r"], algorithm: Algorithm = "auto") -> DistMatrix: ...
+def qr(
+    a: DistMatrix, *, mode: Literal["reduced", "r", "complete"] = "reduced", algorithm: Algorithm = "auto"
+) -> QrResult | DistMatrix:
+    """**Collective.** Q and R with A = Q R: the columns of Q are orthonormal, R is upper triangular.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        mode: "reduced": Q is m x k and R is k x n, k = min(m, n); "complete": Q is m x m, R is m x n; "r": R is k x n
+            and is returned alone (global).
+        algorithm: as in `qr_factor` (global).
+
+    Returns:
+        Q and R, new matrices: in the layout of A, or on its grid where the shape is another; see `QrFactor.q`.
+
+    Raises:
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     Q, R = pblas.linalg.qr(ctx.from_global(np.array([[3.0], [4.0]])))
+    ...     Q.to_global().round(3).tolist(), R.to_global().round(3).tolist()
+    ([[-0.6], [-0.8]], [[-5.0]])
+    """
+    verb, runtime = "qr", arguments.runtime_of("qr", a)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            if mode not in _MODES:
+                raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
+            arguments.check_matrix(verb, "A", a, runtime)
+            PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
+        runtime.agree(verb, {"mode": mode, "algorithm": algorithm, **a.signature()})
+        factor = factored(verb, a, algorithm)
+        if mode == "r":
+            return factor.r()
+        return QrResult(factor.q(mode), factor.r(mode))

@@ -1,0 +1,135 @@
+"""QrFactor: A = Q R with Q as Householder reflectors, which multiply matrices; `qr_factor` makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas import errors
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments import factorization as arguments
+from pblas.operations.arguments.product import checked_trans
+from pblas.operations.arguments.trsm import checked_letter
+from pblas.operations.redistribution import redistribute
+from pblas.operations.reflectors import Reflectors, Side, Trans, multiplied
+from pblas.operations.stacking import resized
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+
+Mode = Literal["reduced", "complete"]
+
+
+class QrFactor:
+    """A = Q R of an m x n matrix, in memory of its context. It keeps no reference to the matrix.
+
+    Q is unitary, m x m, and a product of Householder reflectors: it is never formed unless `q` is called.
+
+    Args:
+        reflectors: Q and R (global).
+        desc: layout of A (global).
+    """
+
+    def __init__(self, reflectors: Reflectors, desc: MatrixDescriptor) -> None:
+        self._reflectors, self._desc = reflectors, desc
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the factored matrix (global)."""
+        return self._desc.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the factored matrix (global)."""
+        return self._w.dtype
+
+    def __repr__(self) -> str:
+        return f"<QrFactor {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
+
+    @property
+    def _w(self) -> DistMatrix:
+        return self._reflectors.w
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._w.runtime
+
+    def apply_q(self, c: DistMatrix, side: Side = "L", trans: Trans = "N") -> DistMatrix:
+        """**Collective.** op(Q) C, or C op(Q), with the m x m matrix Q.
+
+        Args:
+            c: m x k matrix of the dtype of A, or k x m with side "R", in any layout (global).
+            side: "L" for op(Q) C, "R" for C op(Q) (global).
+            trans: op: "N" for Q, "T" for its transpose, "C" for its conjugate transpose (global).
+
+        Returns:
+            A new matrix in the layout of C.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.
+            MismatchError: ranks that passed different arguments.
+
+        Source: LAPACK xORMQR, xUNMQR; ScaLAPACK p?ormqr, p?unmqr.
+        """
+        verb, runtime = "apply_q", self._runtime
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                self._w.stored(verb)
+                trans, side = checked_trans(verb, "trans", trans), checked_letter(verb, "side", side, "LR")
+                arguments.check_matrix(verb, "C", c, runtime, self.dtype)
+                m, length = self.shape[0], c.shape[0 if side == "L" else 1]
+                if length != m:
+                    what = "rows" if side == "L" else "columns"
+                    raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
+            runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
+            return multiplied(verb, self._reflectors, c, side=side, trans=trans)
+
+    def q(self, mode: Mode = "reduced") -> DistMatrix:
+        """**Collective.** Q, a new matrix.
+
+        Args:
+            mode: "reduced" for its first min(m, n) columns, "complete" for all m (global).
+
+        Returns:
+            Q, in the layout of A if it has the shape of A; otherwise on the grid of A, in blocks of its size, or even
+            ones where A has one block in each process.
+
+        Raises:
+            ArgumentError: another mode.
+
+        Source: LAPACK xORGQR, xUNGQR.
+        """
+        verb = "q"
+        with self._runtime.call(verb):
+            m, k = self.shape[0], self._count(verb, mode)
+            return multiplied(verb, self._reflectors, resized(self._desc, (m, k)))
+
+    def r(self, mode: Mode = "reduced") -> DistMatrix:
+        """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.
+
+        Args:
+            mode: "reduced" for its first min(m, n) rows, "complete" for all m (global).
+
+        Raises:
+            ArgumentError: another mode.
+        """
+        verb = "r"
+        with self._runtime.call(verb):
+            k, (m, n) = self._count(verb, mode), self.shape
+            rows = self._w[: min(k, m), :]
+            return redistribute(rows, resized(self._desc, (k, n)), uplo="U")
+
+    def _count(self, verb: str, mode: Any) -> int:
+        """**Collective.** The columns of Q and rows of R for a mode, after checks."""
+        with self._runtime.local_step(verb):
+            self._w.stored(verb)
+            if mode not in ("reduced", "complete"):
+                raise errors.ArgumentError(f"{verb}: mode must be 'reduced' or 'complete', got {mode!r}")
+        self._runtime.agree(verb, {"mode": mode, **self._signature()})
+        return self.shape[0] if mode == "complete" else min(self.shape)
+
+    def _signature(self) -> dict[str, Any]:
+        """What must be equal on all ranks of the factor."""
+        return {f"factor's {name}": value for name, value in self._w.signature().items()}

@@ -1,0 +1,122 @@
+"""Products with the Q of a QR factorization: C goes to the ranks that hold Q, is multiplied, and comes back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pblas.execute.factorization.reflectors import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.planned import PlannedOperation
+from pblas.operations.redistribution import redistribute
+from pblas.operations.stacking import without_lld
+from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.execute.factorization.tsqr import Tree
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+
+Side = Literal["L", "R"]
+Trans = Literal["N", "T", "C"]
+
+
+class Reflectors(NamedTuple):
+    """Q in memory of its context.
+
+    Args:
+        w: V and R, and T in block columns (global).
+        tree: the rest of Q in TSQR; None for block columns (local).
+        is_tree: whether Q is that of TSQR (global).
+    """
+
+    w: DistMatrix
+    tree: Tree | None
+    is_tree: bool
+
+
+class _Execution(NamedTuple):
+    """The arguments of one execution: X is `out`, because it is multiplied in place."""
+
+    verb: str
+    q: Reflectors
+    out: DistMatrix
+
+
+class PlannedReflectors(PlannedOperation[_Execution]):
+    """Planned products with a factor's layout, kept by the context; arguments are checked before."""
+
+    noun = "product with Q"
+    plan: ReflectorsPlan
+
+    def __init__(self, plan: ReflectorsPlan, dtype: np.dtype[Any], runtime: Runtime) -> None:
+        super().__init__(plan, None, dtype, runtime)
+
+    def _build(self, runtime: Runtime) -> RunPanelReflectors | RunTreeReflectors:
+        if isinstance(self.plan, TreeReflectorsPlan):
+            return RunTreeReflectors(self.plan, runtime.backend, self._dtype)
+        assert isinstance(self.plan, PanelReflectorsPlan), "there are two kinds"
+        return RunPanelReflectors(self.plan, runtime.backend, self._dtype)
+
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - its callers check
+        return execution
+
+    def _operands(self, execution: _Execution, result: DistMatrix) -> ReflectorsOperands:
+        w, x = execution.q.w.stored(execution.verb), result.stored(execution.verb)
+        return ReflectorsOperands(w, x, execution.q.tree)
+
+
+def multiplied(
+    verb: str, q: Reflectors, c: DistMatrix | MatrixDescriptor, *, side: Side = "L", trans: Trans = "N"
+) -> DistMatrix:
+    """**Collective.** op(Q) C or C op(Q), a new matrix in the layout of C; arguments are checked.
+
+    Args:
+        verb: name of the call (global).
+        q: Q (global).
+        c: C; a descriptor for as many columns of Q itself, with side "L" (global).
+        side: "L" for op(Q) C, "R" for C op(Q) (global).
+        trans: op: "N", "T" or "C" (global).
+    """
+    runtime, dtype = q.w.runtime, q.w.dtype
+    desc = without_lld(c.desc if isinstance(c, DistMatrix) else c)
+    is_real = dtype.kind != "c"
+    # (C Q)^H = Q^H C^H, (C Q^T)^H = conj(Q) C^H and (C Q^H)^H = Q C^H
+    adjoint = (trans != "N") == (side == "L")
+    conj = trans == "T" and not is_real
+    kind = TreeReflectorsPlan if q.is_tree else PanelReflectorsPlan
+    plan = kind(
+        *(without_lld(q.w.desc), desc, dtype.name, runtime.nprocs, side, adjoint, conj),
+        makes_q=not isinstance(c, DistMatrix),
+        transport=runtime.topology.transport(runtime.nprocs),
+    )
+
+    def make() -> PlannedReflectors:
+        with runtime.building(verb):
+            planned = PlannedReflectors(plan, dtype, runtime)
+        runtime.agree(f"{verb}: workspace", {})
+        return planned
+
+    planned = runtime.plans.get(plan, make)
+    turn: Literal["N", "C"] = "N" if side == "L" else "C"
+    x = redistribute(c, plan.x, trans=turn) if isinstance(c, DistMatrix) else _identity(verb, plan.x, q.w)
+    planned.run(_Execution(verb, q, x))
+    return x if x.desc == desc else redistribute(x, desc, trans=turn)
+
+
+def _identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** The first columns of the identity, of the dtype of another matrix."""
+    runtime = like.runtime
+    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
+    with runtime.local_step(verb):
+        local, (rows, columns) = x.stored(verb), desc.global_ranges(runtime.rank)
+        local[...] = 0
+        place = {j: j_loc for j_loc, j in enumerate(j for ends in columns for j in range(*ends))}
+        i_loc = 0
+        for start, stop in rows:
+            for i in range(start, min(stop, desc.n)):
+                if i in place:
+                    local[i_loc + i - start, place[i]] = 1
+            i_loc += stop - start
+    return x

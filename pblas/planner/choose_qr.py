@@ -1,0 +1,69 @@
+"""Algorithm and internal layout of a QR factorization: a tree of ranks for tall matrices, else block columns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.planner.choose_factorization import block_columns, panel_width
+from pblas.plans.base import Transport
+from pblas.plans.qr import QrPlan, TsqrPlan
+
+Algorithm = Literal["auto", "blocked", "tsqr", "local"]
+
+_TALL = 4
+"""Rows of each rank at least, over the columns of the matrix, for the tree: its merges then take little of the time."""
+
+
+def choose_qr(
+    a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm = "auto"
+) -> QrPlan | TsqrPlan:
+    """The plan of a QR factorization.
+
+    Args:
+        a: distribution of A (global).
+        dtype: name of the dtype (global).
+        nprocs: ranks of the context (global).
+        transport: how the ranks exchange data (global).
+        algorithm: "blocked", "tsqr" for a matrix with columns and no fewer rows, or "local"; "auto" chooses (global).
+
+    >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
+    (4288, 4096)
+    >>> choose_qr(MatrixDescriptor.row_wise(4096, 64, 4), "float64", 4, "shared").copy.received_nbytes(1)
+    0
+    """
+    m, n = a.shape
+    if algorithm == "tsqr" or (algorithm == "auto" and 0 < _TALL * n * nprocs <= m):
+        return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
+    ranks = 1 if algorithm == "local" else nprocs
+    w, why = block_columns(a, ranks, "blocked" if algorithm == "blocked" else "auto")
+    if w.nprocs == 1:
+        w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
+        why = "algorithm='local': one rank" if algorithm == "local" else why
+    nb = w.nb if w.inb is None else max(w.nb, w.inb)
+    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport)
+
+
+def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
+    """The internal layout of a tall matrix with columns, and the reason for it."""
+    m, n = a.shape
+    if _is_split(a):
+        w = MatrixDescriptor(m, n, a.mb, max(n, 1), a.grid, a.rsrc, 0, imb=a.imb)
+        return w, "each rank has enough rows: they stay where they are, and only R travels"
+    ranks = nprocs
+    while ranks > 1 and not _is_split(MatrixDescriptor.row_wise(m, n, ranks)):
+        ranks -= 1
+    return MatrixDescriptor.row_wise(m, n, ranks), "a tall matrix in rows: only R travels after the redistribution"
+
+
+def _is_split(a: MatrixDescriptor) -> bool:
+    """Whether a matrix is in rows, no rank has some but fewer than n, and the first n are together."""
+    if not a.is_row_wise or a.rsrc < 0 or not a.m:
+        return False
+    rows = a.rows
+    start, stop = rows.block(0)
+    together = stop - start >= a.n or rows.nprocs == 1
+    # From the owner of block 1 on counts only decrease, so the last rank with rows has least, or the first one.
+    last = (rows.src + min(rows.nblocks, rows.nprocs) - 1) % rows.nprocs
+    return together and min(rows.count(rows.src), rows.count(last)) >= a.n

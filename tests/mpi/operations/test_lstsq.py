@@ -1,0 +1,124 @@
+"""Laws of lstsq and orth: solutions, residuals and ranks are NumPy's, and matrices without full rank are errors."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import MatrixDescriptor, linalg
+from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
+from tests.common.gauge import dtype_of, eps_of
+from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.mpi.matrices.arrays import some_descriptor
+from tests.mpi.operations.test_redistribution import Guarded
+
+pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
+SETTINGS = ("shared", "message", "mixed")
+P = COMM.size
+
+
+def check(a: Any, x: Any, b: Any) -> None:
+    """Assert that x has the laws of the shortest least-squares solution, as LAPACK's xDRVLS tests them."""
+    (m, n), residual = a.shape, b - a @ x
+    sizes = max(m, n, 1), max(norm1(a), 1e-300)
+    if m <= n:  # it solves the equations
+        assert ratio(residual, *sizes, max(norm1(x), 1e-300), dtype=a.dtype) <= MOST
+    else:  # the residual is orthogonal to A
+        assert ratio(a.conj().T @ residual, *sizes, norm1(a), max(norm1(b), 1e-300), dtype=a.dtype) <= MOST
+    if m < n and m:  # it is in the space of the rows of A
+        q = np.linalg.qr(a.conj().T.astype(np.complex128))[0]
+        assert ratio(x - q @ (q.conj().T @ x), n, max(norm1(x), 1e-300), dtype=a.dtype) <= MOST
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_solutions_of_any_layout(contexts: Contexts, seed: int) -> None:
+    rng = random.Random(seed)
+    dtype, ctx = dtype_of(NAMES[seed % 4]), contexts[rng.choice(SETTINGS)]
+    sizes = [(rng.randrange(10), rng.randrange(10)), (41, 23), (23, 41), (90, 3), (3, 90), (2 * NB, 2 * NB)]
+    (m, n), k = rng.choice(sizes), rng.choice([0, 1, 7])
+    a, b = general(m, n, dtype, seed), general(m, k, dtype, seed + 100)
+    left, right = (
+        Guarded(ctx, some_descriptor(rng, x.shape[0], x.shape[1], P), dtype, home=rng.choice(["own", "shared"]))
+        for x in (a, b)
+    )
+    left.fill(a)
+    right.fill(b)
+    x, residuals, rank, s = linalg.lstsq(left.view, right.view)
+    left.check_untouched()
+    right.check_untouched()
+    assert (x.shape, rank, s) == ((n, k), min(m, n), None)
+    if m == n:
+        assert x.desc.same_distribution(right.view.desc)
+    check(a, collected(x), b)
+    expected = np.linalg.lstsq(a, b, rcond=None)[1] if a.size and k else np.zeros(k if m > n else 0)
+    if n == 0:
+        expected = (np.abs(b) ** 2).sum(0) if m else np.zeros(0)
+    assert residuals.shape == expected.shape
+    assert residuals.dtype == np.zeros(0, dtype).real.dtype
+    assert np.allclose(residuals, expected, rtol=1e3 * eps_of(dtype), atol=1e3 * eps_of(dtype))
+    same_on_all_ranks(residuals.tobytes())
+    if m:
+        vector = linalg.lstsq(left.view, general(m, 1, dtype)[:, 0])
+        assert (vector.x.shape, vector.residuals.shape) == ((n,), (int(m > n),))
+        check(a, vector.x[:, None], general(m, 1, dtype))
+
+
+def test_full_ranks_and_others(contexts: Contexts) -> None:
+    for name in ("shared", "message"):
+        ctx = contexts[name]
+        for m, n in ((20, 12), (12, 20), (90, 3)) if name == "shared" else ((9, 9),):
+            good = general(m, n, np.dtype(np.float64))
+            basis = linalg.orth(ctx.from_global(good, root=None))
+            assert basis.shape == (m, min(m, n))
+            q = collected(basis)
+            assert max(qr_ratios(good, q, q.T @ good)) <= MOST
+            for k in {1, min(m, n)}:
+                bad = good if m >= n else good.T.copy()
+                bad = bad.copy()
+                bad[:, k - 1] = bad[:, : k - 1].sum(1)  # depends on those before; the first one is 0
+                matrix = ctx.from_global(bad if m >= n else bad.T.copy(), root=None)
+                for call in (lambda: linalg.lstsq(matrix, np.ones(m)), lambda: linalg.orth(matrix)):  # noqa: B023
+                    with pytest.raises(pblas.SingularMatrixError, match="full rank") as caught:
+                        call()
+                    info = same_on_all_ranks((str(caught.value), caught.value.info))[1]
+                    assert isinstance(caught.value, np.linalg.LinAlgError)
+                    assert info == k or m < n
+        x = linalg.lstsq(ctx.eye(5), np.arange(5.0)).x
+        assert np.allclose(x, np.arange(5.0))
+
+
+def test_rows_of_nan_are_results(ctx: pblas.Context) -> None:
+    a = general(20, 4, np.dtype(np.float64))
+    a[3, 2] = np.nan
+    assert np.isnan(linalg.lstsq(ctx.from_global(a, root=None), np.ones(20)).x).any()
+
+
+def test_wrong_arguments(ctx: pblas.Context) -> None:
+    linalg: Any = pblas.linalg  # whose arguments have any types
+    square, wide, half, other = ctx.eye(6), ctx.zeros((4, 6)), ctx.zeros((6, 6), "float16"), ctx.eye(6, "float32")
+    for wrong in some_wrong():
+        mistaken = ctx.rank in wrong
+        cases: list[tuple[type[Exception], str, Any]] = [
+            (pblas.DTypeError, "astype", lambda a: linalg.lstsq(half if a else square, square)),
+            (pblas.DTypeError, "astype", lambda a: linalg.orth(half if a else square)),
+            (pblas.DTypeError, "one dtype", lambda a: linalg.lstsq(square, other if a else square)),
+            (pblas.DTypeError, "real part", lambda a: linalg.lstsq(square, np.ones(6, complex if a else float))),
+            (pblas.DescriptorError, "make them agree", lambda a: linalg.lstsq(square, wide if a else square)),
+            (pblas.DescriptorError, "make them agree", lambda a: linalg.lstsq(square, np.ones(5 if a else 6))),
+            (
+                pblas.ArgumentError,
+                "ctx.replicate",
+                lambda a: linalg.lstsq(square, np.ones((6, 1)) if a else np.ones(6)),
+            ),
+            (pblas.MismatchError, "", lambda a: linalg.lstsq(square, square if a else np.ones(6))),
+        ]
+        for kind, text, call in cases:
+            raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
+    raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.lstsq(np.eye(6), np.ones(6)))
+    raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.orth(np.eye(6)))
+    descs = MatrixDescriptor.row_wise(6, 2, P)
+    assert np.allclose(collected(linalg.lstsq(square, ctx.ones(descs)).x), 1)
