@@ -232,8 +232,8 @@ def _layout(kind: str, n: int, nprocs: int) -> MatrixDescriptor:
 def _grid(nprocs: int) -> Grid:
     """The most square grid of all ranks, with no more rows than columns.
 
-    >>> _grid(6), _grid(5)
-    (Grid(2, 3), Grid(1, 5))
+    >>> [(grid.nprow, grid.npcol) for grid in (_grid(6), _grid(5))]
+    [(2, 3), (1, 5)]
     """
     rows = max(p for p in range(1, math.isqrt(nprocs) + 1) if nprocs % p == 0)
     return Grid(rows, nprocs // rows)
