@@ -16,6 +16,7 @@ import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends.mpi import MpiBackend
 from tests.common.gauge import NAMES
+from tests.harness.shares import NO_DIFFERENT
 
 Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
@@ -34,7 +35,7 @@ waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadl
 waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
 """Mark for such tests that take a second for each case, and need two ranks that wait."""
 
-few = pytest.mark.skipif(COMM.size > 3, reason="no different with more than 3 ranks, and slow")
+few = pytest.mark.skipif(COMM.size > 3, reason=NO_DIFFERENT)
 """Mark for tests that do not depend on the grid: any of three ranks, the middle one too, may have the error."""
 
 

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
+from tests.harness.shares import share
+
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
@@ -42,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--rank-grace", type=float, default=5.0, help="the same once a rank has failed")
     group.addoption("--journal", type=Path, help="existing folder for progress and stacks")
+    group.addoption("--share", action="store_true", help="of large families, the cases for this number of ranks only")
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own reporter, which all ranks but 0 unregister
@@ -56,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(journal))
     else:
         config.pluginmanager.unregister(name="terminalreporter")
+    if comm and config.getoption("--share"):
+        config.pluginmanager.register(Share(comm.size))
     if comm:
         config.pluginmanager.register(RankReports(Agreement(comm, timeout, grace, journal)))
 
@@ -131,6 +136,21 @@ class Restart:
         if left_out:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if item.nodeid not in self._done]
+
+
+class Share:
+    """Leaves out the cases that run on other numbers of ranks; see `tests.harness.shares`."""
+
+    def __init__(self, nprocs: int) -> None:
+        self._nprocs = nprocs
+
+    @pytest.hookimpl(tryfirst=True)  # families are counted before others leave tests out
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        kept = share(items, self._nprocs)
+        left_out = set(items) - set(kept)
+        if left_out:
+            config.hook.pytest_deselected(items=list(left_out))
+            items[:] = kept
 
 
 class Progress:

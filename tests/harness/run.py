@@ -1,6 +1,7 @@
 """Runs the tests: jobs of one process side by side, then of 2, 3, 4 and 6 ranks; ends with one line of totals.
 
-    python tests/harness/run.py                                everything
+    python tests/harness/run.py                                everything; shares.py says which cases on which ranks
+    python tests/harness/run.py --every                        everything on every number of ranks
     python tests/harness/run.py --quick                        what `make quick` runs: a minute's selection
     python tests/harness/run.py -n 2,4                         tests/mpi with 2 and with 4 ranks
     python tests/harness/run.py -n 3 tests/mpi/test_x.py -k y  with arguments of pytest
@@ -317,7 +318,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
         shares = [files[part::PARTS] for part in range(PARTS)]
-        shares[-1] += ["tests/harness/plugin.py", "pblas"]
+        shares[-1] += ["tests/harness/plugin.py", "tests/harness/shares.py", "pblas"]
     legs = []
     if options.ranks is None and not options.hosts:
         parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
@@ -338,7 +339,8 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
         legs += on_hosts
     if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
-        legs += [Leg(n, python, (*flags, *spread)) for n in ranks]
+        shared = ("--share",) if everything and not options.every else ()
+        legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
     return legs
@@ -347,7 +349,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
 def is_single(path: str) -> bool:
     """Whether the tests of a path run without mpiexec: unit tests and the doctests of the package."""
     place = Path(ROOT, path.partition("::")[0])
-    folders = ("tests/unit", FAULTS, "tests/harness/plugin.py", "pblas")
+    folders = ("tests/unit", FAULTS, "tests/harness", "pblas")
     return any(place.is_relative_to(ROOT / folder) for folder in folders)
 
 
@@ -363,6 +365,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--grace", type=float, default=5, help="the same once one has failed (%(default)s)")
     parser.add_argument("--deadline", type=float, default=3600, help="seconds for everything (%(default)s)")
+    parser.add_argument("--every", action="store_true", help="all cases of all tests on every number of ranks")
     parser.add_argument("--quick", action="store_true", help="a selection that takes about a minute")
     parser.add_argument("--live", action="store_true", help="show pytest's output as it comes")
     return parser.parse_known_args(arguments)

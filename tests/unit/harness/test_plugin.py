@@ -120,9 +120,12 @@ def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ran
     legs = run.choose_legs(*run.parse([]))
     alone = [path for leg in legs if leg.ranks == 0 for path in leg.arguments]
     files = [str(path.relative_to(run.ROOT)) for path in (run.ROOT / "tests" / "unit").rglob("test_*.py")]
-    assert sorted(alone) == sorted([*files, "tests/harness/plugin.py", "pblas", "tests/hosts"])
+    others = ["tests/harness/plugin.py", "tests/harness/shares.py", "pblas", "tests/hosts"]
+    assert sorted(alone) == sorted([*files, *others])
     one_host = [leg for leg in legs if leg.ranks and not leg.hosts]
-    assert [(leg.ranks, leg.arguments) for leg in one_host] == [(n, ("tests/mpi",)) for n in (1, 2, 3, 4, 6)]
+    assert [(x.ranks, x.arguments) for x in one_host] == [(n, ("--share", "tests/mpi")) for n in (1, 2, 3, 4, 6)]
+    every = [leg for leg in run.choose_legs(*run.parse(["--every"])) if leg.ranks and not leg.hosts]
+    assert all(leg.arguments == ("tests/mpi",) for leg in every)
     assert [(leg.hosts, leg.ranks) for leg in legs if leg.hosts] == [("2x1", 2), ("2x2", 4), ("1+3", 4), ("4x1", 4)]
     assert len({leg.name for leg in legs}) == len(legs)
 

@@ -1,0 +1,55 @@
+"""Which cases of a large parametrized test run on which numbers of ranks, when all numbers run.
+
+Laws of many layouts, dtypes and transports have hundreds of cases, and there are five numbers of ranks. A whole run
+tries each case on two of them, so that each number has some cases of each law; the name of a case decides which. With
+`run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from zlib import crc32
+
+import pytest
+
+NO_DIFFERENT = "no different with more than 3 ranks, and slow"
+"""The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
+
+LARGE = 6  # cases of a test that are shared out
+SIZES = ((1, 3), (2, 4), (2, 6))
+"""Numbers of ranks of a case, by the checksum of its name. Jobs of 3 ranks take longest; most laws show on 2."""
+
+
+def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
+    """The tests that run on a number of ranks."""
+    families = Counter(family_of(item.nodeid) for item in items)
+    return [
+        item
+        for item in items
+        if families[family_of(item.nodeid)] < LARGE or is_particular(item) or nprocs in sizes_of(item.nodeid)
+    ]
+
+
+def family_of(nodeid: str) -> str:
+    """The test of which a case is one.
+
+    >>> family_of("tests/x.py::test_a[shared-4]")
+    'tests/x.py::test_a'
+    """
+    return nodeid.partition("[")[0]
+
+
+def sizes_of(nodeid: str) -> tuple[int, ...]:
+    """The numbers of ranks of a case of a large family.
+
+    >>> {sizes_of(f"tests/x.py::test_a[{i}]") for i in range(20)} == set(SIZES)
+    True
+    """
+    return SIZES[crc32(nodeid.encode()) % len(SIZES)]
+
+
+def is_particular(item: pytest.Item) -> bool:
+    """Whether a test chooses its numbers of ranks itself, so that it could be left without any."""
+    reasons = [mark.kwargs.get("reason") for mark in item.iter_markers("skipif")]
+    least = max((mark.kwargs.get("min_size", 1) for mark in item.iter_markers("mpi")), default=1)
+    return any(reason != NO_DIFFERENT for reason in reasons) or least > 2

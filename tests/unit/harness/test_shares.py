@@ -1,0 +1,44 @@
+"""A whole run leaves no case out: each one runs on some number of ranks, and small families on all."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.harness.shares import LARGE, NO_DIFFERENT, share, sizes_of
+
+NUMBERS = (1, 2, 3, 4, 6)
+
+
+def item(nodeid: str, **marks: Any) -> Any:
+    """A test with marks, each given by its arguments."""
+    found = {name: SimpleNamespace(kwargs=kwargs) for name, kwargs in marks.items()}
+    return SimpleNamespace(nodeid=nodeid, iter_markers=lambda name: [found[name]] if name in found else [])
+
+
+def family(name: str, count: int, **marks: Any) -> list[Any]:
+    return [item(f"tests/x.py::{name}[{i}]", **marks) for i in range(count)]
+
+
+def test_each_case_of_a_large_family_runs_on_two_numbers_of_ranks() -> None:
+    cases = family("test_a", 60)
+    kept = {n: share(cases, n) for n in NUMBERS}
+    for case in cases:
+        assert [n for n in NUMBERS if case in kept[n]] == list(sizes_of(case.nodeid))
+    assert all(kept.values())
+
+
+@pytest.mark.parametrize("marks", [{"skipif": {"reason": "sleeps"}}, {"mpi": {"min_size": 4}}])
+def test_a_test_that_chooses_its_numbers_of_ranks_is_kept(marks: dict[str, Any]) -> None:
+    cases = family("test_a", 60, **marks)
+    assert all(share(cases, n) == cases for n in NUMBERS)
+
+
+def test_a_test_of_up_to_three_ranks_keeps_each_case_on_one_of_them() -> None:
+    cases = family("test_a", 60, skipif={"reason": NO_DIFFERENT}, mpi={"min_size": 2})
+    assert {case.nodeid for n in (2, 3) for case in share(cases, n)} == {case.nodeid for case in cases}
+
+
+def test_small_families_run_on_all_numbers_of_ranks() -> None:
+    cases = [*family("test_a", LARGE - 1), item("tests/x.py::test_b")]
+    assert all(share(cases, n) == cases for n in NUMBERS)
