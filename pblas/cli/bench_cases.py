@@ -243,7 +243,7 @@ def _allreduce(bench: Bench, count: int) -> Case:
     """Sum of an array of `count` float64 of each rank; NumPy adds as many arrays on rank 0."""
     nprocs = bench.ctx.nprocs
     parts = bench.matrix(MatrixDescriptor.row_wise(nprocs, count, nprocs))
-    x, whole = parts.local, bench.whole(parts)
+    x, whole = parts.local, bench.whole(parts).copy()  # each array is contiguous, as NumPy would have it
     out = x.copy()
     row = Row(
         "collectives",
@@ -262,7 +262,7 @@ def _redistribute(bench: Bench) -> Case:
     grid = _layout("grid", n, bench.ctx.nprocs)
     a, b = bench.matrix(_layout("row", n, bench.ctx.nprocs)), bench.ctx.empty(grid)
     whole = bench.whole(a)
-    target = whole.copy()
+    target = whole.copy(order="K")  # stored as `whole`, so that nothing is transposed
 
     def copy() -> Any:
         target[...] = whole
