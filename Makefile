@@ -156,12 +156,12 @@ $(VENV_FLOORS)/.floors: $(VENV)/.python pyproject.toml tests/harness/floors.py
 	    $(VENV_FLOORS)/bin/pip install -c build/floors.txt -e '.[mpi$(comma)test$(comma)plot]')
 	@touch $@
 
-# On Linux the wheel of PyPI is the one for GPUs, of several gigabytes.
-TORCH_WHEELS ?= https://download.pytorch.org/whl/cpu
+# The address of PyTorch's wheels for CPUs: by default pip takes the one for GPUs on Linux, of several gigabytes.
+TORCH_WHEELS ?=
 
 $(VENV_TORCH)/.torch: $(VENV)/.python pyproject.toml
 	$(call step,venv-torch,$(BIN)/python -m venv $(VENV_TORCH) && \
-	    $(VENV_TORCH)/bin/pip install --index-url $(TORCH_WHEELS) torch && \
+	    $(VENV_TORCH)/bin/pip install $(if $(TORCH_WHEELS),--index-url $(TORCH_WHEELS)) torch && \
 	    $(VENV_TORCH)/bin/pip install -e '.[mpi$(comma)test]')
 	@touch $@
 
