@@ -69,7 +69,10 @@ def is_side_by_side(rows: int) -> bool:
 
 
 def side_by_side_rows(rows: int) -> int:
-    """Number of the last rows whose tiles are side by side in a cluster.
+    """Number of rows below the last pair of tiles, if the two tiles of a cluster lie side by side in them; else 0.
+
+    A cluster is a pair of multiprocessors that compute two tiles: one below the other, or side by side where the rows
+    that are left fit one tile.
 
     >>> side_by_side_rows(100), side_by_side_rows(256), side_by_side_rows(300), side_by_side_rows(400)
     (100, 0, 44, 0)

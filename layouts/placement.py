@@ -142,7 +142,7 @@ class Placement:
         return (0, 0) if position is None else (self.rows.count(position[0]), self.columns.count(position[1]))
 
     def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
-        """Local index at which a rank's shard of a submatrix starts: its rows before i0 and its columns before j0.
+        """Local index (i, j) of a rank's part of a submatrix: it owns i rows before i0, and j columns before j0.
 
         Args:
             i0: first row of the submatrix (global), 0 <= i0 <= m.

@@ -135,7 +135,8 @@ class NvshmemBackend(GpuBackend):
     def location_table(self) -> Location:
         """**Collective.** A line of host memory in which every rank stores the address of one of its arrays.
 
-        The number of a block of symmetric memory names the line. The block is free once all ranks have dropped it.
+        To find a line that is free on all ranks, a block of symmetric memory is allocated, and its number taken. Both
+        are free again once all ranks have dropped the block.
         """
         block = self.arena.allocate(1, call_site)
         return block, self._tables.lines(block.slot)

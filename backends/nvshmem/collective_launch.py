@@ -210,12 +210,12 @@ class CollectiveLaunch:
         return code if window < 0 else code + (window << _OFFSET_BITS | offset) + 1
 
     def _peer_addresses(self, code: int, high: int, low: int) -> Addresses:
-        """Addresses of an array on every rank, as mapped here; None if ranks differ in its place (local).
+        """Addresses of all ranks' arrays on this GPU; None unless all are at one place of symmetric memory (local).
 
         Args:
-            code: from `_code` (local).
-            high: the highest code of all ranks (global).
-            low: the negated lowest one (global).
+            code: the place of this rank's array, as `_code` numbers it (local).
+            high: the largest code of all ranks (global).
+            low: minus the smallest code of all ranks (global).
         """
         place, heap = code % _BY_ROWS, self._resources.heap
         if not place or high != -low:

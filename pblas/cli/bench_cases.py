@@ -119,7 +119,7 @@ def _machine(ctx: Context) -> dict[str, str]:
 
 
 class Bench:
-    """Measures rows, each within its part of the time.
+    """Measures the rows of the printed table, each within its share of the time.
 
     Args:
         ctx: the ranks (global).

@@ -77,10 +77,10 @@ def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
 
 
 class Rank:
-    """A rank and its context, from its first report to its end.
+    """A rank that a program has started by `pblas.run` or `Pool`, and its context, for as long as the rank lives.
 
     Args:
-        channel: to the caller (local).
+        channel: to that program (local).
         options: arguments of `Context` (global).
     """
 

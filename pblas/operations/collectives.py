@@ -70,7 +70,7 @@ class Collectives:
                 stream of x's library, torch's for a tensor and CuPy's for all others (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
+            out. The caller may overwrite x when the call has returned (on GPUs, by the next work on `stream`).
 
         Raises:
             ArgumentError, DTypeError: wrong arguments; the same error on every rank, and out is unchanged.
@@ -101,7 +101,7 @@ class Collectives:
             stream: as in `allreduce` (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
+            out. The caller may overwrite x when the call has returned (on GPUs, by the next work on `stream`).
 
         Raises:
             as `allreduce`.
@@ -121,7 +121,7 @@ class Collectives:
             stream: as in `allreduce` (local).
 
         Returns:
-            out. When the call returns, x may be overwritten (on GPUs, by the next work on `stream`).
+            out. The caller may overwrite x when the call has returned (on GPUs, by the next work on `stream`).
 
         Raises:
             as `allreduce`.

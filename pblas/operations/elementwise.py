@@ -69,7 +69,7 @@ class PlannedElementwise(PlannedOperation[_Execution]):
                 and any numbers of the planned kinds (global).
 
         Returns:
-            The result. When the call returns, the operands may be overwritten.
+            The result. The caller may overwrite the operands when the call has returned.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: operands that are not like the planned ones, on any rank.

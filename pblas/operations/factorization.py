@@ -43,12 +43,12 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
 
 
 class Factored(NamedTuple):
-    """A factored matrix.
+    """A factored matrix, by LU or Cholesky.
 
     Args:
         w: the factor, in block columns (global).
-        info: LAPACK's INFO: 0, or k from 1 if U[k, k] is 0 (global).
-        pivots: exchanges of rows, from 1; None for Cholesky (global).
+        info: LAPACK's INFO: 0; or the first k for which U[k, k] is 0, where indices begin with 1 (global).
+        pivots: row i was exchanged with row pivots[i], with indices that begin with 1; None for Cholesky (global).
     """
 
     w: DistMatrix

@@ -163,7 +163,7 @@ def pmatmul(
         epilogue: see `plan_matmul` (global).
 
     Returns:
-        D, `out` itself if that is a matrix. When the call returns, a, b and c may be overwritten.
+        D, `out` itself if that is a matrix. The caller may overwrite a, b and c when the call has returned.
 
     Raises:
         as `plan_matmul`.

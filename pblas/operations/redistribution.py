@@ -64,7 +64,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             out: B, needed if beta is not 0; None for a new matrix, which is 0 outside the trapezoid (global).
 
         Returns:
-            B. When the call returns, a may be overwritten.
+            B. The caller may overwrite a when the call has returned.
 
         Raises:
             ArgumentError: a plan made from descriptors only; matrices that overlap.

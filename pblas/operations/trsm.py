@@ -67,7 +67,7 @@ class PlannedTrsm(PlannedOperation[_Execution]):
             out: X, in the planned layout; `b` itself to overwrite B; None for a new matrix (global).
 
         Returns:
-            X. When the call returns, a and b may be overwritten.
+            X. The caller may overwrite a and b when the call has returned.
 
         Raises:
             ArgumentError: a plan made from descriptors only; `out` overlaps A, or B in part.
@@ -183,7 +183,7 @@ def trsm(
         out: X, of the shape of B; `b` itself to overwrite B; None for a new matrix in B's layout (global).
 
     Returns:
-        X: `out` itself, or a new matrix. When the call returns, a and b may be overwritten.
+        X: `out` itself, or a new matrix. The caller may overwrite a and b when the call has returned.
 
     Raises:
         ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank. 16-bit

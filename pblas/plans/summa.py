@@ -154,7 +154,7 @@ def cut(split: Split, g0: int, g1: int, width: int) -> Iterator[tuple[int, int]]
 
 
 def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
-    """Number of pieces that `cut` yields, without enumerating them.
+    """Number of pieces of about `width` elements into which `cut` divides g0..g1-1.
 
     >>> cut_count(Split(2000, 300, 2), 0, 1000, 512), cut_count(Split(10**12, 1, 2), 0, 10**12, 64)
     (4, 15625000000)
@@ -446,8 +446,9 @@ Panel(start=2, stop=4, owner=1)], 256)
     def workspace_nbytes(self) -> int:
         """Two panels of each operand and their messages, and the partial product if it is not formed in D.
 
-        Two panels arrive while three leave: a rank knows that a panel has left when it needs the panel after the next.
-        At most the rank's whole cuboid arrives; at most its shard leaves, once for each rank that multiplies it.
+        Messages: two panels may be arriving and three leaving, since a rank knows that a panel has left only when it
+        needs the panel after the next. What arrives is never more than all that the rank multiplies, and what leaves
+        never more than its shard, once for each rank that multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
         a, b, (p1, p2, _), inner = (

@@ -50,7 +50,7 @@ class TrsmStep:
 
 @dataclass(frozen=True, slots=True)
 class TrsmPlan(TriangularSolve):
-    """X := alpha op(A)^-1 B or alpha B op(A)^-1 by right-hand sides: each rank has some of them, and T travels.
+    """X := alpha op(A)^-1 B or alpha B op(A)^-1: each rank solves for some right-hand sides, to which A is sent.
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.plans.triangular import TriangularOperands

@@ -58,7 +58,7 @@ class Trace:
         return svg[svg.index("<svg") :]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the events to a file, on rank 0; a failed call leaves no partial file (local).
+        """Rank 0 writes the events to a file, and others do nothing; a failed call leaves no partial file (local).
 
         Args:
             path: `.json` for Perfetto and chrome://tracing; `.png` or `.svg` for a picture, which needs Matplotlib.

@@ -15,7 +15,7 @@ import pytest
 NO_DIFFERENT = "no different with more than 3 ranks, and slow"
 """The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
 
-LARGE = 6  # cases of a test that are shared out
+LARGE = 4  # cases of a test that are shared out
 SIZES = ((1, 3), (2, 4), (2, 6))
 """Numbers of ranks of a case, by the checksum of its name. Jobs of 3 ranks take longest; most laws show on 2."""
 

@@ -27,11 +27,11 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Staging:
-    """**Collective.** The memory of all collectives of one context.
+    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context.
 
     Args:
         backend: the ranks and their memory (global).
-        nbytes: minimum size of the pieces that a rank stages in one turn (global).
+        nbytes: bytes of the piece that a rank copies there at a time, at least (global).
     """
 
     def __init__(self, backend: HostRanks, nbytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Runs the schedule of a plan of the push transport on an engine: streams of a GPU, or a shared window.
+"""Runs the schedule of a plan whose ranks write into their peers' memory: on streams of a GPU, or in a shared window.
 
 An engine (`pblas.backends.push_engine`) owns the workspace and the flags, and executes the operations. The executors of
 this package compute the addresses of the operations.

@@ -98,7 +98,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
                 stream. The call returns at once, and later work on the stream sees D (local).
 
         Returns:
-            D, with the planned descriptor. When the call returns, a, b and c may be overwritten (on GPUs, by
+            D, with the planned descriptor. The caller may overwrite a, b and c when the call has returned (on GPUs, by
             later work on `stream`).
 
         Raises:

@@ -99,7 +99,7 @@ class PlannedRankUpdate(PlannedStructured):
             out: matrix whose triangle receives D; may be `c`; None for a new matrix (global).
 
         Returns:
-            D; a new one is 0 outside the triangle. When the call returns, a and c may be overwritten.
+            D; a new one is 0 outside the triangle. The caller may overwrite a and c when the call has returned.
 
         Raises:
             as `PlannedMatmul.execute`.
@@ -124,7 +124,7 @@ class PlannedRank2Update(PlannedStructured):
             out: matrix whose triangle receives D; may be `c`; None for a new matrix (global).
 
         Returns:
-            D; a new one is 0 outside the triangle. When the call returns, a, b and c may be overwritten.
+            D; a new one is 0 outside the triangle. The caller may overwrite a, b and c when the call has returned.
 
         Raises:
             as `PlannedMatmul.execute`.
@@ -149,7 +149,7 @@ class PlannedSymmetricProduct(PlannedStructured):
             out: matrix that receives D; may be `c`; None for a new matrix (global).
 
         Returns:
-            D. When the call returns, a, b and c may be overwritten.
+            D. The caller may overwrite a, b and c when the call has returned.
 
         Raises:
             as `PlannedMatmul.execute`.
@@ -173,7 +173,7 @@ class PlannedTriangularProduct(PlannedStructured):
             out: matrix that receives D; `b` itself only if that was planned; None for a new matrix (global).
 
         Returns:
-            D. When the call returns, a and b may be overwritten.
+            D. The caller may overwrite a and b when the call has returned.
 
         Raises:
             as `PlannedMatmul.execute`.

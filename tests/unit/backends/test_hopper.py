@@ -134,7 +134,7 @@ def test_terms_in_the_widest_tiles_do_not_spill(
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("text", "how"), [("gelu(x)", 2), ("relu(x * s + bias) - h", 1)])
+@pytest.mark.parametrize(("text", "how"), [("relu(x * s + bias) - h", 1)])
 def test_epilogues_do_not_spill(text: str, how: int, tmp_path: Path) -> None:
     """With the longest lists, and operands along lines and of the shape of D; the structs are those of Python."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
