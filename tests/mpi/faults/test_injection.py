@@ -165,7 +165,6 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "slogdet": lambda x: linalg.slogdet(x.grid),
     "qr": lambda x: linalg.qr(x.large[:, :8], algorithm="blocked"),
     "qr_factor, apply_q": lambda x: linalg.qr_factor(x.tall).apply_q(x.tall),
-    "plan_qr": lambda x: linalg.plan_qr(x.tall),
     "orth": lambda x: linalg.orth(x.tall),
     "lstsq": lambda x: linalg.lstsq(x.tall, np.ones(5 * P)),
     "plan_qr": lambda x: linalg.plan_qr(x.tall),
