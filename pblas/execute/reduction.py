@@ -1,7 +1,7 @@
 """Executor of reductions: this rank's partial results, and the combination of all ranks' partial results.
 
-r = op(A)        over the elements that this rank holds    (partial results)
-R = r_0 op r_1 op ... op r_{P-1}                           (on every rank, in the order of ranks)
+r = f(A)         over the elements that this rank holds    (partial results)
+R = r_0 + r_1 + ... + r_{P-1}, + or max or min             (on every rank, in the order of ranks)
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class Factored(NamedTuple):
 
     Args:
         w: the factor, in block columns (global).
-        info: LAPACK's INFO: 0; or the first k for which U[k, k] is 0, where indices begin with 1 (global).
+        info: of LU: 0, or the first k, counted from 1, for which U[k, k] is 0; of Cholesky: 0, since a
+            failure raises (global).
         pivots: row i was exchanged with row pivots[i], with indices that begin with 1; None for Cholesky (global).
     """
 

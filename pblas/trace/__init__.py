@@ -58,7 +58,9 @@ class Trace:
         return svg[svg.index("<svg") :]
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Rank 0 writes the events to a file, and others do nothing; a failed call leaves no partial file (local).
+        """Write the events to a file; a failed call leaves no partial file (local).
+
+        Call it on rank 0: the other ranks have no events.
 
         Args:
             path: `.json` for Perfetto and chrome://tracing; `.png` or `.svg` for a picture, which needs Matplotlib.
