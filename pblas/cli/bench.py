@@ -109,7 +109,7 @@ def _as_ranks(arguments: Any) -> dict[str, Any]:
 
 
 def legend(report: dict[str, Any]) -> str:
-    """What the columns are, in one paragraph."""
+    """The meaning of the columns, in one paragraph."""
     threads = report["peer threads"]
     return (
         f"Medians on {ranks_text(report['ranks'])}, measured in {report['seconds']} s. The peer runs on rank 0 with "

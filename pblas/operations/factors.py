@@ -13,6 +13,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
 from pblas.operations.condition import reciprocal_condition
+from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
-    from pblas.runtime.runtime import Runtime
 
 Trans = Literal["N", "T", "C"]
 
@@ -38,7 +38,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Any
 
 
-class Factor(ABC):
+class Factor(FactoredMatrix, ABC):
     """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
 
     Args:
@@ -47,27 +47,9 @@ class Factor(ABC):
     """
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
-        self._w = factored.w
+        super().__init__(factored.w, desc)
         self.info: int = factored.info
         self._pivots = factored.pivots
-        self._desc = desc
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the factored matrix (global)."""
-        return self._desc.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the factored matrix (global)."""
-        return self._w.dtype
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
-
-    @property
-    def _runtime(self) -> Runtime:
-        return self._w.runtime
 
     @abstractmethod
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:

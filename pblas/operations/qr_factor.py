@@ -9,20 +9,18 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
 from pblas.operations.arguments.trsm import checked_letter
+from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors, Side, Trans, multiplied
 from pblas.operations.stacking import resized
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
 
 Mode = Literal["reduced", "complete"]
 
 
-class QrFactor:
+class QrFactor(FactoredMatrix):
     """A = Q R of an m x n matrix, in memory of its context. It keeps no reference to the matrix.
 
     Q is unitary, m x m, and a product of Householder reflectors: it is never formed unless `q` is called.
@@ -33,28 +31,8 @@ class QrFactor:
     """
 
     def __init__(self, reflectors: Reflectors, desc: MatrixDescriptor) -> None:
-        self._reflectors, self._desc = reflectors, desc
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the factored matrix (global)."""
-        return self._desc.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype of the factored matrix (global)."""
-        return self._w.dtype
-
-    def __repr__(self) -> str:
-        return f"<QrFactor {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
-
-    @property
-    def _w(self) -> DistMatrix:
-        return self._reflectors.w
-
-    @property
-    def _runtime(self) -> Runtime:
-        return self._w.runtime
+        super().__init__(reflectors.w, desc)
+        self._reflectors = reflectors
 
     def apply_q(self, c: DistMatrix, side: Side = "L", trans: Trans = "N") -> DistMatrix:
         """**Collective.** op(Q) C, or C op(Q), with the m x m matrix Q.
@@ -131,5 +109,5 @@ class QrFactor:
         return self.shape[0] if mode == "complete" else min(self.shape)
 
     def _signature(self) -> dict[str, Any]:
-        """What must be equal on all ranks of the factor."""
+        """The description of W, which must be equal on all ranks (global)."""
         return {f"factor's {name}": value for name, value in self._w.signature().items()}

@@ -204,7 +204,7 @@ class Plan(ABC):
         received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
         limit = f"{received / bound if bound else 1:.2f} x the lower bound of any plan, {bound:,.0f}"
         if received and not bound:
-            limit = "the lower bound of any plan is 0"
+            limit = "the lower bound that is known for any plan is 0"
         lines = [
             *self.operand_lines(),
             ("why", self.why),

@@ -238,7 +238,7 @@ class FactorizationPlan(Plan):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distribution of A, and that of W."""
         yield "A", f"{described(self.a)}{self._read_triangle}"
-        yield "W", f"{described(self.w)}; factored in place"
+        yield "W", f"work matrix, {described(self.w)}; factored in place"
 
     @property
     def _read_triangle(self) -> str:
@@ -252,6 +252,8 @@ class FactorizationPlan(Plan):
             parts.append("panels are read in place" if self._is_read_in_place else readers)
         if self.back is not None and self.back.lower_bound:
             parts.append("the factor back to the distribution of A")
+        elif self.back is None:
+            parts.append("the factor stays in W")
         return ", ".join(parts) or "nothing"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:

@@ -447,8 +447,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         """Two panels of each operand and their messages, and the partial product if it is not formed in D.
 
         Messages: two panels may be arriving and three leaving, since a rank knows that a panel has left only when it
-        needs the panel after the next. What arrives is never more than all that the rank multiplies, and what leaves
-        never more than its shard, once for each rank that multiplies it.
+        needs the panel after the next. Arrivals are at most the panels that the rank multiplies, and departures at most
+        its shard, once for each rank that multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
         a, b, (p1, p2, _), inner = (

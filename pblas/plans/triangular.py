@@ -1,4 +1,4 @@
-"""What all plans of a triangular solve share: the operands, and the elements of the triangle.
+"""TriangularSolve, the base of plans of triangular solves: the operands, and the elements of the triangle.
 
 T X = alpha B, where T is op(A), or op(A)^T if A stands on the right: X op(A) = alpha B is op(A)^T X^T = alpha B^T.
 """

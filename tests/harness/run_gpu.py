@@ -33,7 +33,7 @@ QUICK = (
     "tests/gpu/products/test_matmul.py",
     *("-k", "test_product or every_algorithm or leaves_the_same_bits or test_empty"),
 )
-"""What --quick runs."""
+"""The tests that --quick runs."""
 QUICK_SECONDS = 240.0  # of one leg of it
 SURVIVORS = TIMEOUT + 8.0  # seconds within which the surviving ranks must raise
 ENVIRONMENT = {

@@ -1,4 +1,4 @@
-"""Which cases of a large parametrized test run on which numbers of ranks, when all numbers run.
+"""Shares the cases of a large parametrized test out to numbers of ranks, when all numbers run.
 
 Laws of many layouts, dtypes and transports have hundreds of cases, and there are five numbers of ranks. A whole run
 tries each case on two of them, so that each number has some cases of each law; the name of a case decides which. With

@@ -163,7 +163,7 @@ class RunFactorization(ABC):
         """
 
     def complete(self, s: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
-        """What is left to do in step s, after the updates (local)."""
+        """Do the rest of step s, after the updates (local)."""
 
     def npivots(self, panel: Panel) -> int:
         """Exchanged rows of which all ranks are told with a panel (global)."""

@@ -35,7 +35,7 @@ class Completion:
     def __init__(
         self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Literal["F", "C"]
     ) -> None:
-        self._backend, self._structure, rank = backend, structure, backend.rank
+        self._backend, rank = backend, backend.rank
         nbytes = max(1, place.rows.max_count * place.columns.max_count) * dtype.itemsize
         # The block is kept because the array on it does not keep it.
         self._block = backend.allocate_scratch(nbytes, window=backend.shared)
