@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import BFLOAT16, DTYPES, FLOAT16, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -90,9 +90,9 @@ class ElementwiseArguments(NamedTuple):
         if runtime is not None:
             runtime.backend.arrays.check_operands(verb, len(operands))
         m, n = _broadcast_shape(verb, operands)
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True)
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True, stored=True)
         dtypes = {name: _dtype_of(verb, name, z, asked) for name, z in operands.items()}
-        promoted = _promoted(verb, dtypes, operands)
+        promoted = _promoted(verb, dtypes, operands, converts=isinstance(tree, Name))
         real_names = {name for name, z in operands.items() if not _is_complex(z, dtypes.get(name))}
         _check_functions(verb, call.expression, tree, promoted)
         dtype = promoted
@@ -284,7 +284,7 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
         raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
     if array.ndim > 2:
         raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
-    if array.dtype not in DTYPES:
+    if array.dtype not in STORED:
         raise errors.DTypeError(
             f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"
@@ -320,11 +320,22 @@ def _is_complex(z: Any, dtype: np.dtype[Any] | None) -> bool:
     return isinstance(z, complex) or (dtype is not None and dtype.kind == "c")
 
 
-def _promoted(verb: str, dtypes: Mapping[str, np.dtype[Any]], operands: Mapping[str, Any]) -> np.dtype[Any]:
-    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only."""
+def _promoted(
+    verb: str, dtypes: Mapping[str, np.dtype[Any]], operands: Mapping[str, Any], *, converts: bool
+) -> np.dtype[Any]:
+    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
+
+    Operands of 8 bits are only converted, by an expression that is one name (`converts`).
+    """
     weak = [z for z in operands.values() if isinstance(z, int | float | complex) and not isinstance(z, np.generic)]
     strong = {name: dtypes[name] for name, z in operands.items() if not any(z is number for number in weak)}
     kinds = set(strong.values())
+    short = next((name for name, dtype in strong.items() if dtype in FLOAT8), None)
+    if short is not None and not converts:
+        raise errors.DTypeError(
+            f"{verb}: {short} is {strong[short].name}, of which pblas has products and conversions only; "
+            f"use {short}.astype('float32')"
+        )
     if {FLOAT16, BFLOAT16} <= kinds:
         names = {dtype: name for name, dtype in strong.items()}
         raise errors.DTypeError(
@@ -337,7 +348,7 @@ def _promoted(verb: str, dtypes: Mapping[str, np.dtype[Any]], operands: Mapping[
         raise errors.DTypeError(f"{verb}: {caught}") from None
     if any(isinstance(z, complex) for z in weak):
         result = np.result_type(accumulator_dtype(result), np.complex64)
-    return checked_dtype(verb, result)
+    return checked_dtype(verb, result, stored=True)
 
 
 def _is_real(node: Node, real_names: Iterable[str]) -> bool:
