@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import MatrixDescriptor
+from pblas import MatrixDescriptor, tp
 from pblas.backends.cuda.gemm import copies_of
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.dtypes import E4M3, FLOAT8
+from pblas.backends.dtypes import E4M3, E5M2, FLOAT8
 from tests.common.gauge import THRESHOLD, entries, eps_of
-from tests.common.ranks import same_on_all_ranks
+from tests.common.ranks import COMM, same_on_all_ranks
 from tests.gpu.products.general import context
 from tests.gpu.products.products import COMMUNICATING, algorithms, sync, take
 from tests.gpu.products.test_arrays import Contexts
@@ -67,6 +67,80 @@ def test_every_algorithm_and_replay(ctx: pblas.Context, layout: str, monkeypatch
                 planned.execute(x, y, out=out)
         exact, size = (0.125 * z for z in (wide(a) @ wide(b), abs(wide(a)) @ abs(wide(b))))
         assert (abs(wide(whole(out)) - exact) <= THRESHOLD * eps_of(out.dtype) * size).all()
+
+
+def test_autotune_trace_queue_and_the_callers_graph(ctx: pblas.Context) -> None:
+    """A tuned plan on a queue, traced, and in a CUDA graph, which reads the scale when it runs."""
+    m, n, k = 32 * ctx.nprocs, 16 * ctx.nprocs, 48
+    a, b = entries((m, k), E4M3, 1), entries((k, n), E4M3, 2)
+    x, y = placed(ctx, a, "rows", "C"), placed(ctx, b, "columns", "F")
+    out, scale = placed(ctx, np.zeros((m, n), np.float32), "rows", "C"), scalar(ctx, 1.0)
+    exact, size = wide(a) @ wide(b), abs(wide(a)) @ abs(wide(b))
+
+    def check(factor: float) -> None:
+        sync()
+        assert (abs(wide(whole(out)) - factor * exact) <= THRESHOLD * SHORT_EPS * factor * size).all()
+
+    options: dict[str, Any] = {"out": out, "scale_b": scale, "autotune": True}
+    with pblas.plan_matmul(x, y, **options, queue=1, fast_accumulate=True) as planned:
+        planned.execute(x, y, out=out)
+        check(1.0)
+    with pblas.plan_matmul(x, y, **options) as planned:
+        trace = planned.trace(x, y, out=out)
+        check(1.0)
+        assert ctx.rank or any(event.kind == "gemm" for event in trace.events)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        stream.begin_capture()
+        planned.execute(x, y, out=out, stream=stream)
+        graph = stream.end_capture()
+        for factor in (2.0, 0.25):
+            with ctx.runtime.backend.writing(scale.reshape(1, 1)) as host:
+                host[...] = factor
+            graph.launch(stream)
+            stream.synchronize()
+            check(factor)
+
+
+def test_layers_take_8_bits(ctx: pblas.Context) -> None:
+    """Those of pblas.tp, several times, with scales on the GPU, a bias and an epilogue."""
+    p, r = ctx.nprocs, ctx.rank
+    t, i, o = 16 * p, 32 * p, 16 * p
+    x, w, bias = entries((t, i), E4M3, 1), entries((o, i), E5M2, 2), entries((1, o), np.dtype(np.float16), 3)[0]
+    exact = np.maximum(0.5 * (wide(x) @ wide(w).T) + wide(bias), 0) * 2
+    size = abs(wide(x)) @ abs(wide(w)).T + 2 * abs(wide(bias))
+
+    def on_gpu(z: Any) -> Any:
+        memory = new_array(z.shape, z.dtype, cupy.cuda.alloc(z.nbytes))
+        host = np.ascontiguousarray(z)
+        cupy.cuda.runtime.memcpy(memory.data.ptr, host.ctypes.data, host.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
+        return memory
+
+    tokens, inner, outer = (slice(n // p * r, n // p * (r + 1)) for n in (t, i, o))
+    calls = (
+        (tp.allgather_linear, x[tokens], w[outer], bias[outer], (slice(None), outer)),
+        (tp.linear_reduce_scatter, x[:, inner], w[:, inner], bias, (tokens, slice(None))),
+        (tp.linear_allreduce, x[:, inner], w[:, inner], bias, (slice(None), slice(None))),
+    )
+    for layer, x_loc, w_loc, b_loc, place in calls:
+        options: dict[str, Any] = {"scale_a": scalar(ctx, 0.25), "scale_b": 2.0, "scale_d": 2.0, "ctx": ctx}
+        amax, arrays = scalar(ctx, 0.0), [on_gpu(z) for z in (x_loc, w_loc, b_loc)]
+        for _ in range(4):
+            result = layer(*arrays, "relu(x)", out_dtype="float16", amax=amax, **options)
+        y = wide(cupy.asnumpy(result))
+        assert (abs(y - exact[place]) <= THRESHOLD * eps_of(np.dtype(np.float16)) * size[place]).all(), layer
+        assert float(amax[0]) == abs(y).max()
+
+
+def test_tensors_of_8_bits_are_taken(ctx: pblas.Context) -> None:
+    torch = pytest.importorskip("torch")
+    torch.cuda.set_device(ctx.runtime.backend.device)
+    x = torch.randn(16, 32, device="cuda").to(torch.float8_e4m3fn)
+    w = torch.randn(48, 32, device="cuda").to(torch.float8_e5m2)
+    with pblas.Context(COMM.Split(COMM.rank), backend="cuda") as alone:
+        y = tp.allgather_linear(x, w, out_dtype="float32", ctx=alone)
+    exact = x.to(torch.float64) @ w.to(torch.float64).T
+    assert y.dtype == torch.float32
+    assert float((y.to(torch.float64) - exact).abs().max()) <= 1e-2
 
 
 def test_cublaslt_takes_matrices_that_are_stored_along_k() -> None:
