@@ -157,7 +157,7 @@ def pack_nbytes(
 
 def functions(dtype: np.dtype[Any]) -> str:
     """CUDA C++ of pointwise.cuh, the functions of expressions and the loads of operands, for results of this dtype."""
-    return f"#define SHORT_RESULTS {int(dtype.itemsize == 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
+    return f"#define SHORT_RESULTS {int(dtype.itemsize <= 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
 class Pointwise:

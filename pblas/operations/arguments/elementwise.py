@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import BFLOAT16, DTYPES, FLOAT16, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -93,7 +93,7 @@ class ElementwiseArguments(NamedTuple):
         operands = {name: _checked_operand(verb, name, z, runtime) for name, z in call.operands.items()}
         if runtime is not None:
             runtime.backend.arrays.check_operands(verb, len(operands))
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True)
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True, stored=True)
         if out is not None:
             _check_out(verb, out)
         kinds = tuple([_Kind.of(name, z, asked) for name, z in operands.items()])
@@ -246,7 +246,7 @@ def _planned(
     """
     tree = _parsed(verb, expression)
     shape = _broadcast_shape(verb, kinds)
-    promoted = _promoted(verb, kinds)
+    promoted = _promoted(verb, kinds, converts=isinstance(tree, Name))
     _check_functions(verb, expression, tree, promoted)
     dtype = promoted
     if promoted.kind == "c" and _is_real(tree, {kind.name for kind in kinds if not kind.complex}):
@@ -369,7 +369,7 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
         raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
     if array.ndim > 2:
         raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
-    if array.dtype not in DTYPES:
+    if array.dtype not in STORED:
         raise errors.DTypeError(
             f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"
@@ -392,14 +392,23 @@ def _broadcast_shape(verb: str, kinds: Iterable[_Kind]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _promoted(verb: str, kinds: Iterable[_Kind]) -> np.dtype[Any]:
-    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only."""
+def _promoted(verb: str, kinds: Iterable[_Kind], *, converts: bool) -> np.dtype[Any]:
+    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
+
+    Operands of 8 bits are only converted, by an expression that is one name (`converts`).
+    """
     names: dict[np.dtype[Any], str] = {}
     for kind in kinds:
         if kind.dtype is not None:
             names[kind.dtype] = kind.name
         elif kind.desc is not None:
             raise errors.DTypeError(f"{verb}: {kind.name} is a descriptor, which has no dtype; pass dtype='float64'")
+    short = next((dtype for dtype in names if dtype in FLOAT8), None)
+    if short is not None and not converts:
+        raise errors.DTypeError(
+            f"{verb}: {names[short]} is {short.name}, of which pblas has products and conversions only; "
+            f"use {names[short]}.astype('float32')"
+        )
     if {FLOAT16, BFLOAT16} <= names.keys():
         raise errors.DTypeError(
             f"{verb}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of the "
@@ -411,7 +420,7 @@ def _promoted(verb: str, kinds: Iterable[_Kind]) -> np.dtype[Any]:
         raise errors.DTypeError(f"{verb}: {caught}") from None
     if any(kind.is_python_number and kind.complex for kind in kinds):
         result = np.result_type(accumulator_dtype(result), np.complex64)
-    return checked_dtype(verb, result)
+    return checked_dtype(verb, result, stored=True)
 
 
 def _is_real(node: Node, real_names: Iterable[str]) -> bool:
