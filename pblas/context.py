@@ -57,8 +57,7 @@ class Context(Constructors, Collectives):
         tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
             once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
-            ranks that `torchrun` starts, on GPUs with backend="nvshmem". It needs no MPI, and must outlive the context
-            (global).
+            ranks that `torchrun` starts, on GPUs with backend="nvshmem". It needs no MPI (global).
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.

@@ -2,6 +2,7 @@
 
 Gloo's messages cannot be tested for arrival, only waited for, and a wait with a short deadline would close the
 connections of the group. Two threads therefore wait: one for messages from any rank, one until own messages have left.
+The methods of the group itself work until the process ends, also after torch.distributed.destroy_process_group.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,8 @@ class Mailbox:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.rank: int = dist.get_rank(group)
-        self.ranks: tuple[int, ...] = tuple(dist.get_process_group_ranks(group))
-        """The rank in the default group of each rank (global)."""
+        self.rank: int = group.rank()
+        self.size: int = group.size()
         self._nspaces = 1
         self._arrived: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         self._lock = threading.Lock()
@@ -81,7 +80,7 @@ class Mailbox:
         left = threading.Event()
         try:
             tensor = torch.frombuffer(memory, dtype=torch.uint8)
-            self._leaving.put(((dist.isend(tensor, self.ranks[dest], self.group, tag), tensor), left))
+            self._leaving.put(((self.group.send([tensor], dest, tag), tensor), left))
         except RuntimeError:  # the rank has died; a rank that waits for it learns so at its deadline
             left.set()
         return left.is_set
@@ -116,16 +115,16 @@ class Mailbox:
     def _receive_all(self) -> None:
         """Receive messages until the group ends."""
         frame = np.empty(_FRAME, np.uint8)
-        with suppress(RuntimeError):  # the group was destroyed
+        with suppress(RuntimeError):  # Gloo has ended
             while True:
-                dist.irecv(torch.from_numpy(frame), None, self.group, _TAG).wait(_FOREVER)
+                self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
                 sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
                 message = np.empty(nbytes, np.uint8)
                 message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
                 try:
                     if nbytes > _INLINE:
                         rest = torch.from_numpy(message[_INLINE:])
-                        dist.irecv(rest, self.ranks[sender], self.group, _TAG_REST).wait(_FOREVER)
+                        self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
                 except RuntimeError:  # the sender has died
                     continue
                 self._deliver(sender, space, tag, message.tobytes())

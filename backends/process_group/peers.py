@@ -61,7 +61,7 @@ class GroupPeers:
         self._group, self._timeout, self._space = group, timeout, space
         self._mailbox = mailbox_of(group)
         self.rank: int = self._mailbox.rank
-        self.size: int = len(self._mailbox.ranks)
+        self.size: int = self._mailbox.size
 
     @cached_property
     def node(self) -> tuple[int, ...]:
