@@ -14,7 +14,7 @@ import pblas
 from pblas import MatrixDescriptor, tp
 from pblas.backends.cuda.gemm import copies_of
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.dtypes import E4M3, E5M2, FLOAT8
+from pblas.backends.dtypes import E4M3, FLOAT8
 from tests.common.gauge import THRESHOLD, entries, eps_of
 from tests.common.ranks import COMM, same_on_all_ranks
 from tests.gpu.products.general import context
@@ -24,6 +24,7 @@ from tests.mpi.operations.test_dtypes import (  # noqa: F401 - pytest runs the i
     SHORT_EPS,
     placed,
     scalar,
+    test_layers_take_8_bits,
     test_matrices_of_8_bits_are_moved_and_converted_exactly,
     test_products_are_those_of_float64,
     test_scales_are_replaced_in_an_execution,
@@ -99,36 +100,6 @@ def test_autotune_trace_queue_and_the_callers_graph(ctx: pblas.Context) -> None:
             graph.launch(stream)
             stream.synchronize()
             check(factor)
-
-
-def test_layers_take_8_bits(ctx: pblas.Context) -> None:
-    """Those of pblas.tp, several times, with scales on the GPU, a bias and an epilogue."""
-    p, r = ctx.nprocs, ctx.rank
-    t, i, o = 16 * p, 32 * p, 16 * p
-    x, w, bias = entries((t, i), E4M3, 1), entries((o, i), E5M2, 2), entries((1, o), np.dtype(np.float16), 3)[0]
-    exact = np.maximum(0.5 * (wide(x) @ wide(w).T) + wide(bias), 0) * 2
-    size = abs(wide(x)) @ abs(wide(w)).T + 2 * abs(wide(bias))
-
-    def on_gpu(z: Any) -> Any:
-        memory = new_array(z.shape, z.dtype, cupy.cuda.alloc(z.nbytes))
-        host = np.ascontiguousarray(z)
-        cupy.cuda.runtime.memcpy(memory.data.ptr, host.ctypes.data, host.nbytes, cupy.cuda.runtime.memcpyHostToDevice)
-        return memory
-
-    tokens, inner, outer = (slice(n // p * r, n // p * (r + 1)) for n in (t, i, o))
-    calls = (
-        (tp.allgather_linear, x[tokens], w[outer], bias[outer], (slice(None), outer)),
-        (tp.linear_reduce_scatter, x[:, inner], w[:, inner], bias, (tokens, slice(None))),
-        (tp.linear_allreduce, x[:, inner], w[:, inner], bias, (slice(None), slice(None))),
-    )
-    for layer, x_loc, w_loc, b_loc, place in calls:
-        options: dict[str, Any] = {"scale_a": scalar(ctx, 0.25), "scale_b": 2.0, "scale_d": 2.0, "ctx": ctx}
-        amax, arrays = scalar(ctx, 0.0), [on_gpu(z) for z in (x_loc, w_loc, b_loc)]
-        for _ in range(4):
-            result = layer(*arrays, "relu(x)", out_dtype="float16", amax=amax, **options)
-        y = wide(cupy.asnumpy(result))
-        assert (abs(y - exact[place]) <= THRESHOLD * eps_of(np.dtype(np.float16)) * size[place]).all(), layer
-        assert float(amax[0]) == abs(y).max()
 
 
 def test_tensors_of_8_bits_are_taken(ctx: pblas.Context) -> None:

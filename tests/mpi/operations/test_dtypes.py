@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import MatrixDescriptor, errors
+from pblas import MatrixDescriptor, errors, tp
 from pblas.backends.dtypes import E4M3, E5M2, FLOAT8, FLOAT32
 from pblas.planner.choose import choose
 from pblas.plans.plan import Topology
@@ -205,6 +205,40 @@ def test_scales_are_replaced_in_an_execution(ctx: pblas.Context) -> None:
         raises_on_all_ranks(
             errors.ArgumentError, "planned was a number", lambda: planned.execute(a, b, scale_d=scalar(ctx, 1.0))
         )
+
+
+def test_layers_take_8_bits(ctx: pblas.Context) -> None:
+    """Those of pblas.tp, again and again, with scales in arrays, a bias and an epilogue."""
+    p, backend = ctx.nprocs, ctx.runtime.backend
+    t, i, o = 16 * p, 32 * p, 16 * p
+    x, w, bias = entries((t, i), E4M3, 1), entries((o, i), E5M2, 2), entries((1, o), FLOAT16, 3)[0]
+    exact = np.maximum(0.5 * (wide(x) @ wide(w).T) + wide(bias), 0) * 2
+    size = abs(wide(x)) @ abs(wide(w)).T + 2 * abs(wide(bias))
+
+    def here(z: Array) -> Any:
+        array = backend.new(z.shape, z.dtype)
+        with backend.writing(array if z.ndim > 1 else array.reshape(1, -1)) as host:
+            host[...] = z
+        return array
+
+    tokens, inner, outer = (slice(n // p * ctx.rank, n // p * (ctx.rank + 1)) for n in (t, i, o))
+    calls = (
+        (tp.allgather_linear, x[tokens], w[outer], bias[outer], (slice(None), outer)),
+        (tp.linear_reduce_scatter, x[:, inner], w[:, inner], bias, (tokens, slice(None))),
+        (tp.linear_allreduce, x[:, inner], w[:, inner], bias, (slice(None), slice(None))),
+    )
+    for layer, x_loc, w_loc, b_loc, place in calls:
+        options: dict[str, Any] = {"scale_a": scalar(ctx, 0.25), "scale_b": 2.0, "scale_d": 2.0, "ctx": ctx}
+        amax, arrays = scalar(ctx, 0.0), [here(z) for z in (x_loc, w_loc, b_loc)]
+        for _ in range(4 if backend.gpus else 2):
+            result = layer(*arrays, "relu(x)", out_dtype="float16", amax=amax, **options)
+        y = wide(backend.reading(result))
+        assert (abs(y - exact[place]) <= THRESHOLD * eps_of(FLOAT16) * size[place]).all(), layer
+        assert number(ctx, amax) == abs(y).max()
+    first = tp.Linear(here(w[outer]), "allgather", max_tokens=t, out_dtype="float16", scale_b=2.0, ctx=ctx)
+    y = wide(backend.reading(first(here(x[tokens]), scale_a=0.25)))
+    assert np.allclose(y, 0.5 * (wide(x) @ wide(w).T)[:, outer], atol=1e-2 * size.max())
+    raises_on_all_ranks(errors.DTypeError, "dtype must be one of", lambda: first.backward(here(y), here(x[tokens])))
 
 
 def test_numbers_of_8_bits_agree_with_ml_dtypes() -> None:
