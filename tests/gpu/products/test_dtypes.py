@@ -12,7 +12,6 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor, tp
-from pblas.backends.cuda.gemm import copies_of
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import E4M3, FLOAT8
 from tests.common.gauge import THRESHOLD, entries, eps_of
@@ -112,22 +111,6 @@ def test_tensors_of_8_bits_are_taken(ctx: pblas.Context) -> None:
     exact = x.to(torch.float64) @ w.to(torch.float64).T
     assert y.dtype == torch.float32
     assert float((y.to(torch.float64) - exact).abs().max()) <= 1e-2
-
-
-def test_cublaslt_takes_matrices_that_are_stored_along_k() -> None:
-    """Others are copied, as are lines that do not end at multiples of 16 bytes."""
-
-    def array(m: int, n: int, order: Any, dtype: Any = E4M3) -> Any:
-        return new_array(
-            (m, n), np.dtype(dtype), cupy.cuda.alloc(max(m * n * np.dtype(dtype).itemsize, 1)), order=order
-        )
-
-    x, y, z = array(32, 48, "C"), array(48, 16, "F"), array(32, 16, "C", np.float16)
-    assert copies_of(x, y, z) == (None, None, None)
-    assert copies_of(array(32, 48, "F"), y, z) == ((32, 48), None, None)
-    assert copies_of(x, array(48, 16, "C"), z) == (None, (48, 16), None)
-    assert copies_of(x[:, :47], y[:47], z) == ((32, 48), (48, 16), None)
-    assert copies_of(x, y[:, :9], z[:, :9]) == (None, (48, 16), (32, 16))
 
 
 @pytest.mark.parametrize("dtype", [E4M3, np.dtype(np.float32)])
