@@ -15,7 +15,7 @@ from pblas import MatrixDescriptor, tp
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import E4M3, FLOAT8
 from tests.common.gauge import THRESHOLD, entries, eps_of
-from tests.common.ranks import COMM, same_on_all_ranks
+from tests.common.ranks import same_on_all_ranks
 from tests.gpu.products.general import context
 from tests.gpu.products.products import COMMUNICATING, algorithms, sync, take
 from tests.gpu.products.test_arrays import Contexts
@@ -103,12 +103,12 @@ def test_autotune_trace_queue_and_the_callers_graph(ctx: pblas.Context) -> None:
 
 def test_tensors_of_8_bits_are_taken(ctx: pblas.Context) -> None:
     torch = pytest.importorskip("torch")
-    torch.cuda.set_device(ctx.runtime.backend.device)
+    torch.cuda.set_device(cupy.cuda.Device().id)
+    torch.manual_seed(0)  # the same tensors on every rank
     x = torch.randn(16, 32, device="cuda").to(torch.float8_e4m3fn)
     w = torch.randn(48, 32, device="cuda").to(torch.float8_e5m2)
-    with pblas.Context(COMM.Split(COMM.rank), backend="cuda") as alone:
-        y = tp.allgather_linear(x, w, out_dtype="float32", ctx=alone)
-    exact = x.to(torch.float64) @ w.to(torch.float64).T
+    y = tp.allgather_linear(x, w, out_dtype="float32", ctx=ctx)
+    exact = (x.to(torch.float64) @ w.to(torch.float64).T).repeat(ctx.nprocs, 1)
     assert y.dtype == torch.float32
     assert float((y.to(torch.float64) - exact).abs().max()) <= 1e-2
 
