@@ -426,9 +426,10 @@ def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
     c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (call.c, call.out))
     if None not in (asked, out) and asked != out:
         raise errors.DTypeError(f"{verb}: out is {out}, out_dtype= says {call.out_dtype}; leave out_dtype out")
-    d = next((dtype for dtype in (out, asked, c) if dtype is not None), RESULTS[a][0])
+    sources = {"out": out, "out_dtype": asked, "C": c, "D": RESULTS[a][0]}
+    source, d = next((name, dtype) for name, dtype in sources.items() if dtype is not None)
     dtypes = ProductDtypes(a, b, d if c is None else c, d, d)
-    dtypes.check(verb)
+    dtypes.check(verb, source)
     return replace(dtypes, wire=checked_wire(verb, call.wire_dtype, d))
 
 

@@ -173,7 +173,7 @@ def test_what_is_not_defined_is_refused_on_all_ranks(ctx: pblas.Context, wrong: 
         refused("float8_e4m3fn", call)
     refused("cuBLASLt does not multiply", lambda: pblas.pmatmul(other, other))
     refused("they must have one dtype", lambda: pblas.pmatmul(a, half))
-    refused("D is to be float64", lambda: pblas.pmatmul(a, b, out_dtype="float64"))
+    refused("out_dtype is float64, A is float8_e4m3fn", lambda: pblas.pmatmul(a, b, out_dtype="float64"))
     refused("out_dtype= says", lambda: pblas.pmatmul(a, b, out=half, out_dtype="float32"))
     refused("C is float64", lambda: pblas.pmatmul(a, b, double, out_dtype="float32"))
     refused("is for matrices of 8 bits", lambda: pblas.pmatmul(half, half, scale_a=2.0))
