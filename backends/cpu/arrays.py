@@ -216,7 +216,7 @@ class HostArrays:
         conj: bool = False,
         hermitian: bool = False,
     ) -> None:
-        """One triangle of Z := alpha X X^T + beta Z, or X X^H; GPUs have none yet. See `pblas.backends.cpu.syrk`."""
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H. See `pblas.backends.cpu.syrk`."""
         syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
     # Factorizations of blocks in Fortran order

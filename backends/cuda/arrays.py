@@ -23,7 +23,8 @@ from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import subtract_square, trsm
+from pblas.backends.cuda.syrk import syrk
+from pblas.backends.cuda.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -307,9 +308,25 @@ class DeviceArrays:
     def subtract_square(self, x: Any, z: Any) -> None:
         """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
-        subtract_square(self._blas_handle, x[:n], z[:n])
+        self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
         if z.shape[0] > n:
             self.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
+
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H, on this lane; see `pblas.backends.cpu.syrk`."""
+        memory = syrk(*(self._blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
+        if memory is not None:
+            self._kept.append(memory)
 
     def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
         """A product on this lane, with the lane's workspace."""
