@@ -54,6 +54,8 @@ class HostArrays:
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
     pivot_dtype = np.dtype(np.intc)
     """Integers of LAPACK: INFO, and numbers of exchanged rows."""
+    most_across = 64
+    """Most rows and columns of a part of a message across the diagonal, which is copied with a mask."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 

@@ -1,4 +1,4 @@
-"""The local solve Z := T^-1 Z with a triangle on a GPU, by cuBLAS.
+"""The local solve Z := T^-1 Z with a triangle on a GPU, and the product T X, by cuBLAS.
 
 See `pblas.backends.cpu.trsm` for the solve.
 
@@ -7,7 +7,7 @@ As there, a Z in C-order is solved as Z^T := Z^T T^-T, and a T in C-order flips 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import cupy
 import numpy as np
@@ -18,7 +18,8 @@ from pblas.backends.cuda import streams
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-_ROUTINES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
 
 
 def trsm(
@@ -40,6 +41,50 @@ def trsm(
     """
     if not z.size:
         return None
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    one = np.ones(1, t.dtype)
+    _SOLVES[t.dtype.char](handle, *options.leading, one.ctypes.data, *options.triangle, *_place(z))
+    return copy
+
+
+def trmm(
+    handle: int,
+    stream: int,
+    alpha: complex,
+    t: Any,
+    x: Any,
+    z: Any,
+    *,
+    uplo: Literal["L", "U"],
+    unit: bool = False,
+    conj: bool = False,
+) -> Array | None:
+    """Z := alpha T X, on a stream, for an X in the storage order of Z; otherwise as `trsm`."""
+    if not z.size:
+        return None
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    factor = np.array([alpha], t.dtype)
+    places = *options.triangle, *_place(x, straight=by_columns(z)), *_place(z)
+    _PRODUCTS[t.dtype.char](handle, *options.leading, factor.ctypes.data, *places)
+    return copy
+
+
+class _Options(NamedTuple):
+    """Arguments of cuBLAS for a triangle and a matrix.
+
+    Args:
+        leading: side, triangle, operation, diagonal, rows and columns (local).
+        triangle: address and leading dimension (local).
+    """
+
+    leading: tuple[int, ...]
+    triangle: tuple[int, int]
+
+
+def _options(
+    stream: int, t: Any, z: Any, uplo: Literal["L", "U"], *, unit: bool, conj: bool
+) -> tuple[_Options, Array | None]:
+    """The arguments for T and Z, and a conjugate copy of T if there is one."""
     (m, n), straight = z.shape, by_columns(z)
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
     matrix, upper = (t, uplo == "U") if straight else (t.T, uplo == "L")
@@ -50,16 +95,19 @@ def trsm(
     elif conj:  # cuBLAS has no flag for a conjugate that is not transposed
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             matrix = copy = cupy.asfortranarray(matrix.conj())
-    one = np.ones(1, t.dtype)
-    _ROUTINES[t.dtype.char](
-        *(handle, cublas.SideMode.LEFT if straight else cublas.SideMode.RIGHT),
+    leading = (
+        *(cublas.SideMode.LEFT if straight else cublas.SideMode.RIGHT,),
         *(cublas.FillMode.UPPER if upper else cublas.FillMode.LOWER, flag),
         cublas.DiagType.UNIT if unit else cublas.DiagType.NON_UNIT,
         *((m, n) if straight else (n, m)),
-        *(one.ctypes.data, matrix.data.ptr, leading_dimension(matrix)),
-        *(z.data.ptr, leading_dimension(z if straight else z.T)),
     )
-    return copy
+    return _Options(leading, (int(matrix.data.ptr), leading_dimension(matrix))), copy
+
+
+def _place(z: Any, *, straight: bool | None = None) -> tuple[int, int]:
+    """Address and leading dimension of a matrix, or of its transpose if it is stored by rows."""
+    straight = by_columns(z) if straight is None else straight
+    return int(z.data.ptr), leading_dimension(z if straight else z.T)
 
 
 def by_columns(x: Any) -> bool:
