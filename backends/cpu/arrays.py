@@ -54,6 +54,8 @@ class HostArrays:
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
     pivot_dtype = np.dtype(np.intc)
     """Integers of LAPACK: INFO, and numbers of exchanged rows."""
+    most_across = 64
+    """Most rows and columns of a part of a message across the diagonal, which is copied with a mask."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
@@ -227,7 +229,7 @@ class HostArrays:
         conj: bool = False,
         hermitian: bool = False,
     ) -> None:
-        """One triangle of Z := alpha X X^T + beta Z, or X X^H; GPUs have none yet. See `pblas.backends.cpu.syrk`."""
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H. See `pblas.backends.cpu.syrk`."""
         syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
     # Factorizations of blocks in Fortran order

@@ -19,11 +19,12 @@ from nvmath.bindings import cublas
 from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
-from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
+from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import subtract_square, trsm
+from pblas.backends.cuda.syrk import syrk
+from pblas.backends.cuda.trsm import trmm, trsm
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue, Node
 
+_WIDE = 256
+"""Fewest right-hand sides that are multiplied with inverses."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -66,6 +69,8 @@ class DeviceArrays:
     at_once = False
     reads_peers = False  # a product reads each element many times, over NVLink too
     packs = False
+    most_across = 1 << 62
+    """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -347,9 +352,25 @@ class DeviceArrays:
     def subtract_square(self, x: Any, z: Any) -> None:
         """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
-        subtract_square(self._blas_handle, x[:n], z[:n])
+        self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
         if z.shape[0] > n:
             self.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
+
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H, on this lane; see `pblas.backends.cpu.syrk`."""
+        memory = syrk(*(self._blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
+        if memory is not None:
+            self._kept.append(memory)
 
     def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
         """A product on this lane, with the lane's workspace."""
@@ -358,32 +379,66 @@ class DeviceArrays:
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
 
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
+        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`.
+
+        A wide Z is multiplied with the inverses of blocks of T's diagonal. They are small, because the error of such a
+        product grows with the condition of the block.
+        """
+        if z.shape[1] >= _WIDE:
+            self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
+            return
         memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        if memory is not None:
+            self._kept.append(memory)
+
+    def trmm(
+        self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool
+    ) -> None:
+        """Z := alpha T X for a triangle T, on this lane, by cuBLAS.
+
+        Args:
+            alpha: scalar (local).
+            t: m x m, one of its two strides is one element; its other triangle is not read (local).
+            x: m x n, in the storage order of Z (local).
+            z: m x n, one of its two strides is one element (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: multiply with the conjugate of T.
+        """
+        memory = trmm(self._blas_handle, self.stream, alpha, t, x, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
 
     # Factorizations of blocks in Fortran order
 
     def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z for a factored block T, by a product with T^-1.
+        """Z := T^-1 Z for a factored block T, by products with inverses.
 
         cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns it takes four times as long (H200).
         """
-        if not z.size:
-            return
-        if len(t) > MOST_INVERTED:
-            half = -(-len(t) // 2)
-            self.solve_factored(t[:half, :half], z[:half], unit=unit, conj=conj)
-            self.gemm(-1, t[half:, :half], z[:half], 1, z[half:], conj=(conj, False))
-            self.solve_factored(t[half:, half:], z[half:], unit=unit, conj=conj)
+        if z.size:
+            self._solve_by_inverses(t, z, uplo="L", unit=unit, conj=conj, order=MOST_INVERTED)
+
+    def _solve_by_inverses(
+        self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool, order: int
+    ) -> None:
+        """Z := T^-1 Z, by halves, with inverses of blocks of at most `order` rows."""
+        n = len(t)
+        if n > order:
+            half = -(-n // (2 * order)) * order
+            first, second = slice(half), slice(half, n)
+            if uplo == "U":
+                first, second = second, first
+            self._solve_by_inverses(t[first, first], z[first], uplo=uplo, unit=unit, conj=conj, order=order)
+            self.gemm(-1, t[second, first], z[first], 1, z[second], conj=(conj, False))
+            self._solve_by_inverses(t[second, second], z[second], uplo=uplo, unit=unit, conj=conj, order=order)
             return
         stream = self.stream
-        inverse = self._lapack.inverse(stream, t, unit=unit)
+        inverse = self._lapack.inverse(stream, t if uplo == "L" else t.T, unit=unit)
         memory = self._lapack.memory(stream, "right-hand sides", z.nbytes)
         right = self.array(memory, z.shape, z.dtype, "F" if _by_columns(z) else "C")
         self.assign(z, right)
-        self.gemm(1, inverse, right, 0, z, conj=(conj, False))
+        self.gemm(1, inverse if uplo == "L" else inverse.T, right, 0, z, conj=(conj, False))
 
     def lower(self, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""

@@ -156,6 +156,8 @@ def _width(plan: Summa, chunks: int | None) -> int:
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
     if not isinstance(plan, SummaC):
         return wanted
+    if plan.nprocs == 1:
+        return max(1, extent)
     if plan.transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
     whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent

@@ -256,7 +256,7 @@ class RunTriangularProduct(RunSummaC):
         move = Move(rank, ((r0 - above, r0, shape[0]),), ((c0, panel.start + c0, shape[1]),))
         parts = (
             (_shifted(part, r0, panel.start + c0), trapezoid)
-            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1)
+            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1, arrays.most_across)
         )
         message = Message(rank, parts, self._order, {}, arrays.block_copy)
         return _Block(memory, message, (on_rows, on_columns))
@@ -284,9 +284,15 @@ class RunTriangularProduct(RunSummaC):
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         super()._multiply_panels(x, total, beta, result)
         if self._plan.aliased:
+            self._b.end()  # its messages are sent from B's own memory
             meet(self._backend, TAG_READ, "other ranks read B before it is overwritten")
 
     def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        structure = self._plan.structure
+        if self._plan.whole and self._count == 1 and _is_by_columns(b) == _is_by_columns(total):
+            uplo, conj = structure.uplo, x.conj[0]
+            self._arrays.trmm(x.alpha, a, b, total, uplo=uplo, unit=structure.unit, conj=conj)
+            return
         if beta != 1:
             self._arrays.scale(beta, total)
         for above, (r0, r1, c0, c1, *_), block in self._places[s]:
@@ -302,6 +308,10 @@ def _shifted(move: Move, i: int, j: int) -> Move:
     """A move whose targets count from row i and column j."""
     rows = tuple((source, target - i, length) for source, target, length in move.rows)
     return Move(move.peer, rows, tuple((source, target - j, length) for source, target, length in move.columns))
+
+
+def _is_by_columns(x: Array) -> bool:
+    return abs(x.strides[0]) < abs(x.strides[1])
 
 
 def _flip(order: Any) -> Any:
