@@ -203,6 +203,7 @@ class ProductArguments(NamedTuple):
         queue = None if plan.queue is None else 0  # one key for all queues; plans without a queue have more algorithms
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
+        epilogue += ", fast accumulation" if self.fast_accumulate else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
