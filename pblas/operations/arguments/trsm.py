@@ -190,6 +190,6 @@ def _common_dtype(call: TrsmRequest) -> np.dtype[Any]:
                 raise errors.DTypeError(
                     f"{verb}: A is {dtype.name}, {name} is {x.dtype.name}; all must have one dtype: convert with astype"
                 )
-    if dtype.itemsize == 2:
+    if dtype.itemsize <= 2:
         raise errors.DTypeError(f"{verb}: {dtype.name} has too few bits for a solve; convert with A.astype('float32')")
     return dtype
