@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
-
-import pblas  # noqa: E402
-from pblas import errors  # noqa: E402
-from pblas.backends.agreement import Agreement  # noqa: E402
-from pblas.backends.process_group import peers_of  # noqa: E402
-from pblas.backends.process_group.peers import GroupPeers  # noqa: E402
+import pblas
+from pblas import errors
+from pblas.backends.agreement import Agreement
+from pblas.backends.process_group import peers_of
+from pblas.backends.process_group.peers import GroupPeers
 
 SECONDS = 20.0
 """Deadline of everything that ends, on a busy machine."""
@@ -151,6 +149,7 @@ def missing(peers: GroupPeers, folder: Path) -> None:
 
 
 def main() -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
     folder = sys.argv[1] if len(sys.argv) > 1 else None
     dist.init_process_group(
         "gloo",
