@@ -71,8 +71,7 @@ class FactorizationPlan(Plan):
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
         library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
-        triangle: for Cholesky, order of the largest triangle of an update that the library's symmetric product updates;
-            0 for none (global).
+        triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
         tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
     """
 
@@ -87,7 +86,7 @@ class FactorizationPlan(Plan):
     returns: bool = False
     uplo: Literal["L", "U"] = "L"
     library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
-    triangle: int = 0
+    triangles: range = range(0)
     tail: int = 0
 
     # Each factorization defines these
@@ -203,11 +202,11 @@ class FactorizationPlan(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """W, two panels of far ranks, and for Cholesky the rows of a panel that belong to a rank's columns."""
+        """W, and two panels of far ranks."""
         w, buffers = self.w.max_local_nelements, 0 if self._is_read_in_place else _BUFFERS
         panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * (w + (buffers + 1) * panel * (self.w.nprocs > 1)) + moved
+        return self.itemsize * (w + buffers * panel * (self.w.nprocs > 1)) + moved
 
     @property
     def _is_read_in_place(self) -> bool:
