@@ -106,7 +106,7 @@ class Peer:
         self._work = np.empty((self._lld, len(columns)), first.dtype, order="F")[: len(rows)]
         self._pivots, self._tau = np.empty(self._lld + nb, np.intc), np.empty(len(columns) + nb, first.dtype)
         self._scratch = np.empty(2 * nb * (len(rows) + len(columns) + nb), first.dtype)
-        self._integers = np.empty(self._lld + len(columns) + 2 * nb, np.intc)
+        self._integers = np.empty(2 * (self._lld + len(columns)) + 8 * nb, np.intc)
         self._b: dict[int, Any] = {}
         for nrhs in {int(kind.removeprefix("solve")) for kind in matrices if kind.startswith("solve")}:
             right = MatrixDescriptor.block_cyclic(self._n, nrhs, nb, nb, Grid(*shape, "R"))
