@@ -16,10 +16,10 @@ _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
 panels take longer than the updates that hide them."""
 _PANELS = 5
-"""Panels of a GPU at least, where the matrix is large enough: otherwise GPUs are idle at the end."""
+"""Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
 _WIDTH = 5
-"""Columns of a panel over the root of a rank's columns, on CPUs: with wide panels ranks wait for them, and with narrow
-ones the GEMMs of the updates are slow (simulated with the rates of an AMD EPYC; measured for 1024 to 4096 columns)."""
+"""In Cholesky on CPUs, columns of a panel over the root of a rank's columns: ranks wait for wide panels, and GEMMs with
+narrow ones are slow (simulated with the rates of an AMD EPYC; measured for 1024 and 2048 columns on 2 ranks)."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
 _PAGE, _LINE = 4096, 64
@@ -41,7 +41,7 @@ class _Limits(NamedTuple):
     narrowest: int
     widest: int
     least: int
-    gpus: bool = False
+    by_root: bool = False
 
 
 def choose_factorization(
@@ -79,7 +79,7 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus)
+    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus, by_root=kind == "cholesky")
     if not gpus:
         w = _apart(w, dtype)
     plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
@@ -92,7 +92,12 @@ def choose_factorization(
 
 
 def block_columns(
-    a: MatrixDescriptor, nprocs: int, algorithm: FactorizationAlgorithm = "auto", *, gpus: bool = False
+    a: MatrixDescriptor,
+    nprocs: int,
+    algorithm: FactorizationAlgorithm = "auto",
+    *,
+    gpus: bool = False,
+    by_root: bool = False,
 ) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
@@ -101,13 +106,14 @@ def block_columns(
         nprocs: ranks of the context (global).
         algorithm: see `choose_factorization` (global).
         gpus: see `choose_factorization` (global).
+        by_root: on CPUs the width of a panel grows with the root of a rank's columns, as is best for Cholesky (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
-    128
+    96
     """
-    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST)
+    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST, by_root)
     if gpus:
-        limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS, gpus)
+        limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
     ranks = max(1, min(nprocs, n // limits.least))
     is_small = ranks == 1 and not (gpus and n >= _BLOCKED_ON_A_GPU)
     if algorithm == "local" or (algorithm == "auto" and is_small):
@@ -138,14 +144,14 @@ def panel_width(n: int, ranks: int) -> int:
     """Columns of a panel, for so many ranks on CPUs.
 
     >>> panel_width(4096, 2), panel_width(1024, 2)
-    (192, 128)
+    (192, 96)
     """
     return _width(n, ranks, _Limits(_NARROWEST, _WIDEST, _LEAST))
 
 
 def _width(n: int, ranks: int, limits: _Limits) -> int:
     """Columns of a panel: a multiple of 32 between the limits."""
-    width = n // (_PANELS * ranks) // 32 * 32 if limits.gpus else (isqrt(_WIDTH**2 * n // ranks) + 16) // 32 * 32
+    width = (isqrt(_WIDTH**2 * n // ranks) + 16) // 32 * 32 if limits.by_root else n // (_PANELS * ranks) // 32 * 32
     return max(limits.narrowest, min(limits.widest, width))
 
 

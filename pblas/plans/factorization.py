@@ -215,7 +215,7 @@ class FactorizationPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W, and two panels of far ranks."""
-        w, buffers = self.w.max_local_nelements, 0 if self._is_read_in_place else _BUFFERS
+        w, buffers = (self.w.lld or self.w.m) * self.w.columns.max_count, 0 if self._is_read_in_place else _BUFFERS
         panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
         return self.itemsize * (w + buffers * panel * (self.w.nprocs > 1)) + moved
