@@ -67,6 +67,10 @@ class HostArrays:
         """A tight array at the start of memory that `empty` returned (local)."""
         return np.ndarray(shape, dtype, memory.data, order=order)
 
+    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised memory in Fortran order, on a GPU until the next call for this lane (local)."""
+        return np.empty(shape, dtype, "F")
+
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of the shape and storage order of x (local)."""
         return np.empty_like(x, dtype)
@@ -183,6 +187,12 @@ class HostArrays:
             conj: multiply with the conjugates of X and Y.
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
+
+    def gram(self, x: Array) -> Array:
+        """X^H X of an X in Fortran order, in host memory (local)."""
+        product = np.empty((x.shape[1], x.shape[1]), x.dtype, "F")
+        blas.gemm(1, x.T, x, 0, product, conj=(True, False))
+        return product
 
     def subtract_square(self, x: Array, z: Array) -> None:
         """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.

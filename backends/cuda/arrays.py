@@ -22,8 +22,9 @@ from pblas.backends.cuda.gemm import Gemm, needs_copy
 from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
+from pblas.backends.cuda.reflectors import Reflectors
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import subtract_square, trsm
+from pblas.backends.cuda.trsm import gram_blocks, subtract_square, trsm
 from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue, Node
 
+_GRAM_BLOCKS, _GRAM_ROWS = 528, 512
+"""Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -97,7 +100,11 @@ class DeviceArrays:
 
     @cached_property
     def _lapack(self) -> Lapack:
-        return Lapack(self.empty)
+        return Lapack(self.empty, self._kept.append)
+
+    @cached_property
+    def _reflectors(self) -> Reflectors:
+        return Reflectors(self._lapack, self.gemm)
 
     @property
     def _blas_handle(self) -> int:
@@ -138,6 +145,11 @@ class DeviceArrays:
         """A tight array at the start of memory from `empty` (local)."""
         array: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
         return array
+
+    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised memory of this lane in Fortran order, until the next call for the lane (local)."""
+        memory = self._lapack.memory(self.stream, "scratch", shape[0] * shape[1] * dtype.itemsize)
+        return self.array(memory, shape, dtype)
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of the shape and storage order of x (local)."""
@@ -304,6 +316,22 @@ class DeviceArrays:
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
+    def gram(self, x: Any) -> Array:
+        """X^H X of an X in Fortran order, in host memory: the sum of products of as many blocks of rows as fill a GPU.
+
+        cuBLAS' product for X^H X with few columns and millions of rows leaves most multiprocessors idle.
+        """
+        m, n = x.shape
+        count = min(_GRAM_BLOCKS, m // _GRAM_ROWS)
+        rows = m // count if count else 0
+        parts = self.array(self.empty((count + 1) * n * n * x.itemsize), (n, n * (count + 1)), x.dtype)
+        if count:
+            gram_blocks(self._blas_handle, x, rows, count, parts)
+        self.gemm(1, x[rows * count :].T, x[rows * count :], 0, parts[:, n * count :], conj=(True, False))
+        self.settle()
+        total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
+        return total
+
     def subtract_square(self, x: Any, z: Any) -> None:
         """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
@@ -364,6 +392,15 @@ class DeviceArrays:
             memory.set(pivots.astype(np.int64), cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
             pivots = memory
         self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
+
+    def qr(self, x: Array, t: Array) -> None:
+        """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cuda.reflectors`."""
+        self._reflectors.geqrt(self.stream, x, t)
+
+    def unit_lower(self, x: Array) -> Array:
+        """A copy of a square X with ones on its diagonal and zeros above it, until the next call for the lane."""
+        y: Array = self._reflectors.unit_lower(self.stream, x)
+        return y
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
@@ -468,6 +505,7 @@ class DeviceArrays:
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None
+        self.__dict__.pop("_reflectors", None)
         if "_lapack" in self.__dict__:
             self._lapack.close()
             del self._lapack

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 _ROUTINES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_BATCHES = {
+    "f": cublas.sgemm_strided_batched_64,
+    "d": cublas.dgemm_strided_batched_64,
+    "F": cublas.cgemm_strided_batched_64,
+    "D": cublas.zgemm_strided_batched_64,
+}
 _SQUARES = {"f": cublas.ssyrk_64, "d": cublas.dsyrk_64, "F": cublas.cherk_64, "D": cublas.zherk_64}
 
 
@@ -37,6 +43,25 @@ def subtract_square(handle: int, x: Any, z: Any) -> None:
     _SQUARES[z.dtype.char](
         *(handle, cublas.FillMode.LOWER, cublas.Operation.N, *x.shape),
         *(alpha, x.data.ptr, _leading_dimension(x), beta, z.data.ptr, _leading_dimension(z)),
+    )
+
+
+def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
+    """Parts[b] := X[b]^H X[b] for blocks of rows, one after the other.
+
+    Args:
+        handle: of cuBLAS, on a stream (local).
+        x: rows * count x n at least, in Fortran order (local).
+        rows: of a block (local).
+        count: number of blocks (local).
+        parts: n x (n * count), in Fortran order: the products side by side (local).
+    """
+    n, scalars = x.shape[1], np.array([1, 0], x.dtype)
+    one, zero = (scalars.ctypes.data + i * x.itemsize for i in (0, 1))
+    ld = _leading_dimension(x)
+    _BATCHES[x.dtype.char](
+        *(handle, cublas.Operation.C if x.dtype.kind == "c" else cublas.Operation.T, cublas.Operation.N, n, n, rows),
+        *(one, x.data.ptr, ld, rows, x.data.ptr, ld, rows, zero, parts.data.ptr, n, n * n, count),
     )
 
 

@@ -8,12 +8,14 @@ from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import Execution, PlannedFactorization, planned, prepared
+from pblas.operations.cholesky_qr import CholeskyQrFactor, orthonormalized
+from pblas.operations.factorization import Execution, PlannedFactorization, planned, planned_with, prepared
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_qr import Algorithm, choose_qr
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import TsqrPlan
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class PlannedQr(PlannedFactorization):
     def factor(self, verb: str, a: DistMatrix) -> QrFactor:
         """**Collective.** `execute` with checked arguments."""
         runtime, desc = a.runtime, self.plan.w
+        if isinstance(self.plan, CholeskyQrPlan):
+            return self._by_cholesky(verb, a, self.plan)
         w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
         redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
         self.run(Execution(verb, w, None))
@@ -61,21 +65,27 @@ class PlannedQr(PlannedFactorization):
         reflectors = Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
         return QrFactor(reflectors, without_lld(a.desc))
 
+    def _by_cholesky(self, verb: str, a: DistMatrix, plan: CholeskyQrPlan) -> QrFactor:
+        """**Collective.** The factor by CholeskyQR; by blocks if A is too ill-conditioned."""
+        w = redistribute(a, plan.w)
+        r = orthonormalized(verb, w, self._executor)
+        if r is not None:
+            return CholeskyQrFactor(w, r, without_lld(a.desc))
+        assert plan.fallback is not None, "a plan that is executed has one"
+        return planned_with(PlannedQr, verb, plan.fallback, a).factor(verb, a)
+
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
-        """Raise BackendError on GPUs, ArgumentError for an algorithm that is unknown or does not fit (local)."""
-        if gpus:
-            raise errors.BackendError(
-                f"{verb}: QR factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
-                f"backend='mpi', for example by A.save(path) and ctx.load(path)"
-            )
+        """Raise ArgumentError for an algorithm that is unknown or does not fit; BackendError for TSQR on GPUs."""
         if algorithm not in get_args(Algorithm):
             names = ", ".join(map(repr, get_args(Algorithm)))
             raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
-        if algorithm == "tsqr" and not desc.m >= desc.n > 0:
+        if algorithm == "tsqr" and gpus:
+            raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+        if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
             raise errors.ArgumentError(
-                f"{verb}: algorithm='tsqr' is for matrices with columns and at least as many rows; A is {desc.m} x "
-                f"{desc.n}: leave algorithm out"
+                f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+                f"{desc.m} x {desc.n}: leave algorithm out"
             )
 
     @classmethod
@@ -89,10 +99,10 @@ class PlannedQr(PlannedFactorization):
         returns: bool,  # noqa: ARG003 - always false
         uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
         algorithm: Any,
-        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
+        gpus: bool = False,
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_qr`."""
-        return choose_qr(a, dtype, nprocs, transport, algorithm)
+        return choose_qr(a, dtype, nprocs, transport, algorithm, gpus=gpus)
 
 
 def factored(verb: str, a: DistMatrix, algorithm: Any = "auto") -> QrFactor:
@@ -136,7 +146,8 @@ def qr_factor(a: DistMatrix, *, algorithm: Algorithm = "auto") -> QrFactor:
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
-            "local" on one rank; "auto" chooses (global).
+            "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q in place of
+            reflectors; "local" on one rank; "auto" chooses (global).
 
     Returns:
         The factor F: `F.apply_q(C, side, trans)`, `F.q()`, `F.r()`.

@@ -62,7 +62,7 @@ class QrFactor(FactoredMatrix):
                     what = "rows" if side == "L" else "columns"
                     raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
             runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
-            return multiplied(verb, self._reflectors, c, side=side, trans=trans)
+            return self._multiplied(verb, c, side, trans)
 
     def q(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** Q, a new matrix.
@@ -82,7 +82,7 @@ class QrFactor(FactoredMatrix):
         verb = "q"
         with self._runtime.call(verb):
             m, k = self.shape[0], self._count(verb, mode)
-            return multiplied(verb, self._reflectors, resized(self._desc, (m, k)))
+            return self._formed(verb, resized(self._desc, (m, k)))
 
     def r(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.
@@ -95,9 +95,20 @@ class QrFactor(FactoredMatrix):
         """
         verb = "r"
         with self._runtime.call(verb):
-            k, (m, n) = self._count(verb, mode), self.shape
-            rows = self._w[: min(k, m), :]
-            return redistribute(rows, resized(self._desc, (k, n)), uplo="U")
+            return self._upper(verb, self._count(verb, mode))
+
+    def _multiplied(self, verb: str, c: DistMatrix, side: Side, trans: Trans) -> DistMatrix:
+        """**Collective.** `apply_q` with checked arguments."""
+        return multiplied(verb, self._reflectors, c, side=side, trans=trans)
+
+    def _formed(self, verb: str, desc: MatrixDescriptor) -> DistMatrix:
+        """**Collective.** The first columns of Q, in a layout."""
+        return multiplied(verb, self._reflectors, desc)
+
+    def _upper(self, verb: str, k: int) -> DistMatrix:  # noqa: ARG002 - subclasses use it
+        """**Collective.** The first k rows of R, and zeros below it."""
+        m, n = self.shape
+        return redistribute(self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")
 
     def _count(self, verb: str, mode: Any) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""

@@ -82,7 +82,12 @@ def choose_factorization(
 
 
 def block_columns(
-    a: MatrixDescriptor, nprocs: int, algorithm: FactorizationAlgorithm = "auto", *, gpus: bool = False
+    a: MatrixDescriptor,
+    nprocs: int,
+    algorithm: FactorizationAlgorithm = "auto",
+    *,
+    gpus: bool = False,
+    widest: int | None = None,
 ) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
@@ -91,6 +96,7 @@ def block_columns(
         nprocs: ranks of the context (global).
         algorithm: see `choose_factorization` (global).
         gpus: see `choose_factorization` (global).
+        widest: columns of a panel at most, if the factorization has a limit of its own (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
@@ -98,6 +104,8 @@ def block_columns(
     (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST)
     if gpus:
         limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
+    if widest is not None:
+        limits = _Limits(min(limits.narrowest, widest), min(limits.widest, widest), limits.least)
     ranks = max(1, min(nprocs, n // limits.least))
     is_small = ranks == 1 and not (gpus and n >= _BLOCKED_ON_A_GPU)
     if algorithm == "local" or (algorithm == "auto" and is_small):
