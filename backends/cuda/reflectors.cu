@@ -311,8 +311,8 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             reflector(lane_of(row, j), real(lane_of(sum, j)), beta, tau_j, scale);
             T product_j = row;  // v[j]^H x[c], for the columns c > j
             add(product_j, conj(scale), sum);
-            product_j = product(conj(tau_j), product_j);
-            T change = product(scale, product_j);
+            product_j = times(conj(tau_j), product_j);
+            T change = times(scale, product_j);
             T changes[OWNED];
 #pragma unroll
             for (int i = 0; i < OWNED; ++i) {
@@ -331,7 +331,7 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             if (warp == 0) {
                 T inner = conj(row);  // v[c]^H v[j], for the reflectors c < j
                 add(inner, scale, conj(sum));
-                gram[lane * WIDTH + j] = product(conj(own_scale), inner);
+                gram[lane * WIDTH + j] = times(conj(own_scale), inner);
                 if (cta == 0 && lane == 0) v[j * ldv + j] = complex_of(beta, Real(0), T());
             }
             if (lane == j) own_tau = tau_j, own_scale = scale;
@@ -344,7 +344,7 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             for (int r = lane; r < count; r += LANES) {
                 T element = v[c * ldv + r];
                 bool is_v = begin + r > c;
-                element = is_v ? product(element, scale) : times(element, factor);
+                element = is_v ? times(element, scale) : times(element, factor);
                 own[r + (start + c) * ld] = element;
                 v[c * ldv + r] = is_v ? element : begin + r == c ? one(T()) : zero(T());
             }
@@ -363,7 +363,7 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             if (cta == 0 && lane < columns) {
                 tau[start + lane] = own_tau;
                 for (int j = lane + 1; j < columns; ++j)
-                    l[start + j + (start + lane) * ldl] = conj(product(own_tau, gram[lane * WIDTH + j]));
+                    l[start + j + (start + lane) * ldl] = conj(times(own_tau, gram[lane * WIDTH + j]));
             }
         }
         __syncthreads();
@@ -380,7 +380,7 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             T sum = zero(T());
             for (int b = 0; b < ctas; ++b) add(sum, __ldcg(products + ((integer)b * others + q) * LANES + lane));
             if (q < start) {  // a reflector before the block
-                if (lane < columns) l[start + lane + q * ldl] = product(conj(__ldcg(tau + q)), sum);
+                if (lane < columns) l[start + lane + q * ldl] = times(conj(__ldcg(tau + q)), sum);
                 continue;
             }
             T transformed = zero(T());  // T^H V^H C
@@ -400,7 +400,7 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
 template <class T>
 __device__ void scale_columns(T* g, integer ld, int n, const T* tau) {
     int j = blockIdx.x;
-    for (int i = j + 1 + threadIdx.x; i < n; i += blockDim.x) g[i + j * ld] = product(conj(tau[j]), g[i + j * ld]);
+    for (int i = j + 1 + threadIdx.x; i < n; i += blockDim.x) g[i + j * ld] = times(conj(tau[j]), g[i + j * ld]);
 }
 
 // T := diag(tau) of the columns, times the conjugate transpose of X = L^-1; 0 below the diagonal. A CTA takes a column.
@@ -408,7 +408,7 @@ template <class T>
 __device__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt) {
     int j = blockIdx.x;
     for (int i = threadIdx.x; i < n; i += blockDim.x)
-        t[i + j * ldt] = i > j ? zero(T()) : product(tau[j], conj(x[j + i * ldx]));
+        t[i + j * ldt] = i > j ? zero(T()) : times(tau[j], conj(x[j + i * ldx]));
 }
 
 // Y := X below its diagonal, with ones on the diagonal and zeros above it. A CTA takes a column.

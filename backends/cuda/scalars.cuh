@@ -30,6 +30,24 @@ __device__ __forceinline__ float times(float x, float y) { return x * y; }
 __device__ __forceinline__ double times(double x, double y) { return x * y; }
 __device__ __forceinline__ float2 times(float2 x, float y) { return make_float2(x.x * y, x.y * y); }
 __device__ __forceinline__ double2 times(double2 x, double y) { return make_double2(x.x * y, x.y * y); }
+__device__ __forceinline__ float2 times(float2 x, float2 y) {
+    return make_float2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+}
+__device__ __forceinline__ double2 times(double2 x, double2 y) {
+    return make_double2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+}
+__device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
+__device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
+// Divides by the larger part, so that no square overflows (Smith's method).
+template <class T>
+__device__ __forceinline__ T reciprocal(T z) {
+    bool swap = abs(z.x) < abs(z.y);
+    auto ratio = swap ? z.x / z.y : z.y / z.x, large = swap ? z.y + z.x * ratio : z.x + z.y * ratio;
+    T x;
+    x.x = (swap ? ratio : 1) / large;
+    x.y = (swap ? -1 : -ratio) / large;
+    return x;
+}
 __device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
 __device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
 __device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
@@ -62,10 +80,4 @@ __device__ __forceinline__ void add(float2& r, float2 x, float2 y) {
 __device__ __forceinline__ void add(double2& r, double2 x, double2 y) {
     r.x += x.x * y.x - x.y * y.y;
     r.y += x.x * y.y + x.y * y.x;
-}
-template <class T>
-__device__ __forceinline__ T product(T x, T y) {
-    T r = zero(T());
-    add(r, x, y);
-    return r;
 }

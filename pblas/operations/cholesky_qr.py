@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.operations.qr_factor import Side, Trans
+    from pblas.operations.progress import StageReport
+    from pblas.operations.qr_factor import Mode, Side, Trans
 
 
 _NEAR = 0.25
@@ -94,7 +95,10 @@ class CholeskyQrFactor(QrFactor):
         super().__init__(Reflectors(q, None, False), desc)
         self._r = r
 
-    def _multiplied(self, verb: str, c: DistMatrix, side: Side, trans: Trans) -> DistMatrix:
+    def applied(
+        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+    ) -> DistMatrix:
+        """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
         desc = without_lld(c.desc)
         if side == "R":  # C op(Q) = (op(Q)^H C^H)^H
             x = redistribute(c, desc.T, trans="C")
@@ -107,14 +111,21 @@ class CholeskyQrFactor(QrFactor):
         self._multiply(verb, x, adjoint=adjoint)
         if self.dtype.kind == "c" and conj:
             x = redistribute(x.conj(), x.desc)
+        if progress is not None:
+            progress(1.0)
         return redistribute(x, desc, trans="C") if side == "R" else x
 
-    def _formed(self, verb: str, desc: MatrixDescriptor) -> DistMatrix:
-        if desc.n == self.shape[1]:
-            return redistribute(self._w, desc)
-        x = identity(verb, desc, self._w)
-        self._multiply(verb, x, adjoint=False)
-        return x
+    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `q` inside another call, with a checked mode; see `QrFactor.formed`."""
+        m, n = self.shape
+        if mode == "reduced" or m == n:
+            q = redistribute(self._w, without_lld(self._desc)) if out is None else redistribute(self._w, out=out)
+        else:
+            q = identity(verb, resized(self._desc, (m, m)), self._w)
+            self._multiply(verb, q, adjoint=False)
+        if progress is not None:
+            progress(1.0)
+        return q
 
     def _upper(self, verb: str, k: int) -> DistMatrix:
         n, like = self.shape[1], self._w

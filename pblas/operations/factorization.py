@@ -9,6 +9,7 @@ from pblas.backends.local_step import agreed
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.execute.factorization.lu import RunLu
+from pblas.execute.factorization.pivoted_qr import RunPivotedQr
 from pblas.execute.factorization.qr import RunQr
 from pblas.execute.factorization.tsqr import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -24,6 +25,7 @@ from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.plans.pivoted_qr import PivotedQrPlan
 from pblas.plans.plan import Topology
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag
@@ -44,6 +46,7 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
     QrPlan: RunQr,
     TsqrPlan: RunTsqr,
     CholeskyQrPlan: RunCholeskyQr,
+    PivotedQrPlan: RunPivotedQr,
 }
 
 

@@ -10,6 +10,7 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
 from pblas.operations.arguments.trsm import checked_letter
 from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors, Side, Trans, multiplied
 from pblas.operations.stacking import resized
@@ -62,7 +63,13 @@ class QrFactor(FactoredMatrix):
                     what = "rows" if side == "L" else "columns"
                     raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
             runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
-            return self._multiplied(verb, c, side, trans)
+            return self.applied(verb, c, trans, side=side)
+
+    def applied(
+        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+    ) -> DistMatrix:
+        """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
+        return multiplied(verb, self._reflectors, c, side=side, trans=trans, progress=progress)
 
     def q(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** Q, a new matrix.
@@ -81,8 +88,22 @@ class QrFactor(FactoredMatrix):
         """
         verb = "q"
         with self._runtime.call(verb):
-            m, k = self.shape[0], self._count(verb, mode)
-            return self._formed(verb, resized(self._desc, (m, k)))
+            self._count(verb, mode)
+            return self.formed(verb, mode)
+
+    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `q` inside another call, with a checked mode.
+
+        Args:
+            verb: name of the call (global).
+            mode: as in `q` (global).
+            out: matrix like A for Q if it has the shape of A; None for a new one (global).
+            progress: called with the done part of the work (local).
+        """
+        m = self.shape[0]
+        shape = m, m if mode == "complete" else min(self.shape)
+        out = out if shape == self.shape else None
+        return multiplied(verb, self._reflectors, resized(self._desc, shape), out=out, progress=progress)
 
     def r(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.
@@ -96,14 +117,6 @@ class QrFactor(FactoredMatrix):
         verb = "r"
         with self._runtime.call(verb):
             return self._upper(verb, self._count(verb, mode))
-
-    def _multiplied(self, verb: str, c: DistMatrix, side: Side, trans: Trans) -> DistMatrix:
-        """**Collective.** `apply_q` with checked arguments."""
-        return multiplied(verb, self._reflectors, c, side=side, trans=trans)
-
-    def _formed(self, verb: str, desc: MatrixDescriptor) -> DistMatrix:
-        """**Collective.** The first columns of Q, in a layout."""
-        return multiplied(verb, self._reflectors, desc)
 
     def _upper(self, verb: str, k: int) -> DistMatrix:  # noqa: ARG002 - subclasses use it
         """**Collective.** The first k rows of R, and zeros below it."""

@@ -28,6 +28,7 @@ def choose_qr(
     transport: Transport,
     algorithm: Algorithm = "auto",
     *,
+    returns: bool = False,
     gpus: bool = False,
 ) -> QrPlan | TsqrPlan | CholeskyQrPlan:
     """The plan of a QR factorization.
@@ -39,6 +40,8 @@ def choose_qr(
         transport: how the ranks exchange data (global).
         algorithm: "blocked", "tsqr" or "cholesky" for a matrix with columns and no fewer rows, or "local"; "auto"
             chooses (global).
+        returns: whether reflectors are brought back to the layout of A, as LAPACK stores them: only those of block
+            columns are (global).
         gpus: whether the matrix is in GPU memory: then there is no tree (global).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
@@ -47,7 +50,7 @@ def choose_qr(
     0
     """
     m, n = a.shape
-    is_tall = gpus and 0 < n <= _WIDEST_OF_CHOLESKY and _TALL_ON_GPUS * n * nprocs <= m
+    is_tall = gpus and not returns and 0 < n <= _WIDEST_OF_CHOLESKY and _TALL_ON_GPUS * n * nprocs <= m
     if algorithm == "cholesky" or (algorithm == "auto" and is_tall):
         fallback = choose_qr(a, dtype, nprocs, transport, "blocked", gpus=gpus)
         assert isinstance(fallback, QrPlan), "by blocks"
@@ -55,7 +58,7 @@ def choose_qr(
         return CholeskyQrPlan(a, _rows(a, nprocs)[0], why, dtype, nprocs, transport, fallback=fallback)
     if gpus:
         return _on_gpus(a, dtype, nprocs, transport, algorithm)
-    if algorithm == "tsqr" or (algorithm == "auto" and 0 < _TALL * n * nprocs <= m):
+    if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
     w, why = block_columns(a, ranks, "blocked" if algorithm == "blocked" else "auto")
@@ -63,7 +66,7 @@ def choose_qr(
         w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
         why = "algorithm='local': one rank" if algorithm == "local" else why
     nb = w.nb if w.inb is None else max(w.nb, w.inb)
-    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport)
+    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport, returns)
 
 
 def _on_gpus(a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm) -> QrPlan:

@@ -54,7 +54,7 @@ class RunCholeskyQr:
                 arrays.assign(rows, copy)
                 arrays.gemm(1, copy, memory, 0, rows)
             if not multiplies:
-                arrays.trsm(memory.T, w.T, uplo="L")
+                arrays.trsm(memory.T, w.T, uplo="L", inverts=False)
             arrays.settle()
 
     def shift(self) -> float:
