@@ -91,16 +91,17 @@ def _best(run: Callable[[], None], prepare: Callable[[], Any]) -> float:
 
 def estimated(kind: str, n: int, gpus: int, rows: list[dict[str, Any]]) -> float:
     """Seconds of a factorization of an n x n matrix."""
-    panels = [(row["m"], row["s"]) for row in rows if row["kind"] == kind]
+    panels = [row for row in rows if row["kind"] == kind]
+    heights, seconds = ([row[name] for row in panels] for name in ("m", "s"))
     update = next(row for row in rows if row["kind"] == "update")
     rate, width = update["flops"] / update["s"], WIDTHS[kind]
     passes = {"cholesky": 1, "lu": 2, "qr": 4}[kind]  # flops per element of the rest, over the width
-    total = float(np.interp(n, *zip(*panels, strict=True)))
+    total = float(np.interp(n, heights, seconds))
     for start in range(0, n - width, width):
         m = n - start - width
         whole = passes * float(m) * m * width / rate
         nbytes = 8 * m * width * (gpus - 1)
-        ahead = whole * width / m + float(np.interp(m, *zip(*panels, strict=True))) + nbytes / LINK
+        ahead = whole * width / m + float(np.interp(m, heights, seconds)) + nbytes / LINK
         if gpus > 1 or m > width:
             total += max(whole / gpus, ahead) + STEP
     return MEASURED[kind] * total

@@ -46,8 +46,9 @@ def orthonormalized(verb: str, w: DistMatrix, executor: RunCholeskyQr) -> Array 
         with runtime.local_step(verb):
             own = executor.gram(w.stored(verb))
         runtime.agree(f"{verb}: Gram matrix", {})
-        gram: Any = sum(part.astype(wide) for part in runtime.backend.gather(own))
+        parts = runtime.backend.gather(own)
         with np.errstate(all="ignore"):
+            gram: Any = sum(part.astype(wide) for part in parts)
             is_last = k > 0 and bool(np.linalg.norm(gram - np.eye(n)) <= _NEAR)
             triangle = _triangle(gram, 0 if k else executor.shift())
         if triangle is None or (k == PASSES - 1 and not is_last):
