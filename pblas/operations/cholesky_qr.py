@@ -12,7 +12,7 @@ from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reflectors import Reflectors, identity
+from pblas.operations.reflectors import Reflectors, Side, Trans, identity
 from pblas.operations.stacking import resized, without_lld
 from pblas.plans.cholesky_qr import PASSES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.progress import StageReport
-    from pblas.operations.qr_factor import Mode, Side, Trans
+    from pblas.operations.qr_factor import Mode
 
 
 _NEAR = 0.25

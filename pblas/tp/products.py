@@ -253,7 +253,7 @@ class Caller:
         dtype = RESULTS[x.dtype][0] if asked is None else asked
         if given is not None and (asked is not None or given in RESULTS[x.dtype]):
             dtype = given  # the check of `out` names another dtype
-        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb)
+        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb, "out_dtype")
         return dtype
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
