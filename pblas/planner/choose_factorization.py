@@ -98,6 +98,7 @@ def block_columns(
     *,
     gpus: bool = False,
     by_root: bool = False,
+    widest: int | None = None,
 ) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
@@ -107,6 +108,7 @@ def block_columns(
         algorithm: see `choose_factorization` (global).
         gpus: see `choose_factorization` (global).
         by_root: on CPUs the width of a panel grows with the root of a rank's columns, as is best for Cholesky (global).
+        widest: columns of a panel at most, if the factorization has a limit of its own (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
@@ -114,6 +116,8 @@ def block_columns(
     (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST, by_root)
     if gpus:
         limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
+    if widest is not None:
+        limits = limits._replace(narrowest=min(limits.narrowest, widest), widest=min(limits.widest, widest))
     ranks = max(1, min(nprocs, n // limits.least))
     is_small = ranks == 1 and not (gpus and n >= _BLOCKED_ON_A_GPU)
     if algorithm == "local" or (algorithm == "auto" and is_small):

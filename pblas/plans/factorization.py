@@ -75,7 +75,7 @@ class FactorizationPlan(Plan):
         returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
-        library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
+        library: that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global).
         triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
         tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
     """
@@ -90,7 +90,7 @@ class FactorizationPlan(Plan):
     transport: Transport = "message"
     returns: bool = False
     uplo: Literal["L", "U"] = "L"
-    library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
+    library: Literal["LAPACK", "cuSOLVER", "a kernel"] = "LAPACK"
     triangles: range = range(0)
     tail: int = 0
 
