@@ -142,7 +142,7 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
         x = _identity(verb, a)
         solve_cholesky(a, x, uplo)
         with a.runtime.local_step(verb):
-            local = x.stored(verb)
+            local = x.computed(verb)
             if local.dtype.kind == "c":
                 columns = [j for ends in x.desc.global_ranges(a.runtime.rank)[1] for j in range(*ends)]
                 local.imag[columns, range(len(columns))] = 0

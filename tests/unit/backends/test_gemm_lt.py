@@ -14,6 +14,7 @@ import pytest
 
 from pblas.backends.cuda.algorithm_cache import ALGORITHM_NBYTES, Choice, Choices
 from pblas.backends.cuda.gemm_problem import Problem, alignment, needs_copy, read
+from pblas.backends.push_engine import GemmModes
 from pblas.errors import PblasWarning
 from tests.common.gauge import NAMES, Array, dtype_of
 
@@ -178,7 +179,7 @@ def test_each_operand_has_its_own_alignment(offset: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tf32_applies_to_single_precision_only(name: str) -> None:
     x, y, z = (stored((2, 2), dtype_of(name), ("C", 0)) for _ in range(3))
-    assert read(x, y, z, tf32=True).problem.tf32 == (name in {"float32", "complex64"})
+    assert read(x, y, z, modes=GemmModes(tf32=True)).problem.tf32 == (name in {"float32", "complex64"})
 
 
 @pytest.fixture
