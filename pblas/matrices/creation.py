@@ -391,8 +391,9 @@ class Creation:
             m, n = desc
             desc = MatrixDescriptor.default(m, n, self.runtime.nprocs)
         if not isinstance(desc, MatrixDescriptor):
+            got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(
-                f"{verb}: desc must be a MatrixDescriptor or a shape (m, n), got {type(desc).__name__}"
+                f"{verb}: desc must be a MatrixDescriptor or a shape, as (3, 4) for 3 rows, got {got}"
             )
         self.runtime.check_place(verb, desc, "the matrix")
         return desc

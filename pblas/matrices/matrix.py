@@ -282,6 +282,20 @@ class DistMatrix(Operators):
             "this rank's part"
         )
 
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
+        name, module = function.__name__, function.__module__
+        if name in ("shape", "ndim", "size"):
+            return getattr(self, name)
+        if name in ("iscomplexobj", "isrealobj"):
+            return (self.dtype.kind == "c") == (name == "iscomplexobj")
+        remedy = "pblas.linalg may have it, " if module == "numpy.linalg" else ""
+        if name in dir(self):
+            remedy = f"A.{name}() does it on the ranks, "
+        raise errors.ArgumentError(
+            f"{module}.{name} takes no DistMatrix, which is distributed: {remedy}A.to_global() collects it as an array"
+        )
+
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
