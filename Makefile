@@ -6,7 +6,7 @@
 # make conformance  the tables of the PBLAS testing programs, all of them, on six ranks
 # make peer         the same problems through Debian's ScaLAPACK, which it installs, and through pblas
 # make test-floors  a part of the tests, with the oldest NumPy, SciPy and mpi4py that pyproject.toml allows
-# make test-torch   the tests of arrays of torch, with its wheel for CPUs
+# make test-torch   the tests of arrays of torch and of ranks that torchrun starts, with its wheel for CPUs
 # make docs         the site, in docs/_build/html
 # make dist         sdist and wheel, in dist/: built, checked, installed in a fresh environment and run there
 # make clean        removes what these have made
@@ -59,6 +59,7 @@ test-floors: $(VENV_FLOORS)/.floors
 
 test-torch: $(VENV_TORCH)/.torch
 	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -k 'torch or tensor' tests/mpi
+	@$(VENV_TORCH)/bin/python tests/harness/run.py tests/unit/backends/test_process_group.py
 
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run

@@ -1,11 +1,14 @@
-"""Element types: the dtypes that pblas multiplies, and the dtype in which each is added."""
+"""Element types: the dtypes that pblas stores, multiplies and adds, and the combinations that a product may have."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+from pblas import errors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -14,14 +17,119 @@ if TYPE_CHECKING:
 
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 DTYPES = (FLOAT32, np.dtype(np.float64), np.dtype(np.complex64), np.dtype(np.complex128), FLOAT16, BFLOAT16)
-"""Every dtype that pblas multiplies."""
+"""Every dtype that pblas computes with."""
+FLOAT8 = (E4M3, E5M2)
+"""dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added."""
+STORED = DTYPES + FLOAT8
+"""Every dtype that a matrix may have."""
+
+RESULTS: dict[np.dtype[Any], tuple[np.dtype[Any], ...]] = {
+    **{dtype: (dtype,) for dtype in DTYPES[:4]},
+    **{dtype: (dtype, FLOAT32) for dtype in (FLOAT16, BFLOAT16)},
+    **dict.fromkeys(FLOAT8, (BFLOAT16, FLOAT16, FLOAT32)),
+}
+"""The dtypes that D = op(A) op(B) may have, by the dtype of A; the first is the default.
+
+Products of up to 32 bits are added in float32. A and B have one dtype, or both have 8 bits and one of them is E4M3.
+Source: cuBLAS documentation, cublasLtMatmul, table of supported data types.
+"""
+
+
+def dtype_of_name(name: Any) -> np.dtype[Any]:
+    """A dtype by its name, also of those that NumPy lacks; TypeError or ValueError if there is none.
+
+    >>> dtype_of_name("bfloat16"), dtype_of_name("f4"), dtype_of_name("float8_e5m2")
+    (dtype(bfloat16), dtype('float32'), dtype(float8_e5m2))
+    """
+    named = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
+    return named[name] if isinstance(name, str) and name in named else np.dtype(name)
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """dtype in which products of `dtype` are added: float32 for the 16-bit ones, else `dtype` itself.
+    """dtype in which products of `dtype` are added: float32 for those of 8 and 16 bits, else `dtype` itself.
 
     >>> accumulator_dtype(np.dtype("float16")), accumulator_dtype(np.dtype("complex64"))
     (dtype('float32'), dtype('complex64'))
     """
-    return FLOAT32 if dtype.itemsize == FLOAT16.itemsize else dtype
+    return FLOAT32 if dtype.itemsize < FLOAT32.itemsize else dtype
+
+
+def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
+    """The memory from the start of x under another shape and strides: NumPy's `as_strided`, also for 8 bits.
+
+    NumPy does not find the dtype float8_e5m2 by the name that arrays publish.
+    """
+    words = x.view(np.uint8) if x.dtype in FLOAT8 else x
+    return np.lib.stride_tricks.as_strided(words, shape, strides).view(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductDtypes:
+    """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T.
+
+    Args:
+        a: of A (global).
+        b: of B: that of A, or another one of 8 bits (global).
+        c: of C: that of D, or a narrower one (global).
+        d: of D (global).
+        wire: in which partial products travel: that of D, or float32 (global).
+    """
+
+    a: np.dtype[Any]
+    b: np.dtype[Any]
+    c: np.dtype[Any]
+    d: np.dtype[Any]
+    wire: np.dtype[Any]
+
+    @classmethod
+    def of(cls, dtype: np.dtype[Any], wire: np.dtype[Any] | None = None) -> ProductDtypes:
+        """All matrices of one dtype."""
+        return cls(dtype, dtype, dtype, dtype, dtype if wire is None else wire)
+
+    @property
+    def T(self) -> ProductDtypes:
+        """Those of the transposed product."""
+        return self if self.a is self.b else replace(self, a=self.b, b=self.a)
+
+    @property
+    def total(self) -> np.dtype[Any]:
+        """dtype in which products are added."""
+        return accumulator_dtype(self.d)
+
+    def check(self, verb: str, source: str = "D") -> None:
+        """Raise DTypeError unless the dtypes may be combined (global).
+
+        Args:
+            verb: name of the call, for messages.
+            source: what determines the dtype of D, for messages.
+
+        >>> ProductDtypes(E4M3, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
+        >>> ProductDtypes(E5M2, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
+        Traceback (most recent call last):
+            ...
+        pblas.errors.DTypeError: pmatmul: A and B are float8_e5m2, which cuBLASLt does not multiply; make one of them \
+float8_e4m3fn, with .astype("float8_e4m3fn")
+        """
+        a, b, c, d = self.a, self.b, self.c, self.d
+        if a == b == E5M2:
+            raise errors.DTypeError(
+                f"{verb}: A and B are {E5M2.name}, which cuBLASLt does not multiply; make one of them {E4M3.name}, "
+                f'with .astype("{E4M3.name}")'
+            )
+        if a != b and not (a in FLOAT8 and b in FLOAT8):
+            raise errors.DTypeError(
+                f"{verb}: B is {b.name}, A is {a.name}; they must have one dtype, or 8 bits each: "
+                f'convert one, as with B.astype("{a.name}")'
+            )
+        if d not in RESULTS[a]:
+            names = " or ".join(dtype.name for dtype in RESULTS[a])
+            raise errors.DTypeError(
+                f"{verb}: {source} is {d.name}, A is {a.name}; D can be {names} then: pass such an out= or out_dtype="
+            )
+        if c != d and not (d == FLOAT32 and c in RESULTS[a]):
+            raise errors.DTypeError(
+                f"{verb}: C is {c.name}, D is {d.name}; C must have the dtype of D, or with a float32 D also 16 bits "
+                f'that products of A may have: convert with C.astype("{d.name}")'
+            )

@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from pblas import errors
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, dtype_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def tensor_dtype(x: Any) -> np.dtype[Any]:
     """
     name = str(x.dtype).removeprefix("torch.")
     try:
-        return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
+        return dtype_of_name(name)
     except TypeError:
         raise _unknown(x) from None
 
@@ -73,7 +73,8 @@ def host_array(x: Any) -> Array:
         dtype, torch = tensor_dtype(x), sys.modules["torch"]
         plain = x.detach()
         try:
-            array: Array = plain.view(torch.int16).numpy().view(dtype) if dtype.name == "bfloat16" else plain.numpy()
+            words = {BFLOAT16: torch.int16} | dict.fromkeys(FLOAT8, torch.uint8)
+            array: Array = plain.view(words[dtype]).numpy().view(dtype) if dtype in words else plain.numpy()
         except TypeError:
             raise _unknown(x) from None
         return array
@@ -143,26 +144,41 @@ class Target(NamedTuple):
 
 
 def new_target(
-    shape: tuple[int, ...], like: Any, backend: Any, make: Callable[[], Array], order: Literal["C", "F"] = "C"
+    shape: tuple[int, ...],
+    like: Any,
+    backend: Any,
+    make: Callable[[], Array],
+    order: Literal["C", "F"] = "C",
+    dtype: np.dtype[Any] | None = None,
 ) -> Target:
     """Destination of a new result (local).
 
     Args:
         shape: of the result (local).
-        like: an array of the caller's library; a tensor also determines dtype and device (local).
+        like: an array of the caller's library; a tensor also determines the device (local).
         backend: converts arrays of that library (local).
         make: creates an array of the backend (local).
         order: storage order of the result (local).
+        dtype: dtype of a new tensor; None for that of `like` (global).
     """
-    theirs = empty(shape if order == "C" else shape[::-1], like)
+    theirs = empty(shape if order == "C" else shape[::-1], like, dtype)
     if theirs is not None and order == "F":
         theirs = theirs.permute(tuple(range(len(shape)))[::-1])
     return Target(theirs, make() if theirs is None else backend.as_array(theirs), like)
 
 
-def empty(shape: tuple[int, ...], like: Any) -> Any:
-    """An uninitialised tensor with the dtype and device of the tensor `like`; None if `like` is no tensor (local)."""
-    return sys.modules["torch"].empty(shape, dtype=like.dtype, device=like.device) if is_tensor(like) else None
+def empty(shape: tuple[int, ...], like: Any, dtype: np.dtype[Any] | None = None) -> Any:
+    """An uninitialised tensor on the device of the tensor `like`; None if `like` is no tensor (local).
+
+    Args:
+        shape: of the tensor (local).
+        like: an array or a tensor (local).
+        dtype: of the tensor; None for that of `like` (global).
+    """
+    if not is_tensor(like):
+        return None
+    torch = sys.modules["torch"]
+    return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype.name), device=like.device)
 
 
 def to_library(result: Array, like: Any) -> Any:

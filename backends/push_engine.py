@@ -82,6 +82,23 @@ class Finish:
         return Finish(self.tree, {name: view(z) if is_array(z) else z for name, z in self.operands.items()})
 
 
+@dataclass(frozen=True, slots=True)
+class GemmModes:
+    """How a product is computed, where the hardware has a choice.
+
+    Args:
+        tf32: float32 and complex64 may be multiplied in TF32 (global).
+        fast_accumulate: products of 8 bits may be added with fewer bits (global).
+    """
+
+    tf32: bool = False
+    fast_accumulate: bool = False
+
+
+EXACT = GemmModes()
+"""The modes of a product that is to be as precise as its dtypes allow."""
+
+
 def is_array(x: Any) -> bool:
     """Whether an operand is an array, not a number (local)."""
     return bool(getattr(x, "shape", ()))
@@ -207,12 +224,14 @@ class Engine(Protocol):
         z: Any,
         *,
         conj: tuple[bool, bool] = (False, False),
-        tf32: bool,
+        modes: GemmModes = EXACT,
+        scales: tuple[Array | None, Array | None] = (None, None),
         finish: Finish | None = None,
     ) -> None:
         """Z := alpha X Y + beta Z for each matrix of a batch, in 32 bits at least, rounded once.
 
-        The epilogue is computed before or after Z is rounded; batches have none.
+        X and Y of 8 bits are multiplied by their scales, arrays of one float32; None: 1. The epilogue is computed
+        before or after Z is rounded; batches have none.
         """
 
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
@@ -306,6 +325,9 @@ class Engine(Protocol):
 
     def copy(self, lane: str, source: Any, target: Any) -> None:
         """Target := source, of the same dtype."""
+
+    def convert(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, converted to a dtype that has all numbers of the source's."""
 
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
         """Target := beta source; with beta = 0 the source is not read."""

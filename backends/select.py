@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,11 @@ from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import checked_name
+from pblas.backends.settings import checked_name, checked_name_of_group
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
     from pblas.backends.gpu_info import Diagnostics
     from pblas.backends.host_ranks import HostRanks
@@ -36,6 +38,7 @@ _PATIENCE = 120.0  # seconds, while the timeout itself may be the wrong setting
 def open_backend(
     backend: Name,
     comm: MPI.Intracomm | None,
+    process_group: ProcessGroup | None,
     *,
     device: int | None,
     timeout: float,
@@ -47,18 +50,12 @@ def open_backend(
     """**Collective.** Start the backend of a context; the arguments are those of `Context`.
 
     Raises:
-        ArgumentError: an invalid setting on any rank, or no communicator.
+        ArgumentError: an invalid setting on any rank, or no communicator or group.
         BackendError: a missing or unfit backend or launcher on any rank.
-        PeerTimeout: a rank of `comm` does not arrive.
+        PeerTimeout: a rank of `comm` or `process_group` does not arrive.
         MismatchError: settings that differ between ranks.
     """
-    try:
-        from pblas.backends.mpi import MpiBackend, peers_of
-    except (ImportError, RuntimeError) as caught:
-        raise errors.BackendError(
-            f"backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the system"
-        ) from None
-    peers = peers_of(comm, "Context")
+    peers = _peers("Context", comm, process_group, timeout)
     settings: dict[str, Any] = {
         "timeout": timeout,
         "threads": threads,
@@ -68,8 +65,10 @@ def open_backend(
     }
     with LocalStep(lambda operation, error: rendezvous(peers, operation, _PATIENCE, error), "Context"):
         name = checked_name(backend, device=device, **settings)
+        if process_group is not None:
+            name = checked_name_of_group(name)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
-        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device)
+        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device, mpi=process_group is None)
         wish = int(name in ("nvshmem", "cuda") or device is not None)  # the caller insists on GPUs
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = rendezvous(peers, call, timeout, None, (state, -state, wish, 0))
@@ -100,11 +99,41 @@ def open_backend(
         text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
         log.write(log.INFO, peers.rank, text)
         warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
+    from pblas.backends.mpi import MpiBackend
+
     return MpiBackend(peers, **settings)
 
 
-def gpu_state(device: int | None) -> tuple[int, str]:
-    """GPU state of this rank, and the missing requirement with its remedy (local)."""
+def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGroup | None, timeout: float) -> Any:
+    """The ranks that the caller names, or those of COMM_WORLD, as `pblas.backends.peers.Peers` (local).
+
+    Raises:
+        ArgumentError: no communicator or group, or both.
+        BackendError: there is no MPI, or the launcher does not belong to it; or the group sends no messages.
+    """
+    if process_group is not None:
+        if comm is not None:
+            raise errors.ArgumentError(f"{operation}: comm and process_group both name the ranks; pass one of them")
+        from pblas.backends import process_group as groups
+
+        return groups.peers_of(process_group, operation, timeout)
+    try:
+        from pblas.backends import mpi
+    except (ImportError, RuntimeError) as caught:
+        raise errors.BackendError(
+            f"{operation}: backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the "
+            f"system. GPUs of ranks that torchrun started need none: pass process_group=torch.distributed.group.WORLD"
+        ) from None
+    return mpi.peers_of(comm, operation)
+
+
+def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
+    """GPU state of this rank, and the missing requirement with its remedy (local).
+
+    Args:
+        device: as for `Context` (local).
+        mpi: whether messages go through MPI (global).
+    """
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
     from pblas.backends.cuda.device import probe, problem
@@ -114,7 +143,7 @@ def gpu_state(device: int | None) -> tuple[int, str]:
     error = problem(platform, index, messages=True)
     if error is None:
         try:  # a missing requirement is reported now, not later on one rank
-            import pblas.backends.cuda.backend
+            import_module("pblas.backends.cuda.backend" if mpi else "pblas.backends.cuda.base")
         except ImportError as caught:
             return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
         error = problem(platform, index)
@@ -149,15 +178,16 @@ def gpu_facts(local_rank: int) -> Diagnostics:
     return diagnostics
 
 
-def start_nvshmem(comm: MPI.Intracomm | None, nbytes: int | None, device: int | None, *, timeout: float) -> None:
-    """**Collective.** Start NVSHMEM over a communicator; see `pblas.init_nvshmem`."""
-    try:
-        from pblas.backends.mpi import peers_of
-    except (ImportError, RuntimeError) as error:
-        raise errors.BackendError(
-            f"backend 'mpi' is not available, which NVSHMEM starts through: {error}. pip install 'pblas[mpi]', or an "
-            f"MPI of the system"
-        ) from None
+def start_nvshmem(
+    comm: MPI.Intracomm | None,
+    process_group: ProcessGroup | None,
+    nbytes: int | None,
+    device: int | None,
+    *,
+    timeout: float,
+) -> None:
+    """**Collective.** Start NVSHMEM over a communicator or a group; see `pblas.init_nvshmem`."""
+    peers = _peers("init_nvshmem", comm, process_group, timeout)
     from pblas.backends.nvshmem.startup import start
 
-    start(peers_of(comm, "init_nvshmem"), nbytes, device, timeout=timeout)
+    start(peers, nbytes, device, timeout=timeout)

@@ -51,6 +51,24 @@ def checked_name(
     return chosen
 
 
+def checked_name_of_group(name: Name) -> Name:
+    """The backend of the ranks of a torch.distributed group, of the backend that they ask for.
+
+    Raises:
+        BackendError: a backend whose matrices move through MPI.
+
+    >>> checked_name_of_group("auto")
+    'nvshmem'
+    """
+    if name not in ("auto", "nvshmem"):
+        raise errors.BackendError(
+            f"Context: process_group works on GPUs that reach each other's memory, with backend='nvshmem'; "
+            f"backend={name!r} needs ranks of MPI: start with mpiexec -n N python -m mpi4py script.py, and leave "
+            f"process_group out"
+        )
+    return "nvshmem"
+
+
 def check_tuning(tuning: Any) -> None:
     """Raise ArgumentError unless `tuning` of `Context` is one of its values.
 

@@ -1,6 +1,7 @@
 """Tensor-parallel layers as torch modules, with gradients: a block is trained over all ranks, and on one rank.
 
 mpiexec -n 4 python -m mpi4py examples/tp_torch.py        on GPUs if every rank has one, else on CPUs
+torchrun --nproc-per-node 4 examples/tp_torch.py          on GPUs; needs no MPI
 
 `ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is split over the ranks. Tokens are split, too:
 `ColumnLinear` gathers them while it multiplies, `RowLinear` reduces and scatters its sums while it multiplies. In the
@@ -108,13 +109,23 @@ def train(model: Any, x: Any, target: Any, ntokens: int, steps: int) -> list[flo
     return losses
 
 
+def context() -> pblas.Context:
+    """All ranks, whether torchrun or mpiexec has started them."""
+    dist = torch.distributed
+    if not dist.is_torchelastic_launched():
+        return pblas.Context()
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl")
+    return pblas.Context(process_group=dist.group.WORLD)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train a block over all ranks, and on one rank.")
     parser.add_argument("--tokens", type=int, default=8, help="tokens of each rank")
     parser.add_argument("--hidden", type=int, default=16)
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args(argv)
-    with pblas.Context() as ctx:
+    with context() as ctx:
         on_gpus = "GPU" in ctx.describe()
         torch.set_default_device(importlib.import_module("cupy").cuda.Device().id if on_gpus else "cpu")
         torch.manual_seed(0)

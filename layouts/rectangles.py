@@ -11,9 +11,8 @@ from typing import Literal, NamedTuple
 
 from pblas.layouts.split import Split
 
-_LEAF = 64
+LEAF = 64
 """Columns of a block across the diagonal: its elements outside the triangle are multiplied in vain."""
-
 
 _SAMPLE = 256
 """Largest number of columns that `area` examines."""
@@ -49,6 +48,7 @@ def rectangles(
     c1: int | None = None,
     *,
     squares: bool = False,
+    leaf: int = LEAF,
 ) -> Iterator[Rectangle]:
     """Disjoint rectangles that contain all local elements of a triangle, the largest first.
 
@@ -63,6 +63,7 @@ def rectangles(
         c0: first column (local).
         c1: one past the last column; None for all (local).
         squares: do not divide squares on the diagonal, whatever their size (global).
+        leaf: most columns of a block across the diagonal that is no such square (global).
 
     >>> whole = Split(200, 200, 1)
     >>> for rectangle in rectangles(whole, 0, whole, 0, "L"):
@@ -78,11 +79,16 @@ def rectangles(
     [Rectangle(r0=0, r1=200, c0=0, c1=200, inside=False, square=True)]
     """
     whole = columns.count(c) if c1 is None else c1
-    yield from _cover((rows, r, columns, c), uplo, (c0, whole, 0, rows.count(r)), squares=squares)
+    yield from _cover((rows, r, columns, c), uplo, (c0, whole, 0, rows.count(r)), squares=squares, leaf=leaf)
 
 
 def _cover(
-    place: tuple[Split, int, Split, int], uplo: Literal["U", "L"], bounds: tuple[int, int, int, int], *, squares: bool
+    place: tuple[Split, int, Split, int],
+    uplo: Literal["U", "L"],
+    bounds: tuple[int, int, int, int],
+    *,
+    squares: bool,
+    leaf: int,
 ) -> Iterator[Rectangle]:
     """`rectangles` of the columns and rows (c0, c1, low, high) of a local array at (rows, r, columns, c)."""
     (rows, r, columns, c), (c0, c1, low, high) = place, bounds
@@ -97,27 +103,27 @@ def _cover(
     if low >= high:
         return
     square = squares and c1 - c0 == high - low == last + 1 - first
-    if square or (c1 - c0 <= _LEAF and high - low <= 2 * _LEAF):
+    if square or (c1 - c0 <= leaf and high - low <= 2 * leaf):
         yield Rectangle(low, high, c0, c1, False, square)
         return
-    middle = _middle(place, c0, c1, squares=squares)
-    yield from _cover(place, uplo, (c0, middle, low, high), squares=squares)
-    yield from _cover(place, uplo, (middle, c1, low, high), squares=squares)
+    middle = _middle(place, c0, c1, squares=squares, leaf=leaf)
+    yield from _cover(place, uplo, (c0, middle, low, high), squares=squares, leaf=leaf)
+    yield from _cover(place, uplo, (middle, c1, low, high), squares=squares, leaf=leaf)
 
 
-def _middle(place: tuple[Split, int, Split, int], c0: int, c1: int, *, squares: bool) -> int:
+def _middle(place: tuple[Split, int, Split, int], c0: int, c1: int, *, squares: bool, leaf: int) -> int:
     """Where a range of columns is divided: near its middle, and between two blocks if the parts can then be squares."""
     rows, _, columns, c = place
     half = (c1 - c0) // 2
     for split in (columns, rows) if squares else ():
-        if split.nprocs > 1 and split.nb >= _LEAF:
+        if split.nprocs > 1 and split.nb >= leaf:
             g, first = columns.global_from_local(c0 + half, c), split.block(0)[1]
             start = 0 if g < first else first + (g - first) // split.nb * split.nb
             for border in (start, min(split.n, first if g < first else start + split.nb)):
                 middle = columns.local_start(border, c)
                 if c0 < middle < c1:
                     return middle
-    return c0 + (max(_LEAF, half - half % _LEAF) if c1 - c0 > _LEAF else half)
+    return c0 + (max(leaf, half - half % leaf) if c1 - c0 > leaf else half)
 
 
 def area(rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"]) -> int:

@@ -12,7 +12,7 @@ from pblas.layouts.overlap import Run
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 
-_SHORT = 64
+SHORT = 64
 """Largest length of a run when a trapezoid cuts a message: each block is inside, outside, or across the diagonal."""
 
 
@@ -72,7 +72,9 @@ class Trapezoid:
         """
         return Trapezoid(self.uplo, self.diagonal + i0 - j0)
 
-    def cut(self, move: Move, place: Placement, rank: int, side: int) -> Iterator[tuple[Move, Trapezoid | None]]:
+    def cut(
+        self, move: Move, place: Placement, rank: int, side: int, longest: int = SHORT
+    ) -> Iterator[tuple[Move, Trapezoid | None]]:
         """The elements of a message that belong to the trapezoid.
 
         Sender and receiver cut a message in the same way.
@@ -82,6 +84,7 @@ class Trapezoid:
             place: distribution of the matrix at this rank: the source for a sender, the target for a receiver (global).
             rank: the sender or the receiver of the message (local).
             side: 0 if `rank` is the sender, 1 if it is the receiver (local).
+            longest: largest length of a run (global).
 
         Yields:
             Moves that are wholly inside, with None; then blocks across the diagonal, each with its trapezoid.
@@ -95,10 +98,10 @@ class Trapezoid:
         """
         position = place.coordinates(rank)
         assert position is not None, "sender and receiver hold elements of the matrix"
-        yield from self.cut_at(move, (place.rows, position[0]), (place.columns, position[1]), side)
+        yield from self.cut_at(move, (place.rows, position[0]), (place.columns, position[1]), side, longest)
 
     def cut_at(
-        self, move: Move, rows: tuple[Split, int], columns: tuple[Split, int], side: int
+        self, move: Move, rows: tuple[Split, int], columns: tuple[Split, int], side: int, longest: int = SHORT
     ) -> Iterator[tuple[Move, Trapezoid | None]]:
         """`cut` for a local array that is described by its splits.
 
@@ -107,10 +110,11 @@ class Trapezoid:
             rows: split of the rows, and the coordinate in it (local).
             columns: split of the columns, and the coordinate in it (local).
             side: whose indices `rows` and `columns` describe: 0 for the sender's, 1 for the receiver's (local).
+            longest: largest length of a run (global).
         """
         whole, across = [], []
-        short_rows, upper = _short(move.rows, side, *rows), self.uplo == "U"
-        for column, j0 in _short(move.columns, side, *columns):
+        short_rows, upper = _short(move.rows, side, *rows, longest), self.uplo == "U"
+        for column, j0 in _short(move.columns, side, *columns, longest):
             inside = []
             for row, i0 in short_rows:
                 least, most = j0 - i0 - row[2] + 1, j0 + column[2] - 1 - i0  # of j - i in the block
@@ -143,8 +147,8 @@ class Trapezoid:
         return total
 
 
-def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[Run, int]]:
-    """The runs, cut where their elements are not consecutive in the matrix and at multiples of 64.
+def _short(runs: Sequence[Run], side: int, split: Split, p: int, longest: int = SHORT) -> list[tuple[Run, int]]:
+    """The runs, cut where their elements are not consecutive in the matrix and at multiples of `longest`.
 
     Returns:
         Pairs of a run and the global index of its first element.
@@ -158,7 +162,7 @@ def _short(runs: Sequence[Run], side: int, split: Split, p: int) -> list[tuple[R
             if split.nprocs > 1:  # a run may continue in this coordinate's next block, which is not adjacent
                 first = split.nb if split.inb is None else split.inb
                 stop = first if g < first else first + ((g - first) // split.nb + 1) * split.nb
-            part = min(length - done, stop - g, _SHORT - g % _SHORT)
+            part = min(length - done, stop - g, longest - g % longest)
             parts.append(((source + done, target + done, part), g))
             done += part
     return parts

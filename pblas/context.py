@@ -21,6 +21,7 @@ from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
     from pblas.backends.settings import Name, Transport, Tuning
 
@@ -55,6 +56,8 @@ class Context(Constructors, Collectives):
             checked (global).
         tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
             once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
+        process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
+            ranks that `torchrun` starts, on GPUs with backend="nvshmem". It needs no MPI (global).
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.
@@ -62,7 +65,7 @@ class Context(Constructors, Collectives):
         WorkspaceError: a GPU has too little memory for NVSHMEM.
         MismatchError: settings that differ between ranks.
         FileFormatError: PBLAS_TRACE names a folder that does not exist.
-        PeerTimeout: a rank of `comm` does not arrive in time.
+        PeerTimeout: a rank of `comm` or `process_group` does not arrive in time.
 
     >>> import numpy as np
     >>> from pblas.layouts import MatrixDescriptor
@@ -85,11 +88,13 @@ class Context(Constructors, Collectives):
         device: int | None = None,
         debug: bool = False,
         tuning: Tuning = "measured",
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.runtime: Runtime = Runtime(
             open_backend(
                 backend,
                 comm,
+                process_group,
                 device=device,
                 timeout=timeout,
                 threads=threads,

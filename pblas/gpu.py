@@ -8,6 +8,7 @@ from pblas.backends.select import start_nvshmem
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from torch.distributed import ProcessGroup
 
 
 def init_nvshmem(
@@ -16,14 +17,16 @@ def init_nvshmem(
     device: int | None = None,
     *,
     timeout: float = 120.0,
+    process_group: ProcessGroup | None = None,
 ) -> None:
     """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.
 
-    An error of one rank is raised on all ranks of `comm`. The call does nothing if NVSHMEM already runs on the same GPU
+    An error of one rank is raised on all ranks. The call does nothing if NVSHMEM already runs on the same GPU
     with at least as much symmetric memory.
 
-    Without this call the first context over GPUs starts NVSHMEM over COMM_WORLD, so all ranks have to create that
-    context. If the program has started NVSHMEM itself, pblas uses it, and the program has to end it.
+    Without this call the first context over GPUs starts NVSHMEM over COMM_WORLD, or over the default group of
+    torch.distributed, so all ranks have to create that context. If the program has started NVSHMEM itself, pblas uses
+    it, and the program has to end it.
 
     Args:
         comm: the ranks that get a GPU and may multiply together; None for COMM_WORLD (global).
@@ -31,13 +34,14 @@ def init_nvshmem(
             PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
         device: this rank's GPU; None for its rank on the node modulo the number of visible GPUs (local).
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
+        process_group: in place of `comm`, a torch.distributed group, as for `Context` (global).
 
     Raises:
-        ArgumentError: an invalid communicator, size, GPU or number of seconds.
+        ArgumentError: an invalid communicator, group, size, GPU or number of seconds.
         BackendError: GPUs, drivers or libraries that are missing or cannot be used, with the remedy; or NVSHMEM already
             runs with less memory, on another GPU, or on some ranks only.
         MismatchError: sizes that differ between ranks.
         WorkspaceError: a GPU has too little memory.
-        PeerTimeout: a rank of `comm` does not arrive in time.
+        PeerTimeout: a rank does not arrive in time.
     """
-    start_nvshmem(comm, nbytes, device, timeout=timeout)
+    start_nvshmem(comm, process_group, nbytes, device, timeout=timeout)

@@ -54,6 +54,8 @@ class HostArrays:
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
     pivot_dtype = np.dtype(np.intc)
     """Integers of LAPACK: INFO, and numbers of exchanged rows."""
+    most_across = 64
+    """Most rows and columns of a part of a message across the diagonal, which is copied with a mask."""
     block_copy: Any = None
     """Class that copies the elements of a message; None: `pblas.execute.redistribution.packing` copies by NumPy."""
 
@@ -113,6 +115,17 @@ class HostArrays:
         """Out := the sum of the rows of x, added in 32 bits at least; on GPUs on the caller's stream."""
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
+
+    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
+        """Out, of one float32, := the largest |element| of a real x, NaN if it has one; on GPUs on the caller's stream.
+
+        Args:
+            x: m x n; without elements the result is 0 (local).
+            out: array of one element (local).
+            stream: on GPUs, the caller's stream; None for the library's current one (local).
+        """
+        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+            out[...] = np.abs(x).max(initial=0) if x.size else 0
 
     # Reductions, to arrays in host memory
 
@@ -216,7 +229,7 @@ class HostArrays:
         conj: bool = False,
         hermitian: bool = False,
     ) -> None:
-        """One triangle of Z := alpha X X^T + beta Z, or X X^H; GPUs have none yet. See `pblas.backends.cpu.syrk`."""
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H. See `pblas.backends.cpu.syrk`."""
         syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
     # Factorizations of blocks in Fortran order
@@ -274,25 +287,36 @@ class HostArrays:
         """[top; C] := Q [top; C] or Q^H [top; C], with the Q of `qr_stacked`; see `lapack.tpmqrt`."""
         lapack.tpmqrt(v, t, top, c, adjoint=adjoint, triangular=triangular)
 
+    def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H; see `pblas.backends.cpu.lapack.larft`."""
+        lapack.larft(v, tau, t)
+
+    def reflector(self, x: Array) -> Any:
+        """X := beta and v with H^H X = (beta, 0, ...); returns tau of H. See `pblas.backends.cpu.lapack.larfg`."""
+        return lapack.larfg(x)
+
     def unit_lower(self, x: Array) -> Array:
         """A copy of a square X with ones on its diagonal and zeros above it (local)."""
         return lapack.unit_lower(x)
 
     # Order
 
-    def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
+    def begin(
+        self, stream: Any = None, *, tf32: bool = False, fast_accumulate: bool = False, autotune: bool = False
+    ) -> None:
         """Begin an execution, after the work that its caller has launched on the GPU.
 
         Args:
             stream: the caller's CUDA stream (local).
             tf32: multiply float32 in TF32 where the hardware has it (global).
+            fast_accumulate: products of 8 bits may be added with fewer bits where the hardware does so (global).
             autotune: try several algorithms for each new product, where there are several (global).
 
         Raises:
             ArgumentError: a stream on CPUs; on GPUs an unusable stream.
             BackendError: on GPUs, a library or the GPU fails.
         """
-        del tf32, autotune
+        del tf32, fast_accumulate, autotune
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 

@@ -187,6 +187,43 @@ def tpmqrt(v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangula
         _call(c, "tpmqrt", *ends, *arrays, work, ctypes.c_int())
 
 
+def larft(v: Array, tau: Array, t: Array) -> None:
+    """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for reflectors H_i = I - tau_i v_i v_i^H.
+
+    Args:
+        v: m x k, m >= k; the ones of the diagonal, and what is above it, are not read (local).
+        tau: k numbers of the dtype of V (local).
+        t: k x k; zeros below its diagonal afterwards (local).
+
+    Source: LAPACK, xLARFT.
+
+    >>> v, t = np.array([[9.0, 9.0], [0.5, 9.0]], order="F"), np.empty((2, 2), order="F")
+    >>> larft(v, np.array([1.6, 0.0]), t); t.tolist()
+    [[1.6, 0.0], [0.0, 0.0]]
+    """
+    (m, k) = v.shape
+    t[...] = 0
+    if k:
+        tau = np.ascontiguousarray(tau, v.dtype)
+        _call(v, "larft", b"F", b"C", m, k, v, _lda(v), tau, t, _lda(t))
+
+
+def larfg(x: Array) -> Any:
+    """X := (beta, v_2, v_3, ...) with H^H X = (beta, 0, ...) for H = I - tau v v^H, v_1 = 1; returns tau.
+
+    Args:
+        x: at least one element, adjacent ones (local).
+
+    Source: LAPACK, xLARFG.
+
+    >>> x = np.array([3.0, 4.0]); float(round(larfg(x), 3)), x.round(3).tolist()
+    (1.6, [-5.0, 0.5])
+    """
+    tau = np.zeros(1, x.dtype)
+    _call(x, "larfg", len(x), x, x[1:] if len(x) > 1 else x, 1, tau)
+    return tau[0]
+
+
 def unit_lower(x: Array) -> Array:
     """A copy of a square X with ones on its diagonal and zeros above it.
 

@@ -66,5 +66,5 @@ def _entry(plain: dict[str, Any]) -> tuple[Problem, Choice]:
 
 def _types() -> dict[str, type]:
     """Type of each field of a problem."""
-    text, flag = {"transa", "transb", "dtype", "dtype_z"}, {"tf32"}
+    text, flag = {"transa", "transb", "dtype", "dtype_b", "dtype_z"}, {"tf32", "fast_accumulate"}
     return {name: str if name in text else bool if name in flag else int for name in Problem.__slots__}

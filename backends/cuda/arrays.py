@@ -8,7 +8,7 @@ default one, which would wait for streams of other libraries, and they for it.
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
@@ -18,13 +18,15 @@ from nvmath.bindings import cublas
 
 from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
-from pblas.backends.cuda.gemm import Gemm, needs_copy
-from pblas.backends.cuda.lapack import MOST_INVERTED, Lapack
+from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
+from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import Mover, Spot
-from pblas.backends.cuda.trsm import subtract_square, trsm
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.cuda.syrk import syrk
+from pblas.backends.cuda.trsm import trmm, trsm
+from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
+from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue, Node
 
+_WIDE = 256
+"""Fewest right-hand sides that are multiplied with inverses."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -65,6 +69,8 @@ class DeviceArrays:
     at_once = False
     reads_peers = False  # a product reads each element many times, over NVLink too
     packs = False
+    most_across = 1 << 62
+    """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -76,7 +82,7 @@ class DeviceArrays:
         self.stream: int = int(self._main.ptr)
         self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
-        self._tf32 = self._autotune = False
+        self._modes, self._autotune = EXACT, False
         self._blas: dict[int, int] = {}
 
     @property
@@ -136,7 +142,7 @@ class DeviceArrays:
 
     def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
         """A tight array at the start of memory from `empty` (local)."""
-        array: Array = cupy.ndarray(shape, dtype, memory.data, order=order)
+        array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
@@ -147,7 +153,12 @@ class DeviceArrays:
 
     def assign(self, x: Array, z: Array) -> None:
         """Z := X, converted to Z's dtype."""
-        if z.size and not (copied if x.dtype == z.dtype else self._converted)(self.stream, x, z):
+        if not z.size or (copied if x.dtype == z.dtype else self._converted)(self.stream, x, z):
+            return
+        if x.dtype == z.dtype:
+            shape: Any = z.shape
+            self.mover.copy(self.stream, z.dtype, shape, Spot.of(x), Spot.of(z))
+        else:
             self.add_scaled(1, x, 0, z)
 
     def _converted(self, stream: int, x: Any, z: Any) -> bool:
@@ -204,6 +215,22 @@ class DeviceArrays:
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
+
+    def largest(self, x: Any, out: Any, stream: Any = None) -> None:
+        """Out := the largest |element| of a real x; see `pblas.backends.cpu.arrays.HostArrays.largest`.
+
+        Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last.
+        """
+        handle = streams.current_handle(stream)
+        with cupy.cuda.Stream.from_external(streams.Handle(handle)):
+            if not x.size:
+                out[...] = 0
+                return
+            bits = _largest_bits()(x.view(f"u{x.dtype.itemsize}"))
+            if x.dtype == FLOAT16:
+                out[...] = bits.view(FLOAT16)
+            else:
+                out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
 
     # Reductions, to arrays in host memory, on CuPy's current stream
 
@@ -299,51 +326,119 @@ class DeviceArrays:
         if not x.shape[1] or alpha == 0:
             self.scale(beta, z)
             return
+        if x.dtype in FLOAT8:
+            self._multiply_short(alpha, x, y, beta, z)
+            return
         copies = needs_copy(x, y, z, conj)
         x, y = (self._conjugated(w) if copy else w for w, copy in zip((x, y), copies, strict=True))
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
+    def _multiply_short(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any) -> None:
+        """`gemm` of matrices of 8 bits, by way of copies that cuBLASLt takes."""
+        shapes, orders = copies_of(x, y, z), ("C", "F", "F" if _by_columns(z) else "C")
+        matrices = []
+        for w, shape, order in zip((x, y, z), shapes, orders, strict=True):
+            whole = w
+            if shape is not None:
+                whole = self.array(self.empty(shape[0] * shape[1] * w.dtype.itemsize), shape, w.dtype, order)
+                self.mover.pad(self.stream, w, whole)
+            matrices.append(whole)
+        left, right, result = matrices
+        self._matmul(alpha, left, right, beta, result, (False, False))
+        if result is not z:
+            self.assign(result[: z.shape[0], : z.shape[1]], z)
+
     def subtract_square(self, x: Any, z: Any) -> None:
         """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
-        subtract_square(self._blas_handle, x[:n], z[:n])
+        self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
         if z.shape[0] > n:
             self.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
+
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or X X^H, on this lane; see `pblas.backends.cpu.syrk`."""
+        memory = syrk(*(self._blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
+        if memory is not None:
+            self._kept.append(memory)
 
     def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
         """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
-        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, tf32=self._tf32, tune=tune)
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
 
     def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`."""
+        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`.
+
+        A wide Z is multiplied with the inverses of blocks of T's diagonal. They are small, because the error of such a
+        product grows with the condition of the block.
+        """
+        if z.shape[1] >= _WIDE:
+            self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
+            return
         memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        if memory is not None:
+            self._kept.append(memory)
+
+    def trmm(
+        self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool
+    ) -> None:
+        """Z := alpha T X for a triangle T, on this lane, by cuBLAS.
+
+        Args:
+            alpha: scalar (local).
+            t: m x m, one of its two strides is one element; its other triangle is not read (local).
+            x: m x n, in the storage order of Z (local).
+            z: m x n, one of its two strides is one element (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: multiply with the conjugate of T.
+        """
+        memory = trmm(self._blas_handle, self.stream, alpha, t, x, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
 
     # Factorizations of blocks in Fortran order
 
     def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z for a factored block T, by a product with T^-1.
+        """Z := T^-1 Z for a factored block T, by products with inverses.
 
         cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns it takes four times as long (H200).
         """
-        if not z.size:
-            return
-        if len(t) > MOST_INVERTED:
-            half = -(-len(t) // 2)
-            self.solve_factored(t[:half, :half], z[:half], unit=unit, conj=conj)
-            self.gemm(-1, t[half:, :half], z[:half], 1, z[half:], conj=(conj, False))
-            self.solve_factored(t[half:, half:], z[half:], unit=unit, conj=conj)
+        if z.size:
+            self._solve_by_inverses(t, z, uplo="L", unit=unit, conj=conj, order=MOST_INVERTED)
+
+    def _solve_by_inverses(
+        self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool, order: int
+    ) -> None:
+        """Z := T^-1 Z, by halves, with inverses of blocks of at most `order` rows."""
+        n = len(t)
+        if n > order:
+            half = -(-n // (2 * order)) * order
+            first, second = slice(half), slice(half, n)
+            if uplo == "U":
+                first, second = second, first
+            self._solve_by_inverses(t[first, first], z[first], uplo=uplo, unit=unit, conj=conj, order=order)
+            self.gemm(-1, t[second, first], z[first], 1, z[second], conj=(conj, False))
+            self._solve_by_inverses(t[second, second], z[second], uplo=uplo, unit=unit, conj=conj, order=order)
             return
         stream = self.stream
-        inverse = self._lapack.inverse(stream, t, unit=unit)
+        inverse = self._lapack.inverse(stream, t if uplo == "L" else t.T, unit=unit)
         memory = self._lapack.memory(stream, "right-hand sides", z.nbytes)
         right = self.array(memory, z.shape, z.dtype, "F" if _by_columns(z) else "C")
         self.assign(z, right)
-        self.gemm(1, inverse, right, 0, z, conj=(conj, False))
+        self.gemm(1, inverse if uplo == "L" else inverse.T, right, 0, z, conj=(conj, False))
 
     def lower(self, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
@@ -374,7 +469,9 @@ class DeviceArrays:
 
     # Order
 
-    def begin(self, stream: Any = None, *, tf32: bool = False, autotune: bool = False) -> None:
+    def begin(
+        self, stream: Any = None, *, tf32: bool = False, fast_accumulate: bool = False, autotune: bool = False
+    ) -> None:
         """Wait until the caller's stream, CuPy's current one by default, is idle.
 
         The first call loads cuBLASLt and the copy kernels.
@@ -389,7 +486,7 @@ class DeviceArrays:
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
             )
-        self._tf32, self._autotune = tf32, autotune
+        self._modes, self._autotune = GemmModes(tf32, fast_accumulate), autotune
         self._kept.clear()
         try:
             runtime.streamSynchronize(caller_stream)
@@ -474,6 +571,12 @@ class DeviceArrays:
         while self._blas:
             cublas.destroy(self._blas.popitem()[1])
         self._pool.free_all_blocks()
+
+
+@cache
+def _largest_bits() -> Any:
+    """The kernel that finds the largest of the elements' bits, without their signs."""
+    return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
 
 
 def _by_columns(x: Any) -> bool:

@@ -13,6 +13,7 @@ import cupy
 from pblas import errors
 from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
+from pblas.backends.cuda import transfer
 from pblas.backends.cuda.aware import AwareChannel, is_gpu_aware, transfer_path
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
@@ -88,7 +89,7 @@ class CudaBackend(GpuBackend):
 
     def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
         """An array at the start of memory from `allocate`, which it keeps alive (local)."""
-        array: Any = cupy.ndarray(shape, dtype, memory, strides)
+        array: Any = transfer.new_array(shape, dtype, memory, strides)
         return array
 
     def allocate_scratch(self, nbytes: int, *, window: bool = True) -> Any:
@@ -100,5 +101,5 @@ class CudaBackend(GpuBackend):
     ) -> Array:
         """A tight array `offset` bytes into this rank's scratch memory (local)."""
         assert peer == self.rank, "nothing is read in place"
-        array: Any = cupy.ndarray(shape, dtype, block.data + offset, order=order)
+        array: Any = transfer.new_array(shape, dtype, block.data + offset, order=order)
         return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,8 @@ class GpuBackend(HostRanks):
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An uninitialised private array in C order, in GPU memory (local)."""
-        array: Array = cupy.empty(shape, dtype)
+        nbytes = dtype.itemsize * max(math.prod(shape), 1)
+        array: Array = transfer.new_array(shape, dtype, cupy.cuda.alloc(nbytes))
         return array
 
     def is_here(self, x: Array) -> bool:

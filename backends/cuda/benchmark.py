@@ -12,6 +12,7 @@ from nvmath.bindings import cublasLt
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm_problem import ALIGNMENT
+from pblas.backends.dtypes import dtype_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +29,7 @@ class Operands:
     """Uninitialised A, B and Z of a problem, with exactly the alignment that the problem states."""
 
     def __init__(self, problem: Problem) -> None:
-        itemsize, itemsize_z = (_dtype(name).itemsize for name in (problem.dtype, problem.dtype_z))
+        itemsize, itemsize_z = (dtype_of_name(name).itemsize for name in (problem.dtype, problem.dtype_z))
         a, b, z = problem.spans
         nbytes = (a * itemsize, b * itemsize, z * itemsize_z)
         self.memory: list[Any] = [cupy.cuda.Memory(n + ALIGNMENT) for n in nbytes]
@@ -85,7 +86,7 @@ class Stopwatch:
 
     def _fill(self, problem: Problem) -> None:
         """Fill operands with normal random numbers: constants draw less power, so their products run faster."""
-        numbers = np.random.default_rng(0).standard_normal(_RANDOM).astype(_real(_dtype(problem.dtype)))
+        numbers = np.random.default_rng(0).standard_normal(_RANDOM).astype(_real(dtype_of_name(problem.dtype)))
         block = cupy.cuda.Memory(numbers.nbytes)
         runtime = cupy.cuda.runtime
         runtime.memcpy(block.ptr, numbers.ctypes.data, numbers.nbytes, runtime.memcpyHostToDevice)
@@ -132,14 +133,6 @@ class Stopwatch:
         event = cupy.cuda.Event()
         event.record(self._stream)
         return event
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:

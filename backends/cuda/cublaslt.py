@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.gemm_problem import Problem
 
 _TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
+    "float8_e4m3fn": (CudaDataType.CUDA_R_8F_E4M3, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
+    "float8_e5m2": (CudaDataType.CUDA_R_8F_E5M2, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
     "float16": (CudaDataType.CUDA_R_16F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
     "bfloat16": (CudaDataType.CUDA_R_16BF, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
     "float32": (CudaDataType.CUDA_R_32F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
@@ -77,6 +79,7 @@ class Product:
         self.workspace_nbytes: int = workspace_nbytes
         self._handle = handle
         kind, compute, scalar = _TYPES[problem.dtype]
+        kind_b = _TYPES[problem.dtype_b or problem.dtype][0]
         self._scalars = np.zeros(2, scalar)
         self._alpha = int(self._scalars.ctypes.data)
         self._beta = self._alpha + scalar.itemsize
@@ -89,17 +92,19 @@ class Product:
             (names.TRANSB, _OPERATIONS[problem.transb]),
         ):
             _set(cublasLt.matmul_desc_set_attribute, self._operation, attribute, value, np.int32)
-        self._bias = 0
+        if problem.fast_accumulate:
+            _set(cublasLt.matmul_desc_set_attribute, self._operation, names.FAST_ACCUM, 1, np.int8)
+        self._addresses = [0, 0, 0]
         if epilogue:
             number = cublasLt.Epilogue[epilogue].value
             _set(cublasLt.matmul_desc_set_attribute, self._operation, names.EPILOGUE, number, np.uint32)
         if epilogue.endswith("BIAS"):
             kind_z = _TYPES[problem.dtype_z][0]
             _set(cublasLt.matmul_desc_set_attribute, self._operation, names.BIAS_DATA_TYPE, kind_z, np.int32)
-            self._add(_ALIGNED)
+            self._point([_ALIGNED, 0, 0])
         self._layouts = (
             _layout(kind, problem.stored_a, problem.lda, problem.batch, problem.stridea),
-            _layout(kind, problem.stored_b, problem.ldb, problem.batch, problem.strideb),
+            _layout(kind_b, problem.stored_b, problem.ldb, problem.batch, problem.strideb),
             _layout(_TYPES[problem.dtype_z][0], (problem.m, problem.n), problem.ldz, problem.batch, problem.stridez),
         )
 
@@ -120,8 +125,10 @@ class Product:
         workspace: int,
         stream: int,
         bias: int = 0,
+        scale_a: int = 0,
+        scale_b: int = 0,
     ) -> None:
-        """Z := the epilogue of alpha op(A) op(B) + beta Z.
+        """Z := the epilogue of alpha scale_a scale_b op(A) op(B) + beta Z.
 
         Args:
             algorithm: from `heuristics` or `checked`.
@@ -133,9 +140,11 @@ class Product:
             workspace: address of `workspace_nbytes` bytes that nothing else uses during the launch.
             stream: handle.
             bias: address of m elements of Z's dtype, one for each row of Z, if the epilogue adds a bias.
+            scale_a: address of a float32, the scale of an A of 8 bits; 0: 1.
+            scale_b: the same for B.
         """
-        if bias != self._bias:
-            self._add(bias)
+        if [bias, scale_a, scale_b] != self._addresses:
+            self._point([bias, scale_a, scale_b])
         if self._values != (alpha, beta):
             values = np.array((alpha, beta), np.complex128)
             self._scalars[:] = values if self._scalars.dtype.kind == "c" else values.real
@@ -147,11 +156,14 @@ class Product:
             *(algorithm.address, workspace, self.workspace_nbytes, stream),
         )
 
-    def _add(self, bias: int) -> None:
-        """Set the address of the bias."""
-        name = cublasLt.MatmulDescAttribute.BIAS_POINTER
-        _set(cublasLt.matmul_desc_set_attribute, self._operation, name, bias, np.uint64)
-        self._bias = bias
+    def _point(self, addresses: list[int]) -> None:
+        """Set the addresses of the bias and the scales that have changed."""
+        names = cublasLt.MatmulDescAttribute
+        pointers = names.BIAS_POINTER, names.A_SCALE_POINTER, names.B_SCALE_POINTER
+        for name, address, before in zip(pointers, addresses, self._addresses, strict=True):
+            if address != before:
+                _set(cublasLt.matmul_desc_set_attribute, self._operation, name, address, np.uint64)
+        self._addresses = addresses
 
     def heuristics(self, count: int) -> list[GemmAlgorithm]:
         """At most `count` algorithms that cuBLASLt expects to be fast, best first.

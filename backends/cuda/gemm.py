@@ -18,8 +18,9 @@ from nvmath.bindings import cublasLt
 from pblas.backends.cuda.algorithm_cache import Choice, Choices
 from pblas.backends.cuda.benchmark import Stopwatch
 from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
-from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, epilogue_of, needs_copy, read
+from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, copies_of, epilogue_of, needs_copy, read
 from pblas.backends.cuda.recordable import give
+from pblas.backends.push_engine import EXACT
 from pblas.errors import BackendError, PblasWarning
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.cache_file import Ranks
     from pblas.backends.cuda.recordable import Stream
-    from pblas.backends.push_engine import Finish
+    from pblas.backends.push_engine import Finish, GemmModes
 
-__all__ = ["Gemm", "Problem", "needs_copy", "read"]
+__all__ = ["Gemm", "Problem", "copies_of", "needs_copy", "read"]
 
 WORKSPACE_NBYTES = 32 << 20
 """cuBLAS's own workspace size on Hopper: a smaller one excludes algorithms, a larger one gains nothing."""
@@ -109,7 +110,8 @@ class Gemm:
         *,
         conj: tuple[bool, bool] = (False, False),
         lane: Hashable = "main",
-        tf32: bool = False,
+        modes: GemmModes = EXACT,
+        scales: tuple[Any, Any] = (None, None),
         tune: int | None = None,
         finish: Finish | None = None,
     ) -> bool:
@@ -119,13 +121,15 @@ class Gemm:
             stream: handle of the stream, captured or not.
             alpha: scalar, not 0 (local).
             x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-            y: k x n, or batch x k x n, with such strides, of the same dtype (local).
+            y: k x n, or batch x k x n, with such strides, of the same dtype, or both of 8 bits (local).
             beta: scalar; Z is not read when it is 0 (local).
-            z: m x n, or batch x m x n, of the same dtype, or float32 with 16-bit operands. With a batch, a 2-D operand
-                takes part in every product. k is not 0 unless Z is empty (local).
+            z: m x n, or batch x m x n, of the same dtype, or float32 with 16-bit operands, or 16 bits or float32 with
+                8-bit ones, for which `copies_of` is empty. With a batch, a 2-D operand takes part in every product. k
+                is not 0 unless Z is empty (local).
             conj: multiply with the conjugates of X and Y, except operands for which `needs_copy` is true.
             lane: the lane whose workspace the product uses; products that may run concurrently use different lanes.
-            tf32: whether float32 and complex64 may be multiplied in TF32.
+            modes: how the product may be computed.
+            scales: arrays of one float32 by which X and Y of 8 bits are multiplied; None: 1 (local).
             tune: stream on which to measure algorithms first if the problem is new; None: do not tune.
             finish: epilogue, with operands of Z's shape (local).
 
@@ -143,24 +147,26 @@ class Gemm:
         epilogue, bias = ("", 0) if finish is None else epilogue_of(finish, x, z)
         key = (
             *(x.shape, x.strides, y.shape, y.strides, z.shape, z.strides),
-            *(x.dtype, z.dtype, low, conj, tf32, tune is not None, epilogue),
+            *(x.dtype, y.dtype, z.dtype, low, conj, modes, tune is not None, epilogue),
         )
         call = self._calls.get(key)
         if call is None:
-            problem, swapped = read(x, y, z, conj, tf32=tf32)
+            problem, swapped = read(x, y, z, conj, modes)
             if tune is not None:
                 assert isinstance(stream, int), "a recorded product is not tuned"
                 cupy.cuda.runtime.streamSynchronize(stream)
                 self.tune([problem], tune)
             call = self._prepare(key, problem, swapped, epilogue)
         product, algorithm, swapped, epilogue = call
+        scale_x, scale_y = (0 if scale is None else scale.data.ptr for scale in scales)
         if swapped:
-            address_x, address_y = address_y, address_x
-        words, workspace = [address_x, address_y, address_z, bias if epilogue else 0], self._workspaces[lane]
+            address_x, address_y, scale_x, scale_y = address_y, address_x, scale_y, scale_x
+        words = [address_x, address_y, address_z, bias if epilogue else 0, scale_x, scale_y]
+        workspace = self._workspaces[lane]
 
         def start(handle: int) -> None:
-            a, b, address_z, bias_address = words
-            product.launch(algorithm, alpha, a, b, beta, address_z, workspace, handle, bias_address)
+            a, b, address_z, *others = words
+            product.launch(algorithm, alpha, a, b, beta, address_z, workspace, handle, *others)
 
         give(stream, start, words)
         return finish is None or bool(epilogue)

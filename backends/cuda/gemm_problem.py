@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, accumulator_dtype
 from pblas.backends.gemm_epilogues import fused_epilogue
-from pblas.backends.push_engine import is_array
+from pblas.backends.push_engine import EXACT, is_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pblas.backends.push_engine import Finish
+    from pblas.backends.push_engine import Finish, GemmModes
 
 Trans = Literal["N", "T", "C"]
 
@@ -41,12 +42,14 @@ class Problem:
         stridea: elements from one A to the next; 0 if all products share A.
         strideb: elements from one B to the next; 0 if all products share B.
         stridez: elements from one Z to the next.
-        dtype: of A and B.
-        dtype_z: of Z: `dtype`, or float32 with a 16-bit `dtype`.
+        dtype: of A.
+        dtype_z: of Z: `dtype`, or float32 with a 16-bit `dtype`, or with 8 bits one of 16 or float32.
         aligna: bytes to which A's address is aligned, at most 16.
         alignb: the same for B.
         alignz: the same for Z.
         tf32: whether float32 may be multiplied in TF32.
+        dtype_b: of B, if it is another one of 8 bits.
+        fast_accumulate: whether 8 bits may be added with fewer bits.
     """
 
     m: int
@@ -67,6 +70,8 @@ class Problem:
     alignb: int = ALIGNMENT
     alignz: int = ALIGNMENT
     tf32: bool = False
+    dtype_b: str = ""
+    fast_accumulate: bool = False
 
     @property
     def stored_a(self) -> tuple[int, int]:
@@ -116,15 +121,15 @@ class _Stored(NamedTuple):
     stride: int
 
 
-def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf32: bool = False) -> Reading:
+def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), modes: GemmModes = EXACT) -> Reading:
     """The problem Z := alpha X Y + beta Z of three arrays.
 
     Args:
         x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-        y: k x n, or batch x k x n, with the same kinds of strides and the same dtype (local).
+        y: k x n, or batch x k x n, with the same kinds of strides and the same dtype, or both of 8 bits (local).
         z: m x n, or batch x m x n; with a 3D Z, a 2D operand is used in every product of the batch (local).
         conj: whether X and Y are conjugated; of no effect for real ones.
-        tf32: whether float32 may be multiplied in TF32.
+        modes: how the product may be computed.
 
     Returns:
         The problem and whether operands change places.
@@ -144,13 +149,16 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), *, tf
         stored_x, stored_y = stored_y, stored_x
         trans_x, trans_y = trans_y, trans_x
         align_x, align_y = align_y, align_x
+    name_a, name_b = (w.dtype.name for w in ((y, x) if swapped else (x, y)))
     problem = Problem(
         *(m, n, k, trans_x, trans_y, stored_x.ld, stored_y.ld, stored_z.ld),
         *(z.shape[0] if z.ndim == 3 else 1, stored_x.stride, stored_y.stride, stored_z.stride),
-        x.dtype.name,
+        name_a,
         z.dtype.name,
         *(align_x, align_y, align_z),
-        tf32=tf32 and x.dtype.name in ("float32", "complex64"),
+        tf32=modes.tf32 and name_a in ("float32", "complex64"),
+        dtype_b="" if name_b == name_a else name_b,
+        fast_accumulate=modes.fast_accumulate and x.dtype in FLOAT8,
     )
     return Reading(problem, swapped)
 
@@ -175,7 +183,8 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     Returns:
         The name, or "" if cuBLASLt cannot fuse the epilogue; the address, or 0.
     """
-    fused = fused_epilogue(finish.tree, z.dtype.name) if x.dtype == z.dtype and z.ndim == 2 else None
+    fits = z.ndim == 2 and (z.dtype != FLOAT32 or x.dtype == FLOAT32)
+    fused = fused_epilogue(finish.tree, z.dtype.name) if fits else None
     if fused is None or fused[1] is None:
         return ("", 0) if fused is None else (fused[0], 0)
     bias = finish.operands[fused[1]]
@@ -186,6 +195,48 @@ def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     if along_m != z.itemsize or along_n:
         return "", 0
     return fused[0], bias.data.ptr
+
+
+class Copies(NamedTuple):
+    """Shapes of the copies with which cuBLASLt multiplies X and Y of 8 bits into Z; None for an array that fits.
+
+    cuBLASLt reads such operands along K, in lines that start and end at multiples of 16 bytes, and stores lines of Z of
+    a multiple of 16 elements. A larger copy has zeros after the elements of X or Y.
+    """
+
+    x: tuple[int, int] | None
+    y: tuple[int, int] | None
+    z: tuple[int, int] | None
+
+
+def copies_of(x: Any, y: Any, z: Any) -> Copies:
+    """The copies that a product of matrices of 8 bits needs: of X by rows, of Y by columns, of Z in its own order."""
+    (m, n), k = z.shape, x.shape[1]
+    by_rows = _stored(z, flipped=False).transposed
+    rows, columns = (m, _whole(n)) if by_rows else (_whole(m), n)
+    shapes = (rows, _whole(k)), (_whole(k), columns), (rows, columns)
+    fits = (
+        w.shape == shape and _has_aligned_lines(w, axis)
+        for w, shape, axis in zip((x, y, z), shapes, (1, 0, int(by_rows)), strict=True)
+    )
+    return Copies(*(None if fit else shape for fit, shape in zip(fits, shapes, strict=True)))
+
+
+def _whole(n: int) -> int:
+    """The next multiple of 16.
+
+    >>> _whole(16), _whole(17)
+    (16, 32)
+    """
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def _has_aligned_lines(x: Any, axis: int) -> bool:
+    """Whether a matrix is contiguous along an axis, in lines that start at multiples of 16 bytes."""
+    (length, step), (lines, pitch) = ((x.shape[i], x.strides[i]) for i in (axis, 1 - axis))
+    return (length == 1 or step == x.dtype.itemsize) and not (
+        x.data.ptr % ALIGNMENT or (lines > 1 and pitch % ALIGNMENT)
+    )
 
 
 def alignment(address: int) -> int:
@@ -206,8 +257,8 @@ def _check(x: Any, y: Any, z: Any) -> None:
     assert m > 0, z.shape
     assert n > 0, z.shape
     assert k > 0, "a product over nothing is a scaling of Z"
-    assert x.dtype == y.dtype, (x.dtype, y.dtype)
-    assert z.dtype == x.dtype or (x.dtype.itemsize == 2 and z.dtype.name == "float32"), (x.dtype, z.dtype)
+    assert x.dtype == y.dtype or {x.dtype, y.dtype} <= {*FLOAT8}, (x.dtype, y.dtype)
+    assert z.dtype in (*RESULTS[x.dtype], accumulator_dtype(x.dtype)), (x.dtype, z.dtype)
     for w in (x, y, z):
         assert w.ndim == 2 or w.shape[0] == z.shape[0], (x.shape, y.shape, z.shape)
     assert z.ndim in (2, 3), z.shape

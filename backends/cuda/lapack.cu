@@ -37,8 +37,24 @@ __device__ __forceinline__ float2 one(float2) { return make_float2(1, 0); }
 __device__ __forceinline__ double2 one(double2) { return make_double2(1, 0); }
 __device__ __forceinline__ float times(float x, float y) { return x * y; }
 __device__ __forceinline__ double times(double x, double y) { return x * y; }
-__device__ __forceinline__ float2 times(float2 x, float y) { return make_float2(x.x * y, x.y * y); }
-__device__ __forceinline__ double2 times(double2 x, double y) { return make_double2(x.x * y, x.y * y); }
+__device__ __forceinline__ float2 times(float2 x, float2 y) {
+    return make_float2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+}
+__device__ __forceinline__ double2 times(double2 x, double2 y) {
+    return make_double2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
+}
+__device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
+__device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
+// Divides by the larger part, so that no square overflows (Smith's method).
+template <class T>
+__device__ __forceinline__ T reciprocal(T z) {
+    bool swap = abs(z.x) < abs(z.y);
+    auto ratio = swap ? z.x / z.y : z.y / z.x, large = swap ? z.y + z.x * ratio : z.x + z.y * ratio;
+    T x;
+    x.x = (swap ? ratio : 1) / large;
+    x.y = (swap ? -1 : -ratio) / large;
+    return x;
+}
 __device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
 __device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
 __device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
@@ -50,49 +66,65 @@ __device__ __forceinline__ void subtract(double2& r, double2 x, double2 y) {
     r.y -= x.x * y.y + x.y * y.x;
 }
 
-enum { WARP = 32, COLUMNS = 4, PIECES = 16 };  // columns of a CTA; pieces of 32 rows that a warp holds in registers
+// Columns of a CTA; pieces of 32 rows that a warp holds in registers: at most, and for a small triangle.
+enum { WARP = 32, COLUMNS = 4, PIECES = 16, FEW_PIECES = 4 };
 
 // The rows of column k of T that a lane holds; a column after the last one is 0.
-template <class T>
-__device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, integer ldt, int k, int n, int lane) {
+template <int COUNT, class T>
+__device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, integer down, integer across, int k,
+                                            int n, int lane) {
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
+    for (int p = 0; p < COUNT; ++p) {
         int row = p * WARP + lane;
-        piece[p] = row > k && row < n ? t[row + k * ldt] : zero(T());
+        piece[p] = row > k && row < n ? t[row * down + k * across] : zero(T());
     }
 }
 
-// X := T^-1 for a lower triangle T of order n <= WARP * PIECES with a real diagonal, or one of ones; 0 above it. A warp
-// solves T x = e[j] by columns of T: its lanes hold x, and what is left of the right-hand side. The next column of T is
-// loaded meanwhile.
-template <class T>
-__device__ void invert(const T* __restrict__ t, integer ldt, T* __restrict__ x, integer ldx, int n, int unit) {
+// X := T^-1 for a lower triangle T of order n <= WARP * COUNT, perhaps with a diagonal of ones; 0 above it. Element
+// (i, j) of T is i * down + j * across after the first. A warp solves T x = e[j] by columns of T: its lanes hold x, and
+// what is left of the right-hand side. The next column of T is loaded meanwhile.
+template <int COUNT, class T>
+__device__ __forceinline__ void invert_pieces(const T* __restrict__ t, integer down, integer across, T* __restrict__ x,
+                                              integer ldx, int n, int unit) {
     int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (j >= n) return;
-    T rest[PIECES], column[PIECES], next[PIECES];
+    T rest[COUNT], column[COUNT], next[COUNT];
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
-    load_column(next, t, ldt, j / WARP * WARP, n, lane);
+    for (int p = 0; p < COUNT; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
+    load_column<COUNT>(next, t, down, across, j / WARP * WARP, n, lane);
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
+    for (int p = 0; p < COUNT; ++p) {
         if (p * WARP + WARP <= j) continue;  // x is 0 before row j
         int row = p * WARP + lane;
-        auto inverse = real(one(T())) / (unit || row >= n ? real(one(T())) : real(t[row + row * ldt]));
+        T inverse = unit || row >= n ? one(T()) : reciprocal(t[row * (down + across)]);
         for (int l = 0; l < WARP; ++l) {
             int k = p * WARP + l;
             if (k >= n) break;
 #pragma unroll
-            for (int q = p; q < PIECES; ++q) column[q] = next[q];
-            load_column(next, t, ldt, k + 1, n, lane);
+            for (int q = p; q < COUNT; ++q) column[q] = next[q];
+            load_column<COUNT>(next, t, down, across, k + 1, n, lane);
             T solved = lane_of(times(rest[p], inverse), l);
             if (lane == l) rest[p] = solved;
 #pragma unroll
-            for (int q = p; q < PIECES; ++q) subtract(rest[q], column[q], solved);
+            for (int q = p; q < COUNT; ++q) subtract(rest[q], column[q], solved);
         }
     }
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p)
+    for (int p = 0; p < COUNT; ++p)
         if (p * WARP + lane < n) x[p * WARP + lane + j * ldx] = rest[p];
+}
+
+// The inverse of a triangle of any order up to WARP * PIECES; the common case of columns has an instance of its own.
+template <class T>
+__device__ void invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int unit) {
+    if (n <= WARP * FEW_PIECES && down == 1)
+        invert_pieces<FEW_PIECES>(t, 1, across, x, ldx, n, unit);
+    else if (n <= WARP * FEW_PIECES)
+        invert_pieces<FEW_PIECES>(t, down, across, x, ldx, n, unit);
+    else if (down == 1)
+        invert_pieces<PIECES>(t, 1, across, x, ldx, n, unit);
+    else
+        invert_pieces<PIECES>(t, down, across, x, ldx, n, unit);
 }
 
 // INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.
@@ -160,8 +192,8 @@ __device__ void move_rows(T* x, integer ld, const int* to, const int* from, int 
         find_nan(x, ld, n, info);                                                                        \
     }                                                                                                    \
     extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                          \
-        invert_##letter(const T* t, integer ldt, T* x, integer ldx, int n, int unit) {                   \
-        invert(t, ldt, x, ldx, n, unit);                                                                 \
+        invert_##letter(const T* t, integer down, integer across, T* x, integer ldx, int n, int unit) {   \
+        invert(t, down, across, x, ldx, n, unit);                                                         \
     }                                                                                                    \
     extern "C" __global__ void move_rows_##letter(T* x, integer ld, const int* to, const int* from,      \
                                                   int count) {                                           \

@@ -32,6 +32,9 @@ _INVERTING = 128, 4
 """Threads that invert a triangle, and columns that they invert: `COLUMNS` of lapack.cu."""
 MOST_INVERTED = 512
 """Order of a triangle that is inverted at most: `WARP` * `PIECES` of lapack.cu."""
+INVERTED = 128
+"""Order of the inverted blocks of any triangle; those of a factor may be larger, since they are well conditioned.
+Source: MAGMA, magmablas_dtrsm, inverts blocks of 128."""
 _MOST_EXCHANGES = 512
 """Exchanges of one list: its 4 integers each, and the elements of twice as many rows, are in shared memory."""
 
@@ -90,19 +93,20 @@ class Lapack:
             self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], _place(x))
 
     def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
-        """T^-1 of a lower triangle with a real diagonal, with 0 above it, until the next call for the stream.
+        """T^-1 of a lower triangle, in Fortran order with 0 above it, until the next call for the stream.
 
         Args:
             stream: handle of the CUDA stream (local).
-            t: n x n in Fortran order, n <= MOST_INVERTED; what is above the diagonal is not read (local).
+            t: n x n with any strides, n <= MOST_INVERTED; what is above the diagonal is not read (local).
             unit: take the diagonal of T as ones, and do not read it.
         """
         n = t.shape[0]
         x = cupy.ndarray((n, n), t.dtype, self.memory(stream, "inverse", t.nbytes).data, order="F")
         threads, columns = _INVERTING
+        strides = (np.int64(stride // t.itemsize) for stride in t.strides)
         self._launch(
             *(stream, f"invert_{t.dtype.char}", -(-n // columns)),
-            (*_place(t), *_place(x), np.int32(n), np.int32(unit)),
+            (np.int64(t.data.ptr), *strides, *_place(x), np.int32(n), np.int32(unit)),
             threads=threads,
         )
         return x

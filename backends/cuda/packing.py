@@ -14,7 +14,7 @@ import numpy as np
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.strided_copy import Spot
-from pblas.backends.cuda.transfer import lines_of
+from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.strided_copy import Mover
@@ -127,7 +127,7 @@ class BlockCopy:
         """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
         if self._trapezoid is not None:
             return flat
-        matrix: Array = cupy.ndarray(self._shape, flat.dtype, flat.data, order=order)
+        matrix: Array = new_array(self._shape, flat.dtype, flat.data, order=order)
         return matrix
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:

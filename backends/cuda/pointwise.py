@@ -157,7 +157,7 @@ def pack_nbytes(
 
 def functions(dtype: np.dtype[Any]) -> str:
     """CUDA C++ of pointwise.cuh, the functions of expressions and the loads of operands, for results of this dtype."""
-    return f"#define SHORT_RESULTS {int(dtype.itemsize == 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
+    return f"#define SHORT_RESULTS {int(dtype.itemsize <= 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
 class Pointwise:
@@ -231,9 +231,10 @@ class Pointwise:
         lines, length = (1, *out.shape)[-2:][:: -1 if turned else 1]
 
         def places(z: Any) -> tuple[int, int]:
-            steps = (0, *self._cupy.broadcast_to(z, out.shape).strides)[-2:]
-            across, along = (step // z.itemsize for step in (steps[::-1] if turned else steps))
-            return along, across
+            itemsize = z.itemsize
+            steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
+            across, along = (0, 0, *steps)[-2:]
+            return (across, along) if turned else (along, across)
 
         words = [out.data.ptr, lines, *places(out), length, x.data.ptr, *places(x)]
         for name in names:
@@ -295,10 +296,12 @@ class Pointwise:
         )
 
     def _loaded(self, name: str, key: Any, code: Callable[[], str]) -> Any:
-        if (name, key) not in self._compiled:
+        compiled = self._compiled.get((name, key))
+        if compiled is None:
             module = self._cupy.RawModule(code=code(), options=OPTIONS)
-            self._compiled[name, key] = self._driver.CUfunction(module.get_function(name).kernel.ptr), module
-        return self._compiled[name, key][0]
+            compiled = self._driver.CUfunction(module.get_function(name).kernel.ptr), module
+            self._compiled[name, key] = compiled
+        return compiled[0]
 
 
 def check_count(count: int) -> None:

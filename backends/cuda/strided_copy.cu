@@ -125,6 +125,7 @@ struct Pair {
     Part x[2];
 };
 
+MOVE(copy_1, Copy, byte, byte)
 MOVE(copy_2, Copy, half_word, half_word)
 MOVE(copy_4, Copy, word, word)
 MOVE(copy_8, Copy, integer, integer)

@@ -18,7 +18,7 @@ FIELDS = struct.Struct("=16q4dq")
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
-COPIES = ("copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8")
+COPIES = ("copy_1", "copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8")
 COMBINATIONS = (
     *(f"combine_{name}_{name}" for name in _NAMES),
     *(f"combine_{name}_float32" for name in _HALVES),
@@ -73,7 +73,7 @@ class Mover:
         import cupy
         from cuda.bindings import driver
 
-        self._driver = driver
+        self._driver, self._runtime = driver, cupy.cuda.runtime
         self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
         self._module = cupy.RawModule(code=source(), options=("--std=c++17",))
         names = (*COPIES, *COMBINATIONS, *CONVERSIONS)
@@ -104,6 +104,18 @@ class Mover:
         half = dtype.itemsize // 2
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
+
+    def pad(self, stream: int, x: Any, whole: Any) -> None:
+        """Copy X to the start of another matrix of its dtype, with zeros after it.
+
+        Args:
+            stream: handle of the CUDA stream.
+            x: m x n, of any strides.
+            whole: m rows and n columns at least, tight.
+        """
+        if whole.shape != x.shape:
+            self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
+        self.copy(stream, x.dtype, x.shape, Spot.of(x), Spot.of(whole))
 
     def combine(
         self,

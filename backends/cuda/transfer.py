@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
+from pblas.backends.dtypes import BFLOAT16, FLOAT8
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def device_array(x: Any) -> Any:
         strides = tuple(dtype.itemsize * step for step in x.stride())
         nbytes = _span(x.shape, strides, dtype.itemsize) if x.numel() else 0
         memory = cupy.cuda.UnownedMemory(address, nbytes, x, device)
-        return cupy.ndarray(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+        return new_array(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
     if hasattr(x, "__cuda_array_interface__"):
         return cupy.asarray(x)
     on_gpu = hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _CUDA_DEVICES
@@ -148,5 +149,24 @@ def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, r
 
 
 def words(x: Any) -> Any:
-    """The same memory with a dtype that every CuPy kernel copies: 16-bit integers instead of bfloat16."""
-    return x.view(np.uint16) if x.dtype.name == "bfloat16" else x
+    """The same memory with a dtype that every CuPy kernel copies: integers instead of bfloat16 or 8-bit numbers."""
+    if x.dtype in FLOAT8:
+        return x.view(np.uint8)
+    return x.view(np.uint16) if x.dtype == BFLOAT16 else x
+
+
+def new_array(
+    shape: tuple[int, ...], dtype: np.dtype[Any], memory: Any, strides: tuple[int, ...] | None = None, order: Any = "C"
+) -> Any:
+    """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local).
+
+    Args:
+        shape: of the array (local).
+        dtype: of the array (global).
+        memory: a MemoryPointer (local).
+        strides: in bytes; None for a tight array (local).
+        order: storage order of a tight array, "F" or "C" (global).
+    """
+    if dtype in FLOAT8:
+        return cupy.ndarray(shape, np.uint8, memory, strides, order).view(dtype)
+    return cupy.ndarray(shape, dtype, memory, strides, order)

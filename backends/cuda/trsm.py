@@ -1,4 +1,4 @@
-"""The local solve Z := T^-1 Z with a triangle on a GPU, and its symmetric product, by cuBLAS.
+"""The local solve Z := T^-1 Z with a triangle on a GPU, and the product T X, by cuBLAS.
 
 See `pblas.backends.cpu.trsm` for the solve.
 
@@ -7,7 +7,7 @@ As there, a Z in C-order is solved as Z^T := Z^T T^-T, and a T in C-order flips 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import cupy
 import numpy as np
@@ -18,26 +18,8 @@ from pblas.backends.cuda import streams
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-_ROUTINES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
-_SQUARES = {"f": cublas.ssyrk_64, "d": cublas.dsyrk_64, "F": cublas.cherk_64, "D": cublas.zherk_64}
-
-
-def subtract_square(handle: int, x: Any, z: Any) -> None:
-    """Z := Z - X X^H in the lower triangle; nothing above it is read or written.
-
-    Args:
-        handle: of cuBLAS, on a stream (local).
-        x: n x k in Fortran order (local).
-        z: n x n in Fortran order, Hermitian, of X's dtype (local).
-
-    Source: BLAS, xSYRK, xHERK.
-    """
-    scalars = np.array([-1, 1], np.empty(0, z.dtype).real.dtype)
-    alpha, beta = (scalars.ctypes.data + i * scalars.itemsize for i in (0, 1))
-    _SQUARES[z.dtype.char](
-        *(handle, cublas.FillMode.LOWER, cublas.Operation.N, *x.shape),
-        *(alpha, x.data.ptr, _leading_dimension(x), beta, z.data.ptr, _leading_dimension(z)),
-    )
+_SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
 
 
 def trsm(
@@ -59,35 +41,82 @@ def trsm(
     """
     if not z.size:
         return None
-    (m, n), by_columns = z.shape, _by_columns(z)
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    one = np.ones(1, t.dtype)
+    _SOLVES[t.dtype.char](handle, *options.leading, one.ctypes.data, *options.triangle, *_place(z))
+    return copy
+
+
+def trmm(
+    handle: int,
+    stream: int,
+    alpha: complex,
+    t: Any,
+    x: Any,
+    z: Any,
+    *,
+    uplo: Literal["L", "U"],
+    unit: bool = False,
+    conj: bool = False,
+) -> Array | None:
+    """Z := alpha T X, on a stream, for an X in the storage order of Z; otherwise as `trsm`."""
+    if not z.size:
+        return None
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    factor = np.array([alpha], t.dtype)
+    places = *options.triangle, *_place(x, straight=by_columns(z)), *_place(z)
+    _PRODUCTS[t.dtype.char](handle, *options.leading, factor.ctypes.data, *places)
+    return copy
+
+
+class _Options(NamedTuple):
+    """Arguments of cuBLAS for a triangle and a matrix.
+
+    Args:
+        leading: side, triangle, operation, diagonal, rows and columns (local).
+        triangle: address and leading dimension (local).
+    """
+
+    leading: tuple[int, ...]
+    triangle: tuple[int, int]
+
+
+def _options(
+    stream: int, t: Any, z: Any, uplo: Literal["L", "U"], *, unit: bool, conj: bool
+) -> tuple[_Options, Array | None]:
+    """The arguments for T and Z, and a conjugate copy of T if there is one."""
+    (m, n), straight = z.shape, by_columns(z)
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
-    matrix, upper = (t, uplo == "U") if by_columns else (t.T, uplo == "L")
+    matrix, upper = (t, uplo == "U") if straight else (t.T, uplo == "L")
     conj = conj and t.dtype.kind == "c"
     flag, copy = cublas.Operation.N, None
-    if not _by_columns(matrix):
+    if not by_columns(matrix):
         matrix, upper, flag = matrix.T, not upper, cublas.Operation.C if conj else cublas.Operation.T
     elif conj:  # cuBLAS has no flag for a conjugate that is not transposed
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             matrix = copy = cupy.asfortranarray(matrix.conj())
-    one = np.ones(1, t.dtype)
-    _ROUTINES[t.dtype.char](
-        *(handle, cublas.SideMode.LEFT if by_columns else cublas.SideMode.RIGHT),
+    leading = (
+        *(cublas.SideMode.LEFT if straight else cublas.SideMode.RIGHT,),
         *(cublas.FillMode.UPPER if upper else cublas.FillMode.LOWER, flag),
         cublas.DiagType.UNIT if unit else cublas.DiagType.NON_UNIT,
-        *((m, n) if by_columns else (n, m)),
-        *(one.ctypes.data, matrix.data.ptr, _leading_dimension(matrix)),
-        *(z.data.ptr, _leading_dimension(z if by_columns else z.T)),
+        *((m, n) if straight else (n, m)),
     )
-    return copy
+    return _Options(leading, (int(matrix.data.ptr), leading_dimension(matrix))), copy
 
 
-def _by_columns(x: Any) -> bool:
+def _place(z: Any, *, straight: bool | None = None) -> tuple[int, int]:
+    """Address and leading dimension of a matrix, or of its transpose if it is stored by rows."""
+    straight = by_columns(z) if straight is None else straight
+    return int(z.data.ptr), leading_dimension(z if straight else z.T)
+
+
+def by_columns(x: Any) -> bool:
     """Whether cuBLAS reads X without a transposition; for a single row or column by its shape, as on CPUs."""
     m, n = x.shape
     return m <= 1 or (n > 1 and x.strides[0] == x.itemsize)
 
 
-def _leading_dimension(x: Any) -> int:
+def leading_dimension(x: Any) -> int:
     """Distance in elements between the columns of an X that is stored by columns."""
     m, n = x.shape
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)

@@ -21,7 +21,7 @@ from pblas.backends.allocator import ALIGNMENT, call_site
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.push_engine import Output
+from pblas.backends.push_engine import EXACT, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.mpi.shared_windows import Arena, Block
-    from pblas.backends.push_engine import Finish
+    from pblas.backends.push_engine import Finish, GemmModes
 
 _FLAG_NBYTES = 4
 
@@ -244,13 +244,15 @@ class WindowEngine:
         z: Array,
         *,
         conj: tuple[bool, bool] = (False, False),
-        tf32: bool,
+        modes: GemmModes = EXACT,
+        scales: tuple[Array | None, Array | None] = (None, None),
         finish: Finish | None = None,
     ) -> None:
         """Z := epilogue(alpha X Y + beta Z) for each matrix of a batch, in at least 32 bits and rounded once."""
+        assert scales == (None, None), "on CPUs alpha contains the scales"
         if z.ndim > 2:
             for y_i, z_i in zip(y, z, strict=True):
-                self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj, tf32=tf32)
+                self.gemm(lane, alpha, x, y_i, beta, z_i, conj=conj)
             return
         total = accumulator_dtype(x.dtype)
         result = z if z.dtype == total else z.astype(total)
@@ -357,6 +359,10 @@ class WindowEngine:
 
     def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source."""
+        target[...] = source
+
+    def convert(self, lane: str, source: Array, target: Array) -> None:
+        """Target := source, converted to target's dtype."""
         target[...] = source
 
     def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import cupy
 
 from pblas.backends.cuda import streams
+from pblas.backends.cuda.strided_copy import Mover
+from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.kernels import Block
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class Copies:
         """A tight array of the same shape. Each set of operands has its own array for the lifetime of its graphs."""
 
         def make() -> Any:
-            return cupy.ndarray(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
+            return new_array(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
 
         return self._executions.sink.packed((*key, like.shape, like.dtype, order, like.data.ptr), make)
 
@@ -74,6 +77,26 @@ class Copies:
         target = self.packed(("order",), x, order)
         self._assign(lane, x, target)
         return target
+
+    def padded(self, lane: str, x: Any, number: int, shape: tuple[int, int], order: Any) -> Any:
+        """A copy of operand `number` of a product at the start of a larger array, with zeros after it."""
+        mover, count = self._mover, shape[0] * shape[1]
+        key = "padded", number, shape, x.dtype, order, x.data.ptr, x.shape, x.strides
+
+        def make() -> Any:
+            return new_array(shape, x.dtype, self._private.new(count * x.dtype.itemsize).data, order=order)
+
+        whole = self._executions.sink.packed(key, make)
+        self._executions.sink.launch(lane, lambda stream: mover.pad(int(stream), x, whole))
+        return whole
+
+    def unpadded(self, lane: str, whole: Any, x: Any) -> None:
+        """X := the elements at the start of a larger array of the same storage order."""
+        self.copy(lane, whole[: x.shape[0], : x.shape[1]], x)
+
+    @cached_property
+    def _mover(self) -> Mover:
+        return Mover()
 
     def conjugated(self, lane: str, x: Any, number: int) -> Any:
         """A copy of conj(X), operand `number` of a product."""

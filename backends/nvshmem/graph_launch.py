@@ -22,6 +22,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
+from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.lanes import Lanes
 from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
 from pblas.backends.nvshmem.sinks import CapturingSink, RecordingSink, RehearsingSink, Sink
@@ -237,4 +238,4 @@ def _at_made_up_address(x: Any, number: int, shift: int) -> Any:
     """An array with the layout and alignment of x, at one of two made-up addresses."""
     place = (number + 1) * (_OPERAND_PITCH + shift * _SHIFT) + x.data.ptr % ALIGNMENT
     memory = cupy.cuda.UnownedMemory(place, _SHIFT, None, int(runtime.getDevice()))
-    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+    return new_array(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Block, Blocks, Window
+from pblas.backends.cuda.transfer import new_array
 from pblas.backends.local_step import agreed
 from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 
@@ -127,7 +128,7 @@ class Heap(Blocks[Region, Block]):
         address = self.place_address(window, offset, peer)
         nbytes = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
         memory = cupy.cuda.UnownedMemory(address, max(nbytes, dtype.itemsize), self, self._nvshmem.device.index)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+        return new_array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
     def array(
         self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
@@ -136,7 +137,7 @@ class Heap(Blocks[Region, Block]):
         import cupy
 
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self._nvshmem.device.index)
-        return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset), strides)
+        return new_array(shape, dtype, cupy.cuda.MemoryPointer(memory, offset), strides)
 
     # The end
 

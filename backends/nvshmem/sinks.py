@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.recordable import Stream
     from pblas.backends.nvshmem.lanes import Lanes
-    from pblas.backends.push_engine import Finish
+    from pblas.backends.push_engine import Finish, GemmModes
 
     Start = Callable[[Stream], object]
 
@@ -28,7 +28,8 @@ class Product(NamedTuple):
     y: Any
     z: Any
     conj: tuple[bool, bool]
-    tf32: bool
+    modes: GemmModes
+    scales: tuple[Any, Any]
     finish: Finish | None
 
 

@@ -17,7 +17,9 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.gemm import needs_copy, read
+from pblas.backends.cuda.gemm import copies_of, needs_copy, read
+from pblas.backends.cuda.transfer import new_array
+from pblas.backends.dtypes import FLOAT8
 from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.copies import Copies, is_tight, lines_of, orders
@@ -29,6 +31,8 @@ from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
 from pblas.backends.nvshmem.reduction_epilogues import compiling
 from pblas.backends.nvshmem.sinks import Product
 from pblas.backends.nvshmem.sums import Sums
+from pblas.backends.push_engine import EXACT
+from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Sink
     from pblas.backends.nvshmem.workspace import Workspace
-    from pblas.backends.push_engine import Finish, Output, Portion
+    from pblas.backends.push_engine import Finish, GemmModes, Output, Portion
 
 _LAUNCH_NS = 100_000  # time for the host to launch an execution
 _DRAIN_SECONDS = 5.0  # time for streams to drain once the watchdog has broken the context
@@ -126,7 +130,7 @@ class StreamEngine:
         """A new local part of a matrix, in CuPy's memory (local)."""
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
-        return cupy.ndarray(shape, dtype, memory, strides)
+        return new_array(shape, dtype, memory, strides)
 
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call (local)."""
@@ -205,13 +209,14 @@ class StreamEngine:
         def choose() -> None:
             products.extend(self._executions.rehearse(body))
             if autotune and self._rank == 0:
-                self._gemm.tune([read(p.x, p.y, p.z, p.conj, tf32=p.tf32).problem for p in products], main)
+                self._gemm.tune([read(p.x, p.y, p.z, p.conj, p.modes).problem for p in products], main)
                 self._gemm.choices.save()
 
         def load() -> None:
             lane = self._gemm_lane(captured=False)
-            for alpha, x, y, z, conj, tf32, finish in products:
-                self._gemm.matmul(main, alpha, x, y, 0.0, z, conj=conj, lane=lane, tf32=tf32, finish=finish)
+            for alpha, x, y, z, conj, modes, scales, finish in products:
+                options: dict[str, Any] = {"conj": conj, "lane": lane, "modes": modes, "scales": scales}
+                self._gemm.matmul(main, alpha, x, y, 0.0, z, **options, finish=finish)
                 self._finish(main, finish, z)  # a bias with another alignment needs this kernel
             self._resources.origin.synchronize()
 
@@ -362,6 +367,13 @@ class StreamEngine:
         """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         self._copies.copy(lane, source, target)
 
+    def convert(self, lane: str, source: Any, target: Any) -> None:
+        """Target := source, converted to target's dtype."""
+        pointwise = self._resources.ranks.arrays.pointwise
+        self._sink.launch(
+            lane, lambda stream: pointwise.evaluate(stream, Name(RESULT), source, {}, target, target.dtype)
+        )
+
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
         """Target := beta source; with beta = 0 the source is not read."""
         self._copies.scale(lane, beta, source, target)
@@ -378,12 +390,28 @@ class StreamEngine:
         z: Any,
         *,
         conj: tuple[bool, bool] = (False, False),
-        tf32: bool,
+        modes: GemmModes = EXACT,
+        scales: tuple[Any, Any] = (None, None),
         finish: Finish | None = None,
     ) -> None:
         """Z := alpha X Y + beta Z, in 32 bits at least, and the epilogue: before Z is rounded, if cuBLASLt has it."""
         if not z.size:
             return
+        if x.dtype in FLOAT8:
+            if z.ndim > 2:
+                for y_i, z_i in zip(y, z, strict=True):
+                    self.gemm(lane, alpha, x, y_i, beta, z_i, modes=modes, scales=scales)
+                return
+            shapes, kinds = copies_of(x, y, z), ("C", "F", min(orders(z)))
+            x, y, whole = [
+                w if shape is None else self._copies.padded(lane, w, number, shape, order)
+                for number, (w, shape, order) in enumerate(zip((x, y, z), shapes, kinds, strict=True))
+            ]
+            if whole is not z:
+                self.gemm(lane, alpha, x, y, beta, whole, modes=modes, scales=scales)
+                self._copies.unpadded(lane, whole, z)
+                self.finish(lane, finish, z)
+                return
         copies = needs_copy(x, y, z, conj)
         x, y = (
             self._copies.conjugated(lane, w, number) if needed else w
@@ -393,11 +421,12 @@ class StreamEngine:
         workspace = self._gemm_lane(captured=self._sink.captured)
 
         def start(stream: Stream) -> None:
-            options: dict[str, Any] = {"conj": conj, "lane": workspace, "tf32": tf32, "finish": finish}
+            options: dict[str, Any] = {"conj": conj, "lane": workspace, "modes": modes, "scales": scales}
+            options["finish"] = finish
             if not self._gemm.matmul(stream, alpha, x, y, beta, z, **options):
                 self.finish(lane, finish, z)
 
-        product = Product(alpha, x, y, z, conj, tf32, finish)
+        product = Product(alpha, x, y, z, conj, modes, scales, finish)
         self._sink.product(lane, start, lambda products: products.append(product))
 
     def _gemm_lane(self, *, captured: bool) -> Hashable:
@@ -417,8 +446,11 @@ class StreamEngine:
         self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
         """Compute some portions of a result with one kernel; False if no kernel supports them."""
-        hopper, parts = self._hoppers.get(self._sink.captured), [self._part(portion) for portion in portions]
-        if hopper is None or not hopper.serves(parts):
+        hopper = self._hoppers.get(self._sink.captured)
+        if hopper is None or any(len({w.dtype for w in (p.x, p.y, p.z)}) > 1 for p in portions):
+            return False
+        parts = [self._part(portion) for portion in portions]
+        if not hopper.serves(parts):
             return False
 
         def start(stream: Stream) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas.backends.cuda import streams
+from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Workspace:
             base, device = self.peers[rank], int(cupy.cuda.runtime.getDevice())
             memory = cupy.cuda.UnownedMemory(base, PARITIES * self.pitch, self.block, device)
             place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
-            self._arrays[key] = cupy.ndarray(shape, dtype, place, order=order)
+            self._arrays[key] = new_array(shape, dtype, place, order=order)
         return self._arrays[key]
 
     def _half(self, peer: int) -> int:

@@ -1,6 +1,7 @@
 """How fast is the Hopper kernel on one GPU, compared with the fastest algorithm of cuBLASLt?
 
 python -m benchmarks.gpu.gemm [--models 8B,70B,405B] [--tokens 4096,8192,16384] [--orders CFC] [--json FILE]
+python -m benchmarks.gpu.gemm --dtype float8_e4m3fn ...   8 bits into bfloat16, without the Hopper kernel
 
 The products are those of one of 8 ranks, in bfloat16: "ag" multiplies gathered rows (n = F/8, k = hidden), "rs" forms
 the partial product that is reduced and scattered (n = hidden, k = F/8). Orders are the storage orders of X, Y and Z;
@@ -10,6 +11,9 @@ round every column runs once, in rotated order; medians are compared.
 
 "parts" is the Hopper kernel on 8 blocks of rows, one per rank. In "added" the first 7 blocks are partial products of
 the last one, as if this GPU were all ranks of a GEMM+RS: the kernel signals them when they are stored, and adds them.
+
+With 8 bits, "cublas" is the first algorithm of cuBLASLt's heuristics, "tuned" the fastest one, "fast" that with fast
+accumulation, and "bfloat16" the same product in bfloat16. "pblas" is the graph of a planned product's executions.
 """
 
 from __future__ import annotations
@@ -28,17 +32,25 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import pblas
 from benchmarks.gpu.rows import MODELS, SET_NBYTES, commit, rotated, write_json
+from pblas import MatrixDescriptor
 from pblas.backends.cuda.gemm import Gemm, read
+from pblas.backends.cuda.pointwise import Pointwise
+from pblas.backends.cuda.transfer import new_array
+from pblas.backends.dtypes import FLOAT32, dtype_of_name
 from pblas.backends.nvshmem.hopper.descriptors import Part, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
 from pblas.backends.nvshmem.kernels import Watch
+from pblas.backends.push_engine import GemmModes
+from pblas.epilogues import RESULT, Name
 
 RANKS = 8
 SECONDS = 5  # deadline of a kernel that waits
 GRAPH_SECONDS = 2e-3
 FLOPS = 700e12  # approximate rate, from which the number of products per graph is computed
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+POINTWISE = Pointwise()
 TOLERANCE = 0.01
 """Largest relative error of the whole result; bfloat16 rounds it by 0.0017."""
 
@@ -70,17 +82,21 @@ def rows(models: list[str], tokens: list[int], orders: list[str]) -> list[Row]:
     return cases
 
 
-def matrix(rng: Any, m: int, n: int, order: str) -> Any:
-    """Normal random numbers, rounded to bfloat16: CuPy has no such cast on the GPU for matrices of this size."""
-    shape = (m, n) if order == "C" else (n, m)
-    bits = rng.standard_normal(shape, dtype=cupy.float32).view(cupy.uint32)
-    bits = (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype(cupy.uint16).view(BFLOAT16)
-    return bits if order == "C" else bits.T
+def converted(x: Any, dtype: np.dtype[Any]) -> Any:
+    """The elements of a matrix, rounded to a dtype, by rows."""
+    out = new_array(x.shape, dtype, cupy.cuda.alloc(x.size * dtype.itemsize))
+    POINTWISE.evaluate(cupy.cuda.get_current_stream().ptr, Name(RESULT), x, {}, out, FLOAT32)
+    return out
+
+
+def matrix(rng: Any, m: int, n: int, order: str, dtype: np.dtype[Any] = BFLOAT16) -> Any:
+    """Normal random numbers, rounded to a dtype."""
+    x = converted(rng.standard_normal((m, n) if order == "C" else (n, m), dtype=cupy.float32), dtype)
+    return x if order == "C" else x.T
 
 
 def widened(x: Any) -> Any:
-    bits = cupy.ascontiguousarray(x).view(cupy.uint16).astype(cupy.uint32) << 16
-    return bits.view(cupy.float32)
+    return converted(x, FLOAT32)
 
 
 def checked(row: Row, column: str, operands: tuple[Any, Any, Any]) -> None:
@@ -110,6 +126,38 @@ def added(x: Any, y: Any, z: Any, flags: Any) -> list[Part]:
     return [*parts, Part(x_own, y, z_own, terms=terms)]
 
 
+def measured_in_8_bits(row: Row, dtype: np.dtype[Any], gemm: Gemm, stream: Any, rounds: int) -> dict[str, list[float]]:
+    """Seconds of a product of 8 bits, for each column in each round."""
+    rng, sets = cupy.random.default_rng(1), []
+    nbytes = row.m * row.k + row.k * row.n + 2 * row.m * row.n
+    for _ in range(max(1, -(-SET_NBYTES // nbytes))):
+        x, y = (matrix(rng, *shape, "CF"[i], dtype) for i, shape in enumerate(((row.m, row.k), (row.k, row.n))))
+        halves = matrix(rng, row.m, row.k, "C"), matrix(rng, row.k, row.n, "F")
+        sets.append((x, y, matrix(rng, row.m, row.n, "C"), *halves))
+    cupy.cuda.runtime.deviceSynchronize()
+    x, y, z, *halves = sets[0]
+    fast = GemmModes(fast_accumulate=True)
+    descs = [MatrixDescriptor.replicated(*w.shape, 1, order=order) for w, order in zip((x, y, z), "CFC", strict=True)]
+    with pblas.Context(backend="nvshmem") as ctx, Gemm() as tuned:
+        tuned.tune([read(x, y, z).problem, read(x, y, z, modes=fast).problem, read(*halves, z).problem], stream.ptr)
+        a, b, d = (ctx.from_local(w, desc) for w, desc in zip((x, y, z), descs, strict=True))
+        planned = pblas.plan_matmul(a, b, out=d, autotune=True)
+        columns = {
+            "cublas": lambda x, y, z, *_: gemm.matmul(stream.ptr, 1.0, x, y, 0.0, z),
+            "tuned": lambda x, y, z, *_: tuned.matmul(stream.ptr, 1.0, x, y, 0.0, z),
+            "fast": lambda x, y, z, *_: tuned.matmul(stream.ptr, 1.0, x, y, 0.0, z, modes=fast),
+            "bfloat16": lambda _x, _y, z, x, y: tuned.matmul(stream.ptr, 1.0, x, y, 0.0, z),
+            "pblas": lambda x, y, z, *_: planned.execute(
+                *(ctx.from_local(w, desc) for w, desc in zip((x, y), descs, strict=False)),
+                out=ctx.from_local(z, descs[2]),
+                stream=stream,
+            ),
+        }
+        times = timed(row, columns, sets, stream, rounds)
+        planned.close()
+    return times
+
+
 def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> dict[str, list[float]]:
     """Seconds of a product, for each column in each round."""
     rng = cupy.random.default_rng(1)
@@ -131,6 +179,13 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
             stream.ptr, 1.0, added(x, y, z, flags), 0.0, watch=Watch(SECONDS * 10**9)
         ),
     }
+    return timed(row, columns, sets, stream, rounds)
+
+
+def timed(
+    row: Row, columns: dict[str, Any], sets: list[tuple[Any, ...]], stream: Any, rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of each column's product in each round."""
     launches = max(len(sets), round(GRAPH_SECONDS * FLOPS / row.flop))
     graphs = {}
     for name, call in columns.items():
@@ -138,7 +193,7 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
         cupy.cuda.runtime.deviceSynchronize()
         call(*sets[0])
         stream.synchronize()
-        checked(row, name, sets[0])
+        checked(row, name, sets[0][:3] if name != "bfloat16" else (*sets[0][3:], sets[0][2]))
         stream.begin_capture()
         for i in range(launches):
             call(*sets[i % len(sets)])
@@ -157,6 +212,21 @@ def measured(row: Row, gemm: Gemm, hopper: Hopper, stream: Any, rounds: int) -> 
             if turn:
                 times[name].append(1e-3 * cupy.cuda.get_elapsed_time(begin, end) / launches)
     return times
+
+
+def table_of_8_bits(results: list[dict[str, Any]], gpu: str) -> Table:
+    summary = Table(title=f"Products of 8 bits on one {gpu}: us; speed: that of pblas, times that of cuBLASLt")
+    names = ("cublas", "tuned", "fast", "pblas", "bfloat16")
+    for head in ("model", "op", "m", "n", "k", *names, "speed"):
+        summary.add_column(head, justify="left" if head in {"model", "op"} else "right")
+    for result in results:
+        medians, row = result["median_us"], result["row"]
+        summary.add_row(
+            *(str(row[name]) for name in ("model", "op", "m", "n", "k")),
+            *(f"{medians[name]:.1f}" for name in names),
+            f"{medians['cublas'] / medians['pblas']:.3f}",
+        )
+    return summary
 
 
 def table(results: list[dict[str, Any]], gpu: str) -> Table:
@@ -181,6 +251,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--tokens", default="4096,8192,16384")
     parser.add_argument("--orders", default="CFC")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float8_e4m3fn"))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
     parser.add_argument("--json", type=Path)
@@ -188,10 +259,13 @@ def main() -> None:
     tokens = [int(m) for m in options.tokens.split(",")]
     gpu = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     stream, results = cupy.cuda.Stream(non_blocking=True), []
-    hopper = Hopper()
+    hopper, short = Hopper(), options.dtype != "bfloat16"
     with Gemm() as gemm:
         for row in rows(options.models.split(","), tokens, options.orders.split(",")):
-            times = measured(row, gemm, hopper, stream, options.rounds)
+            if short:
+                times = measured_in_8_bits(row, dtype_of_name(options.dtype), gemm, stream, options.rounds)
+            else:
+                times = measured(row, gemm, hopper, stream, options.rounds)
             micro = {name: [1e6 * t for t in times[name]] for name in times}
             results.append(
                 {"row": vars(row), "median_us": {n: statistics.median(t) for n, t in micro.items()}, "rounds_us": micro}
@@ -199,7 +273,7 @@ def main() -> None:
             cupy.get_default_memory_pool().free_all_blocks()
         about = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit, "gpu": gpu}
         about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
-    Console(width=120).print(table(results, gpu))
+    Console(width=120).print((table_of_8_bits if short else table)(results, gpu))
     if options.json:
         write_json(options.json, {"about": about, "rows": results})
 

@@ -17,8 +17,8 @@ from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduce
 from pblas.plans.summa import SummaA, SummaC
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from pblas.backends.dtypes import ProductDtypes
+    from pblas.backends.push_engine import GemmModes
     from pblas.execute.operands import Orders
     from pblas.plans.plan import ProductPlan
 
@@ -64,35 +64,31 @@ _PUSHED: dict[type[ProductPlan], Any] = {
 }
 
 
-def executor(plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Executor:
+def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace.
 
     Args:
         plan: what to run (global).
         backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        wire: dtype in which partial products are sent (global).
+        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
         orders: storage orders of the operands in the plan's orientation (global).
 
     Raises:
         WorkspaceError: too little shared memory.
     """
-    runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtype, wire, orders)
+    runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
     return runner
 
 
-def pushed(
-    plan: ProductPlan, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders, *, tf32: bool
-) -> Pushed:
+def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
     """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine.
 
     Args:
         plan: what to run (global).
         backend: ranks, memory and the engine (global).
-        dtype: of the matrices (global).
-        wire: dtype in which partial products are sent (global).
+        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
         orders: storage orders of the operands in the plan's orientation (global).
-        tf32: multiply float32 in TF32 where the hardware has it (global).
+        modes: how its GEMMs are computed (global).
     """
-    runner: Pushed = _PUSHED[type(plan)](plan, backend, dtype, wire, orders, tf32=tf32)
+    runner: Pushed = _PUSHED[type(plan)](plan, backend, dtypes, orders, modes)
     return runner

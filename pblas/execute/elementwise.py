@@ -52,9 +52,10 @@ class RunElementwise:
         self, backend: HostRanks, plan: ElementwisePlan, dtypes: Sequence[np.dtype[Any]], compute: np.dtype[Any]
     ) -> None:
         self._backend, self._plan, self._dtypes, self._compute = backend, plan, dtypes, compute
+        self._moved = plan.moved
         self._movements = [
             RunRedistribution(backend, Placement.of(x.desc), Placement.of(x.target), dtype, x.desc.order)
-            for x, dtype in zip(plan.moved, dtypes, strict=True)
+            for x, dtype in zip(self._moved, dtypes, strict=True)
         ]
         self._parts: dict[int, Array] = {}
         self.lends: bool = bool(self._movements)
@@ -68,10 +69,10 @@ class RunElementwise:
 
     def reserve(self, tree: Node, values: Mapping[str, Any], out: Array | None) -> None:
         """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
-        if out is not None and self._combining(tree, values, out) is not None:
+        if not self._moved or (out is not None and self._combining(tree, values, out) is not None):
             return
         first = self._in_result(values, out)
-        for number, (operand, dtype) in enumerate(zip(self._plan.moved, self._dtypes, strict=True)):
+        for number, (operand, dtype) in enumerate(zip(self._moved, self._dtypes, strict=True)):
             if number not in self._parts and number != first:
                 shape = operand.target.local_shape(self._backend.rank)
                 memory = own_memory(self._backend, shape[0] * shape[1] * dtype.itemsize)
@@ -80,9 +81,9 @@ class RunElementwise:
     def _combining(self, tree: Node, values: Mapping[str, Any], out: Array) -> Put | None:
         """Evaluates the expression in the result's memory while the only moving operand arrives: A += B (local)."""
         plan = self._plan
-        if plan.overlaps or len(plan.moved) != 1:
+        if plan.overlaps or len(self._moved) != 1:
             return None
-        (operand,) = plan.moved
+        (operand,) = self._moved
         if (operand.dtype, operand.target.shape) != (plan.dtype, plan.out.shape) or not values:
             return None
         put: Put | None = self._backend.arrays.combining(tree, values, operand.name, self._compute, out)
@@ -96,7 +97,7 @@ class RunElementwise:
         arrays = [z for z in values.values() if hasattr(z, "strides") and z.ndim]
         if out is not None and any(np.may_share_memory(shadow(z), shadow(out)) for z in arrays):
             return None
-        fitting = (i for i, x in enumerate(plan.moved) if (x.dtype, x.target.shape) == (plan.dtype, plan.out.shape))
+        fitting = (i for i, x in enumerate(self._moved) if (x.dtype, x.target.shape) == (plan.dtype, plan.out.shape))
         return next(fitting, None)
 
     def publish(self, x: ElementwiseOperands) -> bool:
@@ -120,7 +121,7 @@ class RunElementwise:
             self._movements[0].run(RedistributionOperands(source, x.result, put))
             return
         first = self._in_result(values, x.result)
-        moves = zip(self._plan.moved, self._movements, x.sources, strict=True)
+        moves = zip(self._moved, self._movements, x.sources, strict=True)
         for number, (operand, movement, (source, conj)) in enumerate(moves):
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))

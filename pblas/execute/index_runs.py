@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.cpu.gemm import gemm
+from pblas.backends.dtypes import strided
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -198,7 +199,7 @@ def _side_by_side(parts: list[Array]) -> Array:
     places = [part.__array_interface__["data"][0] for part in parts]
     ends = [place + part.shape[1] * part.strides[1] for place, part in zip(places, parts, strict=True)]
     if places[1:] == ends[:-1]:
-        return np.lib.stride_tricks.as_strided(first, (first.shape[0], width), first.strides)
+        return strided(first, (first.shape[0], width), first.strides)
     whole = np.empty((first.shape[0], width), first.dtype, order="F" if first.strides[0] == first.itemsize else "C")
     np.concatenate(parts, axis=1, out=whole)
     return whole

@@ -34,6 +34,7 @@ class Operands:
         alpha: scalar (global).
         beta: scalar (global).
         finish: epilogue, with operands like `result`; None without one (local).
+        scales: arrays of one element, by which left and right are multiplied in addition to alpha; None: 1 (local).
     """
 
     left: Array
@@ -44,6 +45,7 @@ class Operands:
     alpha: complex
     beta: complex
     finish: Finish | None = None
+    scales: tuple[Array | None, Array | None] = (None, None)
 
     @property
     def unfinished(self) -> Operands:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import DTYPES
+from pblas.backends.dtypes import STORED
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
@@ -196,7 +196,7 @@ class Constructors(Creation):
         requested: Any = axis
         with runtime.local_step(verb):
             part = self._checked_matrix(verb, x_local)
-            dtype = checked_dtype(verb, part.dtype)
+            dtype = checked_dtype(verb, part.dtype, stored=True)
             if isinstance(requested, bool) or not isinstance(requested, int | np.integer) or axis not in (0, 1):
                 raise errors.ArgumentError(f"{verb}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
             length, width = int(part.shape[axis]), int(part.shape[1 - axis])
@@ -229,14 +229,14 @@ class Constructors(Creation):
             own = getattr(value, "dtype", None)
             dtype = (
                 own
-                if own is not None and own in DTYPES
+                if own is not None and own in STORED
                 else np.complex128
                 if isinstance(value, complex)
                 else np.float64
             )
 
         def checked() -> dict[str, Any]:
-            return {"value": checked_scalar(verb, "value", value, checked_dtype(verb, dtype))}
+            return {"value": checked_scalar(verb, "value", value, checked_dtype(verb, dtype, stored=True))}
 
         matrix = self._new(verb, desc, dtype, checked)
         runtime = self.runtime

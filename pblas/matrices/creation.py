@@ -8,7 +8,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES
+from pblas.backends.dtypes import DTYPES, STORED
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
@@ -71,15 +71,14 @@ class Creation:
             desc = self._checked_desc(verb, desc)
             check_root(verb, root, self.runtime.nprocs)
             if by_function or dtype is not None:
-                dtype_index = DTYPES.index(
-                    checked_dtype(verb, np.float64 if dtype is None else dtype, is_argument=True)
-                )
+                wanted = np.float64 if dtype is None else dtype
+                dtype_index = STORED.index(checked_dtype(verb, wanted, is_argument=True, stored=True))
             if has_array:
                 source = self._checked_matrix(verb, array)
                 if dtype is None:
-                    dtype_index = DTYPES.index(checked_dtype(verb, source.dtype))
+                    dtype_index = STORED.index(checked_dtype(verb, source.dtype, stored=True))
                 else:
-                    _check_conversion(verb, source.dtype, DTYPES[dtype_index])
+                    _check_conversion(verb, source.dtype, STORED[dtype_index])
                 if source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
@@ -87,9 +86,9 @@ class Creation:
                     )
         known = dtype_index >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
-        arguments["dtype"] = DTYPES[dtype_index].name if known else "the array's"
+        arguments["dtype"] = STORED[dtype_index].name if known else "the array's"
         largest = self.runtime.agree(verb, arguments, maxima=(dtype_index, self.runtime.nelements(desc)))
-        local = self._memory(verb, desc, DTYPES[largest[0]], largest[1])
+        local = self._memory(verb, desc, STORED[largest[0]], largest[1])
         if source is not None:
             source = backend.reading(source)
         with backend.writing(local) as part:
@@ -139,7 +138,7 @@ class Creation:
         with self.runtime.local_step(verb):
             desc = self._checked_desc(verb, desc)
             part = self._checked_matrix(verb, array)
-            checked_dtype(verb, part.dtype)
+            checked_dtype(verb, part.dtype, stored=True)
             self._check_local(part, desc, copy)
         arguments = {"desc": shared_descriptor(desc), "copy": copy, "dtype": part.dtype.name}
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
@@ -270,7 +269,8 @@ class Creation:
                     f"pass dtype={fitting!r} to convert them"
                 )
             native = header.dtype.newbyteorder("=")
-            wanted = checked_dtype(f"{verb} {path}", native if dtype is None else dtype, is_argument=dtype is not None)
+            asked = native if dtype is None else dtype
+            wanted = checked_dtype(f"{verb} {path}", asked, is_argument=dtype is not None, stored=True)
             if raw and wanted.itemsize != header.dtype.itemsize:
                 raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
             if not raw:
@@ -297,7 +297,7 @@ class Creation:
         with self.runtime.local_step(verb):
             desc = self._checked_desc(verb, desc)
             call_args = arguments()
-            checked = checked_dtype(verb, dtype, is_argument=True)
+            checked = checked_dtype(verb, dtype, is_argument=True, stored=True)
         call_args |= {"desc": shared_descriptor(desc), "dtype": checked.name}
         largest = self.runtime.agree(verb, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)
@@ -424,7 +424,7 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
 
 def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """Raise DTypeError unless elements of one dtype can be converted to another: numbers, and not complex to real."""
-    if source.kind not in "biufc" and source not in DTYPES:
+    if source.kind not in "biufc" and source not in STORED:
         raise errors.DTypeError(f"{verb}: elements of dtype {source} are not numbers; convert with .astype('float64')")
     if source.kind == "c" and target.kind != "c":
         raise errors.DTypeError(

@@ -14,7 +14,7 @@ from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path, discard, finish
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import check_root, shared_descriptor
+from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -132,6 +132,16 @@ class DistMatrix(Operators):
             raise errors.ContextError(f"{verb}: the matrix is closed; use matrices before their context closes")
         return self._local
 
+    def computed(self, verb: str) -> Array:
+        """`stored`, for calls that compute with the elements (local).
+
+        Raises:
+            ContextError: the context is closed.
+            DTypeError: elements of 8 bits, which pblas moves, converts and multiplies only.
+        """
+        checked_dtype(verb, self.dtype)
+        return self.stored(verb)
+
     @property
     def T(self) -> DistMatrix:
         """The transposed matrix, a view: the same memory under the transposed descriptor (local)."""
@@ -226,9 +236,9 @@ class DistMatrix(Operators):
         """**Collective.** Write the matrix as a .npy or .h5 file; every rank writes the elements that it owns.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
-        symbolic link is followed. A .npy file holds bfloat16 elements as raw bytes, because NumPy's
-        format lacks bfloat16: `Context.load` reads them with dtype="bfloat16". Of an HDF5 file other programs read
-        them as float32.
+        symbolic link is followed. A .npy file holds elements of bfloat16 and of 8 bits as raw bytes, because NumPy's
+        format lacks them: `Context.load` reads them with dtype="bfloat16", or their other dtype. Of an HDF5 file other
+        programs read bfloat16 as float32; it does not take elements of 8 bits.
 
         Args:
             path: path that ends in .npy, or in .h5 or .hdf5, which needs h5py (the extra `hdf5`); its folder is one
@@ -243,7 +253,8 @@ class DistMatrix(Operators):
         runtime, temporary = self.runtime, ""
         with runtime.local_step("save"):
             path = checked_path("save", path)
-            files.format_of("save", path)
+            if files.format_of("save", path) == "hdf5":
+                checked_dtype("save as HDF5", self.dtype)
             dataset = files.checked_dataset("save", path, dataset)
         runtime.agree("save", {"path": path, "dataset": dataset, **self.signature()})
         made: Any = None

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
+from pblas.backends.dtypes import BFLOAT16, FLOAT8
 from pblas.errors import FileFormatError
 from pblas.matrices.complete_files import reading
 from pblas.matrices.mapped_files import Header
@@ -57,13 +58,13 @@ def write_header(file: BinaryIO, shape: tuple[int, int], dtype: np.dtype[Any], o
     Args:
         file: the open file, empty.
         shape: rows and columns of the matrix (global).
-        dtype: dtype of the matrix; bfloat16, which NumPy's format lacks, becomes raw bytes (global).
+        dtype: dtype of the matrix; bfloat16 and 8 bits, which NumPy's format lacks, become raw bytes (global).
         order: storage order in the file, "F" or "C" (global).
 
     Returns:
         The header, whose elements begin where the file ends.
     """
-    stored = np.dtype(f"V{dtype.itemsize}") if dtype.name == "bfloat16" else dtype
+    stored = np.dtype(f"V{dtype.itemsize}") if dtype in (BFLOAT16, *FLOAT8) else dtype
     header = {"descr": npy.dtype_to_descr(stored), "fortran_order": order == "F", "shape": shape}
     npy.write_array_header_1_0(file, header)
     file.flush()

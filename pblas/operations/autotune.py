@@ -123,8 +123,8 @@ def _operands(
     a, b, c, out = matrices
     is_in_place, error = c is not None and out is not None and c.key == out.key, 0
     try:
-        x, y = (_drawn(runtime, like.desc, spec.dtype) for like in (a, b))
-        z = None if c is None or spec.beta == 0 else _drawn(runtime, c.desc, spec.dtype)
+        x, y = (_drawn(runtime, like.desc, like.dtype) for like in (a, b))
+        z = None if c is None or spec.beta == 0 else _drawn(runtime, c.desc, c.dtype)
         d = z if z is not None and is_in_place else _drawn(runtime, desc_d, spec.dtype)
     except MemoryError:
         error = 1

@@ -16,7 +16,6 @@ from pblas.operations.planned import PlannedOperation
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.plan import Topology
 from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +53,7 @@ class PlannedElementwise(PlannedOperation[_Execution]):
     def __init__(self, spec: ElementwiseArguments, runtime: Runtime | None) -> None:
         dtypes = {name: z.dtype for name, z in spec.operands.items() if isinstance(z, DistMatrix)}
         self._expression, self._compute = spec.plan.expression, spec.compute
-        self._planned = _descriptions(spec)
+        self._planned = spec.descriptions
         self._moved_dtypes: list[np.dtype[Any]] = []
         if runtime is not None:
             self._moved_dtypes = [dtypes[operand.name] for operand in spec.moved]
@@ -99,7 +98,7 @@ class PlannedElementwise(PlannedOperation[_Execution]):
     def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
         spec = execution.spec
         if spec is None:
-            names = [name for name, _ in self._planned if name in execution.operands]
+            names = [name for name in self._planned if name in execution.operands]
             operands = {name: execution.operands[name] for name in (*names, *execution.operands)}
             call = ElementwiseRequest("execute", self._expression, operands, execution.out, self._asked(execution))
             spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
@@ -115,10 +114,10 @@ class PlannedElementwise(PlannedOperation[_Execution]):
 
     def _check_like_planned(self, runtime: Runtime, spec: ElementwiseArguments) -> None:
         """Raise an error if the operands of an execution do not fit the plan, on this rank."""
-        for now, planned in zip(_descriptions(spec), self._planned, strict=True):
+        for name, now in spec.descriptions.items():
+            planned = self._planned[name]
             if now != planned:
-                name = now[0]
-                raise errors.DescriptorError(f"execute: {name} is {now[1]}, planned was {planned[1]}; plan anew")
+                raise errors.DescriptorError(f"execute: {name} is {now}, planned was {planned}; plan anew")
         if spec.overlaps(runtime) and not self.plan.overlaps:
             raise errors.ArgumentError(
                 "execute: out overlaps an operand that is redistributed, unlike planned; plan anew with this out="
@@ -133,16 +132,6 @@ class PlannedElementwise(PlannedOperation[_Execution]):
         spec = execution.spec
         assert spec is not None, "the arguments are checked"
         return ElementwiseOperands(spec.tree, execution.values, spec.sources(), result.stored("execute"))
-
-
-def _descriptions(spec: ElementwiseArguments) -> list[tuple[str, str]]:
-    """Name and description of each operand, and of the result: equal for all executions of a plan (global)."""
-    views = {name for name, z in spec.operands.items() if isinstance(z, DistMatrix) and z.conjugated}
-    operands = [
-        (x.name, f"{shared_descriptor(x.desc)}, {x.dtype}{', conjugated' if x.name in views else ''}")
-        for x in spec.plan.operands
-    ]
-    return [*operands, *spec.plan.others, ("the result", f"{shared_descriptor(spec.plan.out)}, {spec.plan.dtype}")]
 
 
 def plan_elementwise(

@@ -8,6 +8,7 @@ from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.lu import RunLu
+from pblas.execute.factorization.pivoted_qr import RunPivotedQr
 from pblas.execute.factorization.qr import RunQr
 from pblas.execute.factorization.tsqr import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -22,6 +23,7 @@ from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.plans.pivoted_qr import PivotedQrPlan
 from pblas.plans.plan import Topology
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag
@@ -39,6 +41,7 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
     LuPlan: RunLu,
     QrPlan: RunQr,
     TsqrPlan: RunTsqr,
+    PivotedQrPlan: RunPivotedQr,
 }
 
 

@@ -44,7 +44,7 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
     Source: LAPACK xPOTRF.
     """
-    _check_in_host_memory(verb, a)
+    check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
     try:
         factored = planned.factored(verb, a)
@@ -67,7 +67,7 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
-    _check_in_host_memory(verb, a)
+    check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedLu, verb, a, returns=True)
     factored = planned.factored(verb, a)
     redistribute(factored.w, out=a)
@@ -110,7 +110,7 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
     Source: LAPACK xLASWP.
     """
     runtime = a.runtime
-    _check_in_host_memory(verb, a)
+    check_in_host_memory(verb, a)
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
     x = redistribute(a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
@@ -119,7 +119,7 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
     redistribute(x, out=a)
 
 
-def _check_in_host_memory(verb: str, a: DistMatrix) -> None:
+def check_in_host_memory(verb: str, a: DistMatrix) -> None:
     """Raise BackendError, on all ranks, on a context of GPUs: ScaLAPACK's INFO and IPIV are arrays of the host."""
     with a.runtime.local_step(verb):
         if a.runtime.backend.gpus:
@@ -142,7 +142,7 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
         x = _identity(verb, a)
         solve_cholesky(a, x, uplo)
         with a.runtime.local_step(verb):
-            local = x.stored(verb)
+            local = x.computed(verb)
             if local.dtype.kind == "c":
                 columns = [j for ends in x.desc.global_ranges(a.runtime.rank)[1] for j in range(*ends)]
                 local.imag[columns, range(len(columns))] = 0

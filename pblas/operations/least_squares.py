@@ -12,6 +12,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr import factored
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import resized
@@ -19,6 +20,7 @@ from pblas.operations.trsm import trsm
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.operations.qr_factor import QrFactor
 
 
 class LstsqResult(NamedTuple):
@@ -37,7 +39,9 @@ class LstsqResult(NamedTuple):
     s: None
 
 
-def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
+def lstsq(
+    a: DistMatrix, b: DistMatrix | Array, *, overwrite_a: bool = False, progress: ProgressTarget = False
+) -> LstsqResult:
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
     A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.
@@ -45,6 +49,9 @@ def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         b: m x k matrix of the dtype of A, in any layout; or an array of m elements, equal on all ranks (global).
+        overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `qr_factor`
+            (global).
+        progress: as in `qr_factor`; the stages are "factor" and "solve" (global).
 
     Returns:
         X, n x k, on the grid of B, or an array of n elements for an array; the squared norms of the columns of B - A X,
@@ -66,7 +73,7 @@ def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
     ([0.833, 1.5], [0.167], 2)
     """
     verb, runtime = "lstsq", arguments.runtime_of("lstsq", a)
-    with runtime.call(verb):
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime)
             m, n = a.shape
@@ -74,15 +81,18 @@ def lstsq(a: DistMatrix, b: DistMatrix | Array) -> LstsqResult:
                 arguments.check_matrix(verb, "B", b, runtime, a.dtype)
                 if b.shape[0] != m:
                     raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {b.shape[0]} rows; make them agree")
+                arguments.check_not_given_up(verb, a, b, overwrite_a)
                 signature: Any = b.signature()
             else:
                 vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
                 signature = vector.shape
         runtime.agree(verb, {"B": signature, **a.signature()})
+        factor, _ = factored(verb, a if m >= n else a.H, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        stage = reports.stage("solve")
         if isinstance(b, DistMatrix):
-            x, residuals = _solved(verb, a, b)
+            x, residuals = _solved(verb, factor, a, b, stage)
             return LstsqResult(x, residuals, min(m, n), None)
-        solution, residuals = _solved(verb, a, replicated_matrix(verb, a, vector))
+        solution, residuals = _solved(verb, factor, a, replicated_matrix(verb, a, vector), stage)
         array = solution.to_global(None)
         assert array is not None, "on all ranks"
         return LstsqResult(array[:, 0], residuals, min(m, n), None)
@@ -113,27 +123,29 @@ def orth(a: DistMatrix) -> DistMatrix:
     with runtime.call(verb):
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
-        factor = factored(verb, a) if m >= n else factored(verb, factored(verb, a.H).r().H)
+        factor = factored(verb, a if m >= n else factored(verb, a.H)[0].r().H)[0]
         _check_rank(verb, factor.r(), a.shape)
         q = factor.q()
         return q if m >= n else redistribute(q, resized(a.desc, (m, m)))
 
 
-def _solved(verb: str, a: DistMatrix, b: DistMatrix) -> tuple[DistMatrix, Array]:
-    """**Collective.** X and the squared norms of the columns of B - A X, of checked matrices."""
+def _solved(
+    verb: str, factor: QrFactor, a: DistMatrix, b: DistMatrix, progress: StageReport
+) -> tuple[DistMatrix, Array]:
+    """**Collective.** X and the squared norms of the columns of B - A X, with the factor of A, or of A^H if m < n."""
     m, n = a.shape
-    factor = factored(verb, a if m >= n else a.H)
     r = factor.r()
     _check_rank(verb, r, a.shape)
     if m >= n:
-        y = factor.apply_q(b, trans="C")
+        y = factor.applied(verb, b, "C", progress)
         x = trsm(r, y[:n, :], uplo="U")
         rest = y[n:, :].norm(axis=0)[: b.shape[1] if m > n else 0]
-        return redistribute(x, resized(b.desc, (n, b.shape[1]))), rest**2
-    z = _zeros(verb, b, n)
-    redistribute(trsm(r, b, uplo="U", trans="C"), out=z[:m, :])
-    none = np.empty(0, np.zeros(0, a.dtype).real.dtype)
-    return factor.apply_q(z), none
+        solution = redistribute(x, resized(b.desc, (n, b.shape[1])))
+    else:
+        z = _zeros(verb, b, n)
+        redistribute(trsm(r, b, uplo="U", trans="C"), out=z[:m, :])
+        solution, rest = factor.applied(verb, z, "N", progress), np.empty(0, np.zeros(0, a.dtype).real.dtype)
+    return solution, rest**2
 
 
 def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:

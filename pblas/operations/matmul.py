@@ -18,6 +18,7 @@ from pblas.operations.arguments.product import (
     matrix_remedy,
     with_layouts,
 )
+from pblas.operations.arguments.scales import Scales, scaled
 from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.pushed import PushedMatmul
@@ -45,13 +46,19 @@ def plan_matmul(
     beta: complex | None = None,
     out: Out = None,
     dtype: Any = None,
+    out_dtype: Any = None,
     wire_dtype: Any = None,
     overlap: bool = True,
     chunks: int | None = None,
     tf32: bool = False,
+    fast_accumulate: bool = False,
     autotune: bool = False,
     strict: bool = False,
     epilogue: str | Epilogue | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    scale_d: Any = None,
+    amax: Any = None,
     nprocs: int | None = None,
     memory_nbytes: int | None = None,
     queue: int | None = None,
@@ -73,13 +80,18 @@ def plan_matmul(
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout that moves
             the fewest bytes (global).
-        dtype: dtype of the matrices. Needed with descriptors; None for that of A, or with sizes float64 (global).
-        wire_dtype: dtype in which partial products of 16-bit matrices travel: "float32", or None for the matrices'
-            own (global).
+        dtype: dtype of A and B. Needed with descriptors; None for that of A, or with sizes float64 (global).
+        out_dtype: dtype of D. A and B of 16 bits may have a D of their dtype or float32. A and B of 8 bits,
+            "float8_e4m3fn" or one of them "float8_e5m2", may have a D in bfloat16, float16 or float32. None for that of
+            `out` or C, else that of A, or bfloat16 for 8 bits. C has the dtype of D, or 16 bits if D is float32
+            (global).
+        wire_dtype: dtype in which partial products travel if D has 16 bits: "float32", or None for that of D (global).
         overlap: move data while the GEMM runs (global).
         chunks: parts in which each shard moves; on GPUs the number of GEMMs of the product. None lets the planner
             choose (global).
         tf32: multiply float32 matrices in TF32 on GPUs: ten bits of mantissa, eight times the speed (global).
+        fast_accumulate: add products of 8-bit matrices with about 14 bits of mantissa on Hopper GPUs, which is up to
+            4 % faster; otherwise partial sums are moved to float32 often (global).
         autotune: on GPUs, measure several GEMM algorithms and, for plans that push data (GPUs of one node), the
             candidate algorithms of the plan; take the fastest. The times are kept on disk. Later contexts use them,
             also without `autotune` (global).
@@ -89,6 +101,12 @@ def plan_matmul(
             that part. The epilogue is computed in at least 32 bits. Where possible it is fused into the last addition
             or into the GEMM, before D is rounded. Otherwise an extra pass reads the rounded D. `explain` names the
             place (global).
+        scale_a: factor of A, for 8-bit matrices. A number, or an array of one float32 in the memory of the matrices,
+            which each execution reads, on GPUs in stream order (global).
+        scale_b: factor of B, as scale_a (global).
+        scale_d: factor of D, after the epilogue, as scale_a (global).
+        amax: array of one float32 that receives the largest |element| of this rank's part of D, scale_d included; NaN
+            if D has one (local; given on all ranks or on none).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
             limit. If no plan fits, the planner takes the one that needs least (global).
@@ -116,7 +134,7 @@ def plan_matmul(
     >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
-    call = ProductRequest(verb="plan_matmul", **locals())  # the arguments, and nothing else yet
+    call = ProductRequest(verb="plan_matmul", mixed=True, **locals())  # the arguments, and nothing else yet
     if call.matrices:
         runtime = call.matrices[0].runtime
         with runtime.call(call.verb):
@@ -136,12 +154,18 @@ def pmatmul(
     alpha: complex = 1.0,
     beta: complex | None = None,
     out: Out = None,
+    out_dtype: Any = None,
     wire_dtype: Any = None,
     overlap: bool = True,
     chunks: int | None = None,
     tf32: bool = False,
+    fast_accumulate: bool = False,
     strict: bool = False,
     epilogue: str | Epilogue | None = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    scale_d: Any = None,
+    amax: Any = None,
 ) -> DistMatrix:
     """**Collective.** D = epilogue(alpha op(A) op(B) + beta C): `plan_matmul` and `execute` in one call.
 
@@ -155,12 +179,18 @@ def pmatmul(
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
             layout, or without C in the layout that moves the fewest bytes (global).
+        out_dtype: see `plan_matmul` (global).
         wire_dtype: see `plan_matmul` (global).
         overlap: move data while the GEMM runs (global).
         chunks: see `plan_matmul` (global).
         tf32: see `plan_matmul` (global).
+        fast_accumulate: see `plan_matmul` (global).
         strict: see `plan_matmul` (global).
         epilogue: see `plan_matmul` (global).
+        scale_a: see `plan_matmul` (global).
+        scale_b: see `plan_matmul` (global).
+        scale_d: see `plan_matmul` (global).
+        amax: see `plan_matmul` (local).
 
     Returns:
         D, `out` itself if that is a matrix. The caller may overwrite a, b and c when the call has returned.
@@ -172,7 +202,7 @@ def pmatmul(
 
     Source: PBLAS, p?gemm.
     """
-    call = ProductRequest(verb="pmatmul", **locals())  # the arguments, and nothing else yet
+    call = ProductRequest(verb="pmatmul", mixed=True, **locals())  # the arguments, and nothing else yet
     if not call.matrices:
         error = errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
         fail_without_context(call.verb, error)
@@ -189,8 +219,9 @@ def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
     hardware = None if call.hardware is None else find_hardware(call.hardware)
     topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
     desc_d = spec.output(ranks)
-    epilogue = _epilogue(call, spec, desc_d)
-    return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue)
+    scales = _scales(call, spec, None)
+    epilogue = _epilogue(call, spec, desc_d, scales)
+    return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue, scales=scales)
 
 
 def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
@@ -206,7 +237,8 @@ def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
         spec = ProductArguments.checked(call)
         desc_d = spec.output(runtime.nprocs)
         runtime.check_place(verb, desc_d, "out")
-        epilogue = _epilogue(call, spec, desc_d)
+        scales = _scales(call, spec, runtime)
+        epilogue = _epilogue(call, spec, desc_d, scales)
         if epilogue is not None:
             spec = spec._replace(epilogue=epilogue.form)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
@@ -214,21 +246,32 @@ def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
         if epilogue is not None:
             arguments |= epilogue.arguments()
             epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
+        if scales is not None:
+            arguments |= scales.arguments()
         if out is not None:
             check_overlap(verb, call.a, call.b, call.c, out)
     nelements = runtime.agree(verb, arguments, None, (needed,))[0]
     if plan.transport != "push":
         with runtime.building(verb):
-            return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
+            return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)
     operands = call.a, call.b, call.c, out
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
-        return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements)
+        return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)
 
     planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, operands) if spec.autotune else plan)
     planned.rehearse(*operands, autotune=spec.autotune)
     return planned
 
 
-def _epilogue(call: ProductRequest, spec: ProductArguments, desc_d: MatrixDescriptor) -> ProductEpilogue | None:
-    return None if call.epilogue is None else ProductEpilogue.checked(call.verb, call.epilogue, spec.dtype, desc_d)
+def _scales(call: ProductRequest, spec: ProductArguments, runtime: Runtime | None) -> Scales | None:
+    given = call.scale_a, call.scale_b, call.scale_d, call.amax
+    return Scales.checked(call.verb, runtime, spec.dtypes.a, *given)
+
+
+def _epilogue(
+    call: ProductRequest, spec: ProductArguments, desc_d: MatrixDescriptor, scales: Scales | None
+) -> ProductEpilogue | None:
+    """The epilogue of a call, with the multiplication by scale_d as its last step."""
+    epilogue = scaled(call.verb, call.epilogue, None if scales is None else scales.d)
+    return None if epilogue is None else ProductEpilogue.checked(call.verb, epilogue, spec.dtype, desc_d)

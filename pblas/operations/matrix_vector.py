@@ -285,7 +285,7 @@ def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> Dist
         raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
     if square and a.shape[0] != a.shape[1]:
         raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
-    a.stored(verb)
+    a.computed(verb)
     return a
 
 

@@ -189,7 +189,7 @@ class PlannedOperation(Generic[ExecutionT]):
 
     def _repr_html_(self) -> str:
         """The text of `explain` and bars of bytes, for notebooks (local)."""
-        return html_of(self.explain(), self.plan.max_received_nbytes, self.plan.lower_bound * self.plan.itemsize)
+        return html_of(self.explain(), self.plan.max_received_nbytes, self.plan.lower_bound_nbytes)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _INTERNAL]

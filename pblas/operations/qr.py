@@ -8,7 +8,8 @@ from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import Execution, PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Execution, Overwriting, PlannedFactorization, planned, prepared
+from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors
@@ -53,13 +54,30 @@ class PlannedQr(PlannedFactorization):
 
     def factor(self, verb: str, a: DistMatrix) -> QrFactor:
         """**Collective.** `execute` with checked arguments."""
+        return QrFactor(self.reflectors(verb, a), without_lld(a.desc))
+
+    def reflectors(
+        self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None
+    ) -> Reflectors:
+        """**Collective.** Q and R of a matrix like the planned one, in a copy of it.
+
+        Args:
+            verb: name of the call, in which the ranks are (global).
+            a: the matrix, checked (global).
+            in_place: factor A itself: see `Overwriting` (global).
+            progress: called with the done part of the work (local).
+        """
         runtime, desc = a.runtime, self.plan.w
-        w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
-        redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
-        self.run(Execution(verb, w, None))
+        if in_place:
+            w = DistMatrix(desc, a.stored(verb), runtime)
+        else:
+            w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
+            redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
+        self.run(Execution(verb, w, progress))
+        if progress is not None:
+            progress(1.0)
         is_tree = isinstance(self.plan, TsqrPlan)
-        reflectors = Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
-        return QrFactor(reflectors, without_lld(a.desc))
+        return Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
 
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
@@ -86,25 +104,35 @@ class PlannedQr(PlannedFactorization):
         nprocs: int,
         transport: Transport,
         *,
-        returns: bool,  # noqa: ARG003 - always false
+        returns: bool,
         uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
         algorithm: Any,
         gpus: bool = False,  # noqa: ARG003 - `check` has refused them
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_qr`."""
-        return choose_qr(a, dtype, nprocs, transport, algorithm)
+        return choose_qr(a, dtype, nprocs, transport, algorithm, returns=returns)
 
 
-def factored(verb: str, a: DistMatrix, algorithm: Any = "auto") -> QrFactor:
-    """**Collective.** The QR factor of a matrix, inside another call.
+def factored(
+    verb: str,
+    a: DistMatrix,
+    *,
+    algorithm: Any = "auto",
+    overwrite_a: bool = False,
+    progress: StageReport = None,
+) -> tuple[QrFactor, Overwriting]:
+    """**Collective.** The QR factor of a matrix, inside another call, and what became of the memory of A.
 
     Args:
         verb: name of the call (global).
         a: the matrix (global).
         algorithm: as in `qr_factor` (global).
+        overwrite_a: as in `qr_factor` (global).
+        progress: called with the done part of the work (local).
     """
-    planned_qr, _ = prepared(PlannedQr, verb, a, algorithm=algorithm)
-    return planned_qr.factor(verb, a)
+    plan, overwriting = prepared(PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
+    reflectors = plan.reflectors(verb, a, in_place=overwriting.in_place, progress=progress)
+    return QrFactor(reflectors, without_lld(a.desc)), overwriting
 
 
 def plan_qr(
@@ -130,13 +158,23 @@ def plan_qr(
     return planned(PlannedQr, "plan_qr", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
 
 
-def qr_factor(a: DistMatrix, *, algorithm: Algorithm = "auto") -> QrFactor:
+def qr_factor(
+    a: DistMatrix,
+    *,
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> QrFactor:
     """**Collective.** A = Q R with Q as Householder reflectors, to multiply with Q without forming it.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
             "local" on one rank; "auto" chooses (global).
+        overwrite_a: A is not needed any more. A tall matrix in rows that "tsqr" leaves where they are, in memory of the
+            context, is factored in place: no copy is made, and the factor is in the memory of A (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and its finished share, 0 to 1 (global).
 
     Returns:
         The factor F: `F.apply_q(C, side, trans)`, `F.q()`, `F.r()`.
@@ -153,18 +191,37 @@ def qr_factor(a: DistMatrix, *, algorithm: Algorithm = "auto") -> QrFactor:
     ...     factor.r().to_global().round(3).tolist()
     [[-5.0, -2.2], [0.0, 0.4]]
     """
-    with arguments.runtime_of("qr_factor", a).call("qr_factor"):
-        return factored("qr_factor", a, algorithm)
+    verb, runtime = "qr_factor", arguments.runtime_of("qr_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        stage = reports.stage("factor")
+        return factored(verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)[0]
 
 
 @overload
 def qr(
-    a: DistMatrix, *, mode: Literal["reduced", "complete"] = "reduced", algorithm: Algorithm = "auto"
+    a: DistMatrix,
+    *,
+    mode: Literal["reduced", "complete"] = "reduced",
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
 ) -> QrResult: ...
 @overload
-def qr(a: DistMatrix, *, mode: Literal["r"], algorithm: Algorithm = "auto") -> DistMatrix: ...
 def qr(
-    a: DistMatrix, *, mode: Literal["reduced", "r", "complete"] = "reduced", algorithm: Algorithm = "auto"
+    a: DistMatrix,
+    *,
+    mode: Literal["r"],
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> DistMatrix: ...
+def qr(
+    a: DistMatrix,
+    *,
+    mode: Literal["reduced", "r", "complete"] = "reduced",
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
 ) -> QrResult | DistMatrix:
     """**Collective.** Q and R with A = Q R: the columns of Q are orthonormal, R is upper triangular.
 
@@ -173,6 +230,9 @@ def qr(
         mode: "reduced": Q is m x k and R is k x n, k = min(m, n); "complete": Q is m x m, R is m x n; "r": R is k x n
             and is returned alone (global).
         algorithm: as in `qr_factor` (global).
+        overwrite_a: A is not needed any more, and is factored in place where `qr_factor` does so. Otherwise a Q of the
+            shape of A takes the memory of A, and is A, unless A is conjugated or read-only (global).
+        progress: as in `qr_factor`; the stages are "factor" and "Q" (global).
 
     Returns:
         Q and R, new matrices: in the layout of A, or on its grid where the shape is another; see `QrFactor.q`.
@@ -188,14 +248,16 @@ def qr(
     ([[-0.6], [-0.8]], [[-5.0]])
     """
     verb, runtime = "qr", arguments.runtime_of("qr", a)
-    with runtime.call(verb):
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             if mode not in _MODES:
                 raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
             arguments.check_matrix(verb, "A", a, runtime)
             PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
         runtime.agree(verb, {"mode": mode, "algorithm": algorithm, **a.signature()})
-        factor = factored(verb, a, algorithm)
+        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
+        factor, overwriting = factored(verb, a, algorithm=algorithm, **options)
         if mode == "r":
             return factor.r()
-        return QrResult(factor.q(mode), factor.r(mode))
+        out = a if overwriting.result and not overwriting.in_place else None
+        return QrResult(factor.formed(verb, mode, out, reports.stage("Q")), factor.r(mode))

@@ -10,6 +10,7 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
 from pblas.operations.arguments.trsm import checked_letter
 from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors, Side, Trans, multiplied
 from pblas.operations.stacking import resized
@@ -64,6 +65,10 @@ class QrFactor(FactoredMatrix):
             runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
             return multiplied(verb, self._reflectors, c, side=side, trans=trans)
 
+    def applied(self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport) -> DistMatrix:
+        """**Collective.** op(Q) C inside another call, with checked arguments; see `apply_q`."""
+        return multiplied(verb, self._reflectors, c, trans=trans, progress=progress)
+
     def q(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** Q, a new matrix.
 
@@ -81,8 +86,22 @@ class QrFactor(FactoredMatrix):
         """
         verb = "q"
         with self._runtime.call(verb):
-            m, k = self.shape[0], self._count(verb, mode)
-            return multiplied(verb, self._reflectors, resized(self._desc, (m, k)))
+            self._count(verb, mode)
+            return self.formed(verb, mode)
+
+    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `q` inside another call, with a checked mode.
+
+        Args:
+            verb: name of the call (global).
+            mode: as in `q` (global).
+            out: matrix like A for Q if it has the shape of A; None for a new one (global).
+            progress: called with the done part of the work (local).
+        """
+        m = self.shape[0]
+        shape = m, m if mode == "complete" else min(self.shape)
+        out = out if shape == self.shape else None
+        return multiplied(verb, self._reflectors, resized(self._desc, shape), out=out, progress=progress)
 
     def r(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.

@@ -117,7 +117,7 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
         with runtime.local_step(verb):
             a = checked_matrix(verb, matrix, runtime, square=not is_general)
             part: Part = "all" if is_general else checked_uplo(verb, uplo)
-            if a.dtype.itemsize == 2:
+            if a.dtype.itemsize <= 2:
                 raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
             if verb == "ger" and a.dtype.kind == "c":
                 raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
@@ -134,7 +134,7 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
         elements = [vector.on_all_ranks(verb) for vector in vectors]
         with runtime.local_step(verb), np.errstate(all="ignore"):
             left, right = _factors(verb, alpha, elements)
-            update(a.desc, part, runtime.backend, a.stored(verb), left, right, hermitian=is_hermitian)
+            update(a.desc, part, runtime.backend, a.computed(verb), left, right, hermitian=is_hermitian)
         runtime.agree(f"{verb}: update", {})
     return a
 

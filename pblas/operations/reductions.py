@@ -138,7 +138,7 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
         else:
             b = redistribute(b, a.desc)
     with runtime.local_step(verb):
-        parts = a.stored(verb), b.stored(verb), a.conjugated == b.conjugated
+        parts = a.computed(verb), b.computed(verb), a.conjugated == b.conjugated
     call_args = {"b": dict(_args(b))} if not moves else {}
     result = _rounded(_reduced(a, verb, "dot", None, call_args, parts, conj=False), a)[0]
     # With op the conjugate if `a.conjugated == b.conjugated`, the sum is that of op(a) b, or its conjugate.
@@ -166,7 +166,7 @@ def product_with_vector(a: DistMatrix, vector: Any) -> Array:
                 f"{verb}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"
             )
         v = converted_array(verb, v, a.dtype)
-        operands = a.stored(verb), v, a.conjugated
+        operands = a.computed(verb), v, a.conjugated
     return _rounded(_reduced(a, verb, "product", 1, {"vector": v.shape}, operands, conj=False), a)
 
 
@@ -188,7 +188,7 @@ def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
 def _begin(a: DistMatrix, verb: str, axis: Any, keepdims: Any) -> tuple[Axis, bool]:
     """**Collective** after an error. The checked axis and flag of a reduction."""
     with a.runtime.local_step(verb):
-        a.stored(verb)
+        a.computed(verb)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
         if axis is not None and not is_axis:
             raise errors.ArgumentError(f"{verb}: axis must be None, 0 (down the columns) or 1, got {axis!r}")
@@ -248,7 +248,7 @@ def _reduced(
         )
         np.empty(plan.nresults, np.complex128)  # the results have space, or all ranks raise an error
         log.planned(runtime.rank, "reduction", plan)
-        partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.stored(verb),))
+        partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.computed(verb),))
     gathered = _gathered(runtime, verb, call_args | a.signature(), partial, plan)
     with np.errstate(all="ignore"):
         results = combined(plan, gathered)

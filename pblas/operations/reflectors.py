@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pblas.execute.factorization.reflectors import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
+from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
@@ -42,6 +43,7 @@ class _Execution(NamedTuple):
     verb: str
     q: Reflectors
     out: DistMatrix
+    progress: StageReport
 
 
 class PlannedReflectors(PlannedOperation[_Execution]):
@@ -63,14 +65,22 @@ class PlannedReflectors(PlannedOperation[_Execution]):
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> ReflectorsOperands:
+        self._executor.progress = execution.progress
         w, x = execution.q.w.stored(execution.verb), result.stored(execution.verb)
         return ReflectorsOperands(w, x, execution.q.tree)
 
 
 def multiplied(
-    verb: str, q: Reflectors, c: DistMatrix | MatrixDescriptor, *, side: Side = "L", trans: Trans = "N"
+    verb: str,
+    q: Reflectors,
+    c: DistMatrix | MatrixDescriptor,
+    *,
+    side: Side = "L",
+    trans: Trans = "N",
+    out: DistMatrix | None = None,
+    progress: StageReport = None,
 ) -> DistMatrix:
-    """**Collective.** op(Q) C or C op(Q), a new matrix in the layout of C; arguments are checked.
+    """**Collective.** op(Q) C or C op(Q), in the layout of C; arguments are checked.
 
     Args:
         verb: name of the call (global).
@@ -78,6 +88,8 @@ def multiplied(
         c: C; a descriptor for as many columns of Q itself, with side "L" (global).
         side: "L" for op(Q) C, "R" for C op(Q) (global).
         trans: op: "N", "T" or "C" (global).
+        out: matrix in the layout of C for the result, which may be C; None for a new one (global).
+        progress: called with the done part of the work (local).
     """
     runtime, dtype = q.w.runtime, q.w.dtype
     desc = without_lld(c.desc if isinstance(c, DistMatrix) else c)
@@ -101,7 +113,11 @@ def multiplied(
     planned = runtime.plans.get(plan, make)
     turn: Literal["N", "C"] = "N" if side == "L" else "C"
     x = redistribute(c, plan.x, trans=turn) if isinstance(c, DistMatrix) else _identity(verb, plan.x, q.w)
-    planned.run(_Execution(verb, q, x))
+    planned.run(_Execution(verb, q, x, progress))
+    if progress is not None:
+        progress(1.0)
+    if out is not None:
+        return redistribute(x, out=out, trans=turn)
     return x if x.desc == desc else redistribute(x, desc, trans=turn)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.arguments.product import shares_memory
 from pblas.operations.cholesky import cho_factored
 from pblas.operations.lu import lu_factored
 from pblas.operations.progress import Progress, ProgressTarget
@@ -68,11 +67,7 @@ def solve(
             if isinstance(b, DistMatrix):  # before the factorization, which takes long
                 arguments.check_matrix(verb, "B", b, runtime, a.dtype)
                 arguments.check_rows(verb, a.shape[0], b.shape[0], "rows")
-                shadows = (runtime.backend.shadow(x.stored(verb)) for x in (a, b))
-                if overwrite_a and shares_memory(*shadows):
-                    raise errors.ArgumentError(
-                        f"{verb}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()"
-                    )
+                arguments.check_not_given_up(verb, a, b, overwrite_a)
                 signature: Any = b.signature()
             else:
                 signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime).shape

@@ -100,7 +100,7 @@ def checked_vector(
             raise errors.DTypeError(
                 f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
             )
-        value.stored(verb)
+        value.computed(verb)
         return Vector(m * n, value if n == 1 else value.T, is_row=n != 1)
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__

@@ -79,6 +79,7 @@ def choose(
     known: Callable[[ProductPlan], Times] | None = None,
     queue: int | None = None,
     wire: str = "",
+    others: tuple[str, str] = ("", ""),
 ) -> ProductPlan:
     """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
 
@@ -87,7 +88,7 @@ def choose(
     would be thin, plans that receive about as many bytes are compared by simulated time.
 
     Args:
-        dtype: name of the dtype (global).
+        dtype: name of the dtype of op(A) (global).
         a: descriptor of op(A), m x k: that of A^T if A is transposed (global).
         b: descriptor of op(B), k x n (global).
         d: descriptor of D, m x n (global).
@@ -101,7 +102,8 @@ def choose(
             limit (global).
         known: function that returns the measured times of a plan's algorithms; None without measurements (global).
         queue: stream slot of the plan's executions; None if they run alone (global).
-        wire: name of the dtype in which partial products travel; "" for that of the matrices (global).
+        wire: name of the dtype in which partial products travel; "" for that of D (global).
+        others: names of the dtypes of op(B) and D; "" for that of op(A) (global).
 
     Returns:
         The plan, with the granularity of its messages and, if it pushes data, its algorithm.
@@ -119,7 +121,8 @@ def choose(
     'SummaC'
     """
     orders = a.order + b.order + d.order
-    context = PlanningContext(topology, nprocs, orders, overlap, chunks, hardware, memory_nbytes, known, queue, wire)
+    options = overlap, chunks, hardware, memory_nbytes, known, queue, wire, others
+    context = PlanningContext(topology, nprocs, orders, *options)
     if memory_nbytes is not None or hardware is not None:  # the measured algorithm decides whether a plan fits
         return _complete(dtype, a, b, d, context, strict=strict)
     if known is None and not topology.push:
@@ -132,7 +135,7 @@ def _best(
 ) -> ProductPlan:
     """The plan of `choose`, before `PlanningContext.complete`."""
     nprocs, topology = context.nprocs, context.topology
-    conforming = list(one_dimensional(dtype, a, b, d, nprocs))
+    conforming = list(one_dimensional(dtype, a, b, d, nprocs, context.others))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
     fitting = [plan for plan in running if context.fits(plan)]
     best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
@@ -143,7 +146,8 @@ def _best(
         if strict and nonconforming and not conforming:
             raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
         distributions = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
-        product = Product(a.m, b.n, a.n, dtype, nprocs, *distributions)
+        dtype_b, dtype_d = context.others
+        product = Product(a.m, b.n, a.n, dtype, nprocs, *distributions, dtype_b=dtype_b, dtype_d=dtype_d)
         best = _general(context, product, nonconforming, best, [] if fitting else list(running), strict=strict)
     return best
 
@@ -254,6 +258,7 @@ def choose_output(
     *,
     nprocs: int,
     order: Literal["F", "C"],
+    others: tuple[str, str] = ("", ""),
 ) -> MatrixDescriptor:
     """The layout of D for which the cheapest plan receives the fewest bytes.
 
@@ -265,11 +270,11 @@ def choose_output(
     served: list[tuple[MatrixDescriptor, float]] = [
         (d, min(plan.max_received_nbytes for plan in plans))
         for d in outputs
-        if (plans := list(one_dimensional(dtype, a, b, d, nprocs)))
+        if (plans := list(one_dimensional(dtype, a, b, d, nprocs, others)))
     ]
     if not served:
         served = [
-            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, topology=Topology())))
+            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, topology=Topology(), others=others)))
             for d in (*_grid_outputs(a, b, order), *outputs)
         ]
     return min(served, key=lambda entry: entry[1])[0]  # the first of equals
@@ -283,6 +288,7 @@ def choose_layouts(
     *,
     nprocs: int,
     memory_nbytes: int | None = None,
+    dtype_d: str = "",
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
 
@@ -290,15 +296,16 @@ def choose_layouts(
         m: rows of D (global).
         n: columns of D (global).
         k: columns of op(A) (global).
-        dtype: name of the dtype (global).
+        dtype: name of the dtype of op(A) and op(B) (global).
         nprocs: ranks (global).
         memory_nbytes: bytes that a rank may use for matrices and workspace; None: no limit (global).
+        dtype_d: name of the dtype of D; "" for that of op(A) (global).
 
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
     [2, 4, 2]
     """
     whole = Distribution("all")
-    product = Product(m, n, k, dtype, nprocs, whole, whole, whole)
+    product = Product(m, n, k, dtype, nprocs, whole, whole, whole, dtype_d=dtype_d)
     return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
 
 
@@ -325,11 +332,12 @@ def one_dimensional(
     b: MatrixDescriptor,
     d: MatrixDescriptor,
     nprocs: int,
+    others: tuple[str, str] = ("", ""),
 ) -> Iterator[ProductPlan]:
     """The one-dimensional plans for three layouts, for every way to read them; arguments as for `choose`."""
     (m, k), n = a.shape, b.n
     for distributions in itertools.product(*(_distributions(desc, nprocs) for desc in (a, b, d))):
-        yield from _serving(Product(m, n, k, dtype, nprocs, *distributions))
+        yield from _serving(Product(m, n, k, dtype, nprocs, *distributions, dtype_b=others[0], dtype_d=others[1]))
 
 
 def _serving(product: Product) -> Iterator[ProductPlan]:

@@ -17,7 +17,13 @@ _TALL = 4
 
 
 def choose_qr(
-    a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm = "auto"
+    a: MatrixDescriptor,
+    dtype: str,
+    nprocs: int,
+    transport: Transport,
+    algorithm: Algorithm = "auto",
+    *,
+    returns: bool = False,
 ) -> QrPlan | TsqrPlan:
     """The plan of a QR factorization.
 
@@ -27,6 +33,8 @@ def choose_qr(
         nprocs: ranks of the context (global).
         transport: how the ranks exchange data (global).
         algorithm: "blocked", "tsqr" for a matrix with columns and no fewer rows, or "local"; "auto" chooses (global).
+        returns: whether reflectors are brought back to the layout of A, as LAPACK stores them: not those of a tree
+            (global).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
     (4288, 4096)
@@ -34,7 +42,7 @@ def choose_qr(
     0
     """
     m, n = a.shape
-    if algorithm == "tsqr" or (algorithm == "auto" and 0 < _TALL * n * nprocs <= m):
+    if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
     w, why = block_columns(a, ranks, "blocked" if algorithm == "blocked" else "auto")
@@ -42,7 +50,7 @@ def choose_qr(
         w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
         why = "algorithm='local': one rank" if algorithm == "local" else why
     nb = w.nb if w.inb is None else max(w.nb, w.inb)
-    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport)
+    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport, returns)
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

@@ -35,7 +35,12 @@ _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their
 # A GEMM, with rates in floating-point operations per microsecond. With few rows it takes as long as reading the other
 # operand, and longer for a deep K: fitted to 1 to 128 rows of Llama 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
 _GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
-_RATE = {"float16": 720e6, "bfloat16": 720e6, "float32": 45e6, "float64": 58e6, "complex64": 45e6, "complex128": 58e6}
+_RATE = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1440e6),
+    **dict.fromkeys(("float16", "bfloat16"), 720e6),
+    **dict.fromkeys(("float32", "complex64"), 45e6),
+    **dict.fromkeys(("float64", "complex128"), 58e6),
+}
 
 # Tile signals: one GEMM whose tiles wait, on 132 multiprocessors in clusters of two, with tiles of 256 x 256; the
 # narrowest tile takes half as long. During the GEMM a copy takes 11 us with the wait before it and the flag after it,
@@ -271,7 +276,7 @@ def _tile_us(k: int, rate: float = _TILE_RATE) -> float:
 def _reduce_scatter(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     lines = plan.shards.max_count
-    part = p.m * lines * p.itemsize
+    part = p.m * lines * p.d_itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if algorithm.is_one_kernel:
         return _reduced_at_once(plan, algorithm)
@@ -287,7 +292,7 @@ def _reduce_scatter(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
 
 def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
-    whole = p.m * p.n * p.itemsize
+    whole = p.m * p.n * p.d_itemsize
     if algorithm.kind == "one-shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[algorithm.kind] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     if algorithm.is_one_kernel:

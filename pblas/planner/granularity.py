@@ -49,7 +49,8 @@ class PlanningContext:
         memory_nbytes: bytes that a rank may use; None for the memory of `hardware`, or no limit (global).
         known: function that returns the measured times of a plan's algorithms; None without measurements (global).
         queue: stream slot of the plans' executions; None if they run alone (global).
-        wire: name of the dtype in which partial products travel; "" for that of the matrices (global).
+        wire: name of the dtype in which partial products travel; "" for that of D (global).
+        others: names of the dtypes of op(B) and D; "" for that of op(A) (global).
     """
 
     topology: Topology
@@ -62,6 +63,7 @@ class PlanningContext:
     known: Callable[[ProductPlan], Times] | None = None
     queue: int | None = None
     wire: str = ""
+    others: tuple[str, str] = ("", "")
 
     @property
     def transport(self) -> Transport:
@@ -85,6 +87,8 @@ class PlanningContext:
         plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
         plan = replace(plan, bandwidth=self.topology.bandwidth if plan.overlaps_messages else 0.0)
         plan = replace(plan, wire=self.wire, nodes=self.topology.nodes if transport == "mixed" else ())
+        if plan.gpus and plan.product.itemsize == 1:
+            plan = replace(plan, orders=self.orders)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if transport != "push" or not plan.travels:
@@ -152,6 +156,8 @@ def _width(plan: Summa, chunks: int | None) -> int:
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
     if not isinstance(plan, SummaC):
         return wanted
+    if plan.nprocs == 1:
+        return max(1, extent)
     if plan.transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
     whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent

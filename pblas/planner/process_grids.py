@@ -133,7 +133,7 @@ def _memory_nbytes(product: Product, sizes: tuple[int, int, int]) -> int:
     """Bytes of a rank's shards of A, B and D and, if K is split over several layers, of its partial product of D."""
     (m, n, k), p = (product.m, product.n, product.k), product.nprocs
     partial = m * n // (sizes[0] * sizes[1]) if sizes[2] > 1 else 0
-    return product.itemsize * ((m * k + k * n + m * n) // p + partial)
+    return product.itemsize * ((m * k + k * n) // p) + product.d_itemsize * (m * n // p + partial)
 
 
 def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
-from pblas.layouts.rectangles import area
+from pblas.layouts.rectangles import LEAF, area
 from pblas.layouts.split import Split
 from pblas.planner.choose import choose
 from pblas.planner.granularity import PlanningContext
@@ -27,6 +27,8 @@ _BLOCK = 128
 """Block size of cyclic arrangements, which divide a triangle evenly."""
 _ARRANGEMENTS = 12
 """Largest number of arrangements of all ranks that are examined."""
+_LEAF_ON_GPUS = 512
+"""Columns of a block across the diagonal on GPUs, where small products do not fill the multiprocessors."""
 _LAYOUTS = 256
 """Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
 
@@ -69,7 +71,8 @@ def choose_rank_update(
             routine=routine,
             uplo=uplo,
             terms=terms,
-            squares=terms == 1 and ITEMSIZE[dtype] > 2 and not topology.gpus,
+            squares=terms == 1 and ITEMSIZE[dtype] > 2,
+            leaf=_LEAF_ON_GPUS if topology.gpus else LEAF,
         )
 
     topology = replace(topology, push=False)
@@ -112,6 +115,8 @@ def choose_triangular(
             cuboids=base.cuboids,
             structure=structure.T if right else structure,
             aliased=aliased,
+            leaf=_LEAF_ON_GPUS if topology.gpus else LEAF,
+            whole=topology.gpus and nprocs == 1 and ITEMSIZE[dtype] > 2,
         )
 
     return _cheapest(product.T if right else product, planned, topology, overlap=overlap)

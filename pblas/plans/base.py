@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from pblas.simulation.hardware import Hardware
     from pblas.simulation.simulate import Simulation
 
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16}
+ITEMSIZE = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
 
 Transport = Literal["shared", "message", "mixed", "push"]
 
@@ -134,6 +141,10 @@ class Plan(ABC):
 
     # All plans share these
 
+    def sent_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` sends, counted as `sent_elements` counts."""
+        return self.sent_elements(rank) * self.itemsize
+
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
@@ -149,9 +160,19 @@ class Plan(ABC):
         return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
 
     @property
+    def lower_bound_nbytes(self) -> float:
+        """Lower bound on the bytes that the busiest rank receives, under any plan."""
+        return self.lower_bound * self.itemsize
+
+    @property
+    def dtypes_text(self) -> str:
+        """The dtypes of the matrices, for texts."""
+        return self.dtype
+
+    @property
     def label(self) -> str:
         """The plan in one line, for the titles of pictures."""
-        return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}"
+        return f"{self.name}, {self.sizes}, {self.dtypes_text}, {ranks_text(self.nprocs)}"
 
     @property
     def choice(self) -> str:
@@ -201,7 +222,7 @@ class Plan(ABC):
         The lines are the distributions of the operands, the reason for the choice of the plan, the data that moves, and
         the bytes of the busiest rank compared with the lower bound.
         """
-        received, bound = self.max_received_nbytes, self.lower_bound * self.itemsize
+        received, bound = self.max_received_nbytes, self.lower_bound_nbytes
         limit = f"{received / bound if bound else 1:.2f} x the lower bound of any plan, {bound:,.0f}"
         if received and not bound:
             limit = "the lower bound that is known for any plan is 0"
@@ -213,7 +234,7 @@ class Plan(ABC):
             ("received", f"{received:,} bytes per rank at most, {limit}"),
             ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
         ]
-        title = f"{self.name}: {self.title()}, {self.dtype}, on {ranks_text(self.nprocs)}"
+        title = f"{self.name}: {self.title()}, {self.dtypes_text}, on {ranks_text(self.nprocs)}"
         return "\n".join([title, *(f"  {key:<10} {text}" for key, text in lines)])
 
     def __str__(self) -> str:
@@ -224,7 +245,7 @@ class Plan(ABC):
 
     def _repr_html_(self) -> str:
         """The text of `explain` and bars of bytes, for notebooks."""
-        return html_of(self.explain(), self.max_received_nbytes, self.lower_bound * self.itemsize)
+        return html_of(self.explain(), self.max_received_nbytes, self.lower_bound_nbytes)
 
     def __dir__(self) -> list[str]:
         plan: Any = self

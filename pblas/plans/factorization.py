@@ -160,7 +160,9 @@ class FactorizationPlan(Plan):
             return None
         trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
         trapezoid = None if self._trapezoid is None else Trapezoid(self.uplo)
-        return RedistributionPlan(self.w, self.a, self.dtype, self.nprocs, trans, trapezoid, transport=self.transport)
+        return RedistributionPlan(
+            self.target, self.a, self.dtype, self.nprocs, trans, trapezoid, transport=self.transport
+        )
 
     @property
     def redistributions(self) -> list[RedistributionPlan]:

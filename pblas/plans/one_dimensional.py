@@ -132,10 +132,10 @@ class AllGatherGemm(ProductPlan):
         """Whether one kernel sends all shards as LL packets (as in NCCL), and waits for the packets of all ranks.
 
         That needs a plan without a queue, since the kernel's many CTAs would block waiting kernels of other queues, and
-        rows of D on every rank, since the kernel sends to all of them.
+        rows of D on every rank, since the kernel sends to all of them. Elements of 8 bits fill no packet.
         """
         ranks, p = range(self.product.nprocs), self.oriented
-        is_small = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS
+        is_small = 0 < p.k * p.n * p.itemsize <= _MOST_BY_PACKETS and p.itemsize > 1
         return is_small and self.queue is None and all(map(self.takes_part, ranks))
 
     def received_elements(self, rank: int) -> int:
@@ -179,7 +179,7 @@ class AllGatherGemm(ProductPlan):
         product, count = self.oriented, self.shards.max_count
         if self.transport == "push":  # all shards, double-buffered; sums of 16-bit matrices over shards of K in 32 bits
             rows = product.d.split.max_count if product.d.split else product.m
-            sums = 4 * rows * product.n if self.along_k and product.itemsize == 2 else 0
+            sums = 4 * rows * product.n if self.along_k and product.rounds else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
         rows, columns = (count, product.n) if self.along_k else (product.k, count)
         staged = rows * columns if self.transport != "message" else 0
@@ -266,12 +266,12 @@ class GemmReduceScatter(ProductPlan):
     def received_nbytes(self, rank: int) -> int:
         """Bytes that `rank` receives: partial products in their dtype, sums in that of D."""
         partials = self.received_partials(rank)
-        return partials * self.wire_itemsize + (self.received_elements(rank) - partials) * self.itemsize
+        return partials * self.wire_itemsize + (self.received_elements(rank) - partials) * self.d_itemsize
 
     def network_nbytes(self, node: range) -> int:
         """Bytes that the ranks `node` of a node receive from other nodes: partial products in their dtype, and sums."""
         partials = GemmReduceScatter.network_elements(self, node)
-        return partials * self.wire_itemsize + (self.network_elements(node) - partials) * self.itemsize
+        return partials * self.wire_itemsize + (self.network_elements(node) - partials) * self.d_itemsize
 
     def network_elements(self, node: range) -> int:
         """Partial products of the node's columns from the ranks of other nodes."""
@@ -286,6 +286,11 @@ class GemmReduceScatter(ProductPlan):
     def sent_elements(self, rank: int) -> int:
         """A partial product of the other ranks' columns, if it holds a part of K."""
         return self.contributes(rank) * self.oriented.m * (self.oriented.n - self.shards.count(rank))
+
+    def sent_nbytes(self, rank: int) -> int:
+        """Bytes of the partial products in their dtype, and of sums."""
+        partials = GemmReduceScatter.sent_elements(self, rank)
+        return partials * self.wire_itemsize + (self.sent_elements(rank) - partials) * self.d_itemsize
 
     @property
     def busiest_multiplies(self) -> int:
@@ -341,7 +346,7 @@ class GemmReduceScatter(ProductPlan):
         16-bit matrices are added in 32 bits, so the own shard takes 32 bits per element.
         """
         product, largest = self.oriented, self.shards.max_count
-        widened, width = product.itemsize == 2, max(product.itemsize, 4)
+        widened, width = product.rounds, max(product.d_itemsize, 4)
         if self.transport == "push":  # slots, double-buffered, and the own partial product
             return 2 * product.nprocs * padded(width * self.slot_elements) + width * product.m * product.n
         columns = largest
@@ -454,13 +459,13 @@ class GemmAllReduce(GemmReduceScatter):
     @property
     def workspace_nbytes(self) -> int:
         """The workspace of a reduce-scatter; with push also results of the peers, and the columns that peers read."""
-        product, width = self.oriented, max(self.product.itemsize, 4)
+        product, width = self.oriented, max(self.product.d_itemsize, 4)
         if self.algorithm is None:
             return GemmReduceScatter.workspace_nbytes.fget(self)  # type: ignore[attr-defined]
         start, stop = self.pulled_lines
         shared = padded(width * product.m * (stop - start)) + product.nprocs * padded(width * self.slot_elements)
-        results = padded(product.itemsize * product.m * product.n)
-        return 2 * (shared + results) + (width + product.itemsize) * product.m * (product.n - (stop - start))
+        results = padded(product.d_itemsize * product.m * product.n)
+        return 2 * (shared + results) + (width + product.d_itemsize) * product.m * (product.n - (stop - start))
 
     @property
     def max_received_nbytes(self) -> int:
@@ -545,8 +550,8 @@ def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> s
         shapes: for op(A), op(B) and D the extents (rows, columns) that occur on the ranks (global).
     """
     p, orders = plan.product, plan.oriented_orders
-    if p.itemsize != 2:
-        return f"needs 16-bit matrices, not {p.dtype}"
+    if p.itemsize != 2 or p.dtype_d not in ("", p.dtype):
+        return f"needs 16-bit matrices, not {p.dtypes_text}"
     if p.nprocs > _MOST_TILED:
         return f"supports at most {_MOST_TILED} ranks"
     lengths = [extents for shape in shapes for extents in shape]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar, Literal, get_args
 
@@ -19,6 +19,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
 
+_LINE_NBYTES = 16  # cuBLASLt reads lines of a multiple of so many bytes, if elements have 8 bits
 _IN_PLACE = "ranks read and write the arrays of others in place, in the node's shared memory"
 
 AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one-shot", "two-shot"]
@@ -114,11 +115,13 @@ class Product:
         m: rows of op(A) and D, elements (global).
         n: columns of op(B) and D, elements (global).
         k: columns of op(A), rows of op(B), elements (global).
-        dtype: name of the dtype of all three matrices (global).
+        dtype: name of the dtype of op(A) (global).
         nprocs: ranks that take part (global).
         a: distribution of op(A) (global).
         b: distribution of op(B) (global).
         d: distribution of D (global).
+        dtype_b: name of the dtype of op(B), of as many bytes; "" for that of op(A) (global).
+        dtype_d: name of the dtype of D; "" for that of op(A) (global).
     """
 
     m: int
@@ -129,16 +132,37 @@ class Product:
     a: Distribution
     b: Distribution
     d: Distribution
+    dtype_b: str = field(default="", kw_only=True)
+    dtype_d: str = field(default="", kw_only=True)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes of an element of op(A) or op(B)."""
         return ITEMSIZE[self.dtype]
+
+    @property
+    def d_itemsize(self) -> int:
+        """Bytes of an element of D."""
+        return ITEMSIZE[self.dtype_d or self.dtype]
+
+    @property
+    def rounds(self) -> bool:
+        """Whether D has fewer bits than the dtype in which products are added."""
+        return self.d_itemsize < ITEMSIZE["float32"]
+
+    @property
+    def dtypes_text(self) -> str:
+        """The dtypes, for texts: that of op(A), and those of op(B) and D if they differ."""
+        factors = f"{self.dtype} x {self.dtype_b}" if self.dtype_b else self.dtype
+        return f"{factors} -> {self.dtype_d}" if self.dtype_d else factors
 
     @property
     def T(self) -> Product:
         """The product of the transposed matrices: D^T = op(B)^T op(A)^T."""
-        return Product(self.n, self.m, self.k, self.dtype, self.nprocs, self.b.T, self.a.T, self.d.T)
+        matrices = self.b.T, self.a.T, self.d.T
+        dtype, dtype_b = (self.dtype_b, self.dtype) if self.dtype_b else (self.dtype, "")
+        sizes = self.n, self.m, self.k
+        return Product(*sizes, dtype, self.nprocs, *matrices, dtype_b=dtype_b, dtype_d=self.dtype_d)
 
     @property
     def lower_bound(self) -> float:
@@ -260,7 +284,7 @@ class ProductPlan(Plan):
         queue: stream slot: executions may run concurrently with those of other queues, with the push transport on GPUs;
             None: no other plan runs at the same time (global).
         tiles: all GPUs run the pblas GEMM kernel with tile signals (global).
-        orders: storage orders, F or C, of op(A), op(B) and D; with the push transport only (global).
+        orders: storage orders, F or C, of op(A), op(B) and D; with the push transport, or 8 bits on GPUs only (global).
         bandwidth: bytes per second of messages between nodes, measured; 0: not known (global).
         nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
             not consecutive (global).
@@ -303,8 +327,18 @@ class ProductPlan(Plan):
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype of all matrices."""
+        """Name of the dtype of op(A)."""
         return self.product.dtype
+
+    @property
+    def dtypes_text(self) -> str:
+        """The dtypes of the matrices."""
+        return self.product.dtypes_text
+
+    @property
+    def d_itemsize(self) -> int:
+        """Bytes of an element of D."""
+        return self.product.d_itemsize
 
     @property
     def nprocs(self) -> int:
@@ -320,7 +354,7 @@ class ProductPlan(Plan):
     def label(self) -> str:
         """The plan in one line, for the titles of pictures."""
         how = "" if self.overlap else ", overlap=False"
-        return f"{self.name}, {self.sizes}, {self.dtype}, {ranks_text(self.nprocs)}{how}"
+        return f"{self.name}, {self.sizes}, {self.dtypes_text}, {ranks_text(self.nprocs)}{how}"
 
     @property
     def choice(self) -> str:
@@ -332,6 +366,11 @@ class ProductPlan(Plan):
     def lower_bound(self) -> float:
         """Lower bound on the elements that the busiest rank receives, under any plan."""
         return self.product.lower_bound
+
+    @property
+    def lower_bound_nbytes(self) -> float:
+        """Lower bound on the bytes that the busiest rank receives, if all elements are of the narrowest dtype."""
+        return self.lower_bound * min(self.itemsize, self.d_itemsize)
 
     @property
     def overlaps_messages(self) -> bool:
@@ -380,7 +419,7 @@ class ProductPlan(Plan):
     @property
     def wire_itemsize(self) -> int:
         """Bytes of an element of a partial product that travels."""
-        return ITEMSIZE[self.wire] if self.wire else self.itemsize
+        return ITEMSIZE[self.wire] if self.wire else self.d_itemsize
 
     @property
     def partials_text(self) -> str:
@@ -405,8 +444,8 @@ class ProductPlan(Plan):
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, B and D on a rank."""
         p = self.product
-        matrices = (p.a, p.m, p.k), (p.b, p.k, p.n), (p.d, p.m, p.n)
-        return p.itemsize * sum(distribution.nelements(rank, m, n) for distribution, m, n in matrices)
+        operands = p.a.nelements(rank, p.m, p.k) + p.b.nelements(rank, p.k, p.n)
+        return p.itemsize * operands + p.d_itemsize * p.d.nelements(rank, p.m, p.n)
 
     @property
     def unfit_for_tiles(self) -> str:
@@ -456,6 +495,21 @@ class ProductPlan(Plan):
                 yield "network", f"{self.max_network_nbytes:,} bytes at most to the ranks of a node from other nodes"
         yield from self._reasons()
 
+    @property
+    def _short_copies(self) -> str:
+        """The matrices of 8 bits that a GPU copies before it multiplies, and the remedies, as text; "" for none.
+
+        cuBLASLt reads 8 bits along k only, in lines of a multiple of 16 bytes.
+        """
+        copied = [
+            f"op({name}) is copied each time, store it by {lines}"
+            for name, lines, order, wanted in zip("AB", ("rows", "columns"), self.orders, "CF", strict=False)
+            if order != wanted
+        ]
+        if self.product.k % _LINE_NBYTES:
+            copied = [f"op(A) and op(B) are copied each time, make k a multiple of {_LINE_NBYTES}"]
+        return ", which reads along k: " + "; ".join(copied) if copied else ""
+
     def _how(self) -> str:
         """The number of chunks per shard, and the order of the peers, as text."""
         return f"chunks per shard: {self.chunks}, peers in rotated order"
@@ -469,7 +523,9 @@ class ProductPlan(Plan):
             if self.queue is not None:
                 why += ", of the algorithms that leave multiprocessors to other queues"
             yield "algorithm", f"{self.algorithm.short}, {why}"
-        if self.algorithm is not None and self.gpus and not self.tiles:
+        if self.gpus and self.product.itemsize == 1:
+            yield "gemm", f"cuBLASLt in 8 bits{self._short_copies}"
+        elif self.algorithm is not None and self.gpus and not self.tiles:
             yield "gemm", "cuBLASLt (the pblas kernel needs Hopper on every GPU)"
         elif self.algorithm is not None and self.tiles and self.unfit_for_tiles:
             yield "gemm", f"cuBLASLt (the pblas kernel {self.unfit_for_tiles})"

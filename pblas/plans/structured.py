@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
-from pblas.layouts.rectangles import Rectangle, area, rectangles
+from pblas.layouts.rectangles import LEAF, Rectangle, area, rectangles
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, Transport
@@ -87,6 +87,7 @@ class RankUpdate(SummaC):
         uplo: the triangle of D (global).
         terms: number of products that are added (global).
         squares: squares on the diagonal are formed by BLAS's own rank-k update (global).
+        leaf: most columns of another block across the diagonal (global).
     """
 
     name: ClassVar[str] = "RankUpdate"
@@ -95,6 +96,7 @@ class RankUpdate(SummaC):
     uplo: Uplo
     terms: int = 1
     squares: bool = False
+    leaf: int = LEAF
 
     @property
     def trapezoid(self) -> Trapezoid:
@@ -131,7 +133,8 @@ class RankUpdate(SummaC):
         if position is None:
             return []
         m, n = self.cuboids.m, self.cuboids.n
-        return list(rectangles(m, position[0], n, position[1], self.uplo, squares=self.squares))
+        options: Any = {"squares": self.squares, "leaf": self.leaf}
+        return list(rectangles(m, position[0], n, position[1], self.uplo, **options))
 
     def received_elements(self, rank: int) -> int:
         """Elements of the operands that the rank multiplies and does not have."""
@@ -149,7 +152,7 @@ class RankUpdate(SummaC):
     @property
     def workspace_nbytes(self) -> int:
         """That of the products, and the blocks across the diagonal."""
-        blocks = 2 * 64 * self.cuboids.n.max_count * max(4, self.itemsize)
+        blocks = 2 * self.leaf * self.cuboids.n.max_count * max(4, self.itemsize)
         return SummaC.workspace_nbytes.fget(self) * self.terms + blocks  # type: ignore[attr-defined]  # a property
 
     @property
@@ -207,12 +210,16 @@ class TriangularProduct(SummaC):
     Args:
         structure: of op(A) in the plan's orientation (global).
         aliased: D is written over B, so it is formed outside (global).
+        leaf: most columns of a block across the diagonal (global).
+        whole: one rank has all matrices, and BLAS's own trmm multiplies (global).
     """
 
     name: ClassVar[str] = "TriangularProduct"
 
     structure: Structure
     aliased: bool = False
+    leaf: int = LEAF
+    whole: bool = False
 
     @property
     def in_place(self) -> bool:
@@ -245,7 +252,8 @@ class TriangularProduct(SummaC):
         if position is None:
             return []
         columns, c = self.columns_of(panel)
-        found = rectangles(self.cuboids.m, position[0], columns, c, self.structure.uplo, panel.start, panel.stop)
+        bounds = panel.start, panel.stop
+        found = rectangles(self.cuboids.m, position[0], columns, c, self.structure.uplo, *bounds, leaf=self.leaf)
         return [x._replace(c0=x.c0 - panel.start, c1=x.c1 - panel.start) for x in found]
 
     def columns_of(self, panel: Panel) -> tuple[Split, int]:
@@ -271,7 +279,7 @@ class TriangularProduct(SummaC):
     @property
     def workspace_nbytes(self) -> int:
         """That of the product, and the blocks across the diagonal, with zeros in the other triangle."""
-        blocks = 2 * 64 * self.cuboids.k.max_count * self.itemsize
+        blocks = 2 * self.leaf * self.cuboids.k.max_count * self.itemsize
         return SummaC.workspace_nbytes.fget(self) + blocks  # type: ignore[attr-defined]  # a property
 
     @property

@@ -260,7 +260,7 @@ class Summa(ProductPlan):
         if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
             count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
         sums = received_count(self.sum_placement, d, rank) if self.sum_placement else 0
-        return count * self.wire_itemsize + sums * self.itemsize
+        return count * self.wire_itemsize + sums * self.d_itemsize
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
@@ -286,7 +286,7 @@ class Summa(ProductPlan):
             columns: most columns of a partial product (global).
             own: most columns of a panel that a rank adds (global).
         """
-        sums, d, itemsize = self.sums, placed(self.oriented.d), self.product.itemsize
+        sums, d, itemsize = self.sums, placed(self.oriented.d), self.d_itemsize
         wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
         count = panels * self.cuboids.m.max_count * columns * wide
         if self.transport != "shared":
@@ -296,7 +296,7 @@ class Summa(ProductPlan):
             count += total * itemsize
             if self.transport != "shared":
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
-        return count + (total * wide if itemsize == 2 else 0)
+        return count + (total * wide if self.product.rounds else 0)
 
     def extreme_ranks(self) -> set[int]:
         """All ranks if there are few, else the ranks around the first and the last block of each placement."""

@@ -21,6 +21,8 @@ from pblas.plans.redistribution import described
 PANEL = 256
 """Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
 this inner length run at their full rate."""
+PANEL_ON_GPUS = 1024
+"""The same on GPUs, which read and write the right-hand sides once for each panel."""
 _ALL_RANKS = 32
 """Largest number of ranks that are all examined to find the busiest."""
 

@@ -11,12 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
-import ml_dtypes
 import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES
+from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, dtype_of_name
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -339,13 +338,14 @@ def check_root(verb: str, root: Any, nprocs: int) -> None:
         raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
 
 
-def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False) -> np.dtype[Any]:
-    """A value as one of the dtypes that pblas multiplies.
+def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: bool = False) -> np.dtype[Any]:
+    """A value as one of the dtypes that pblas computes with, or stores.
 
     Args:
         verb: name of the call, for the message (global).
         dtype: the dtype of an array, or the argument dtype= of the call.
         is_argument: `dtype` is an argument, so the remedy is another value and not a conversion of an array (global).
+        stored: accept dtypes of 8 bits too, whose matrices are moved, converted and multiplied only (global).
 
     Raises:
         DTypeError: any other dtype, such as integers and bool; the text names the remedy.
@@ -354,13 +354,16 @@ def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False) -> np.dty
     dtype(bfloat16)
     """
     checked: np.dtype[Any] | None
+    known = STORED if stored else DTYPES
     try:
-        checked = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+        checked = dtype_of_name(dtype)
     except (TypeError, ValueError, SyntaxError):  # NumPy raises several for an invalid dtype
         checked = None
-    if checked is None or checked not in DTYPES:
-        names = ", ".join(d.name for d in DTYPES)
+    if checked is None or checked not in known:
+        names = ", ".join(d.name for d in known)
         remedy = "convert with .astype('float64'), or a tensor with .double()"
+        if checked in FLOAT8:
+            remedy = f"of {checked.name} pblas has products and conversions: convert with .astype('float32')"
         if is_argument:
             remedy = "pass dtype='float64'"
         raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; {remedy}")

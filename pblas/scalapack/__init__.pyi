@@ -67,9 +67,13 @@ __all__ = [
     "pcelset",
     "pcgeadd",
     "pcgecon",
+    "pcgelqf",
+    "pcgels",
     "pcgemm",
     "pcgemr2d",
     "pcgemv",
+    "pcgeqpf",
+    "pcgeqrf",
     "pcgerc",
     "pcgeru",
     "pcgesv",
@@ -113,6 +117,9 @@ __all__ = [
     "pctrsv",
     "pctrtri",
     "pctrtrs",
+    "pcungqr",
+    "pcunmlq",
+    "pcunmqr",
     "pdagemv",
     "pdamax",
     "pdasum",
@@ -125,9 +132,13 @@ __all__ = [
     "pdelset",
     "pdgeadd",
     "pdgecon",
+    "pdgelqf",
+    "pdgels",
     "pdgemm",
     "pdgemr2d",
     "pdgemv",
+    "pdgeqpf",
+    "pdgeqrf",
     "pdger",
     "pdgesv",
     "pdgetrf",
@@ -141,6 +152,9 @@ __all__ = [
     "pdlaprnt",
     "pdlaset",
     "pdnrm2",
+    "pdorgqr",
+    "pdormlq",
+    "pdormqr",
     "pdpocon",
     "pdposv",
     "pdpotrf",
@@ -182,9 +196,13 @@ __all__ = [
     "pselset",
     "psgeadd",
     "psgecon",
+    "psgelqf",
+    "psgels",
     "psgemm",
     "psgemr2d",
     "psgemv",
+    "psgeqpf",
+    "psgeqrf",
     "psger",
     "psgesv",
     "psgetrf",
@@ -198,6 +216,9 @@ __all__ = [
     "pslaprnt",
     "pslaset",
     "psnrm2",
+    "psorgqr",
+    "psormlq",
+    "psormqr",
     "pspocon",
     "psposv",
     "pspotrf",
@@ -234,9 +255,13 @@ __all__ = [
     "pzelset",
     "pzgeadd",
     "pzgecon",
+    "pzgelqf",
+    "pzgels",
     "pzgemm",
     "pzgemr2d",
     "pzgemv",
+    "pzgeqpf",
+    "pzgeqrf",
     "pzgerc",
     "pzgeru",
     "pzgesv",
@@ -278,6 +303,9 @@ __all__ = [
     "pztrsv",
     "pztrtri",
     "pztrtrs",
+    "pzungqr",
+    "pzunmlq",
+    "pzunmqr",
     "sgamn2d",
     "sgamx2d",
     "sgebr2d",
@@ -517,6 +545,34 @@ def zgamx2d(ictxt: int, scope: str, top: str, m: int, n: int, a: Array, lda: int
 def zgebr2d(ictxt: int, scope: str, top: str, m: int, n: int, a: Array, lda: int, rsrc: int, csrc: int) -> None: ...
 def zgebs2d(ictxt: int, scope: str, top: str, m: int, n: int, a: Array, lda: int) -> None: ...
 def zgsum2d(ictxt: int, scope: str, top: str, m: int, n: int, a: Array, lda: int, rdest: int = ..., cdest: int = ...) -> None: ...
+def pcgelqf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pcgels(trans: str, m: int, n: int, nrhs: int, a: Any, ia: int, ja: int, desca: Sequence[int], b: Any, ib: int, jb: int, descb: Sequence[int], work: Any = ..., lwork: Any = ...) -> int: ...
+def pcgeqpf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], ipiv: Any, tau: Any, work: Any = ..., lwork: Any = ..., rwork: Any = ..., lrwork: Any = ...) -> None: ...
+def pcgeqrf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pcungqr(m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pcunmlq(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def pcunmqr(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def pdgelqf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pdgels(trans: str, m: int, n: int, nrhs: int, a: Any, ia: int, ja: int, desca: Sequence[int], b: Any, ib: int, jb: int, descb: Sequence[int], work: Any = ..., lwork: Any = ...) -> int: ...
+def pdgeqpf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], ipiv: Any, tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pdgeqrf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pdorgqr(m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pdormlq(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def pdormqr(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def psgelqf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def psgels(trans: str, m: int, n: int, nrhs: int, a: Any, ia: int, ja: int, desca: Sequence[int], b: Any, ib: int, jb: int, descb: Sequence[int], work: Any = ..., lwork: Any = ...) -> int: ...
+def psgeqpf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], ipiv: Any, tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def psgeqrf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def psorgqr(m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def psormlq(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def psormqr(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def pzgelqf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pzgels(trans: str, m: int, n: int, nrhs: int, a: Any, ia: int, ja: int, desca: Sequence[int], b: Any, ib: int, jb: int, descb: Sequence[int], work: Any = ..., lwork: Any = ...) -> int: ...
+def pzgeqpf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], ipiv: Any, tau: Any, work: Any = ..., lwork: Any = ..., rwork: Any = ..., lrwork: Any = ...) -> None: ...
+def pzgeqrf(m: int, n: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pzungqr(m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, work: Any = ..., lwork: Any = ...) -> None: ...
+def pzunmlq(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
+def pzunmqr(side: str, trans: str, m: int, n: int, k: int, a: Any, ia: int, ja: int, desca: Sequence[int], tau: Any, c: Any, ic: int, jc: int, descc: Sequence[int], work: Any = ..., lwork: Any = ...) -> None: ...
 def pcgemr2d(m: int, n: int, a: Array, ia: int, ja: int, desca: Desc, b: Array, ib: int, jb: int, descb: Desc, ictxt: int) -> None: ...
 def pctrmr2d(uplo: str, diag: str, m: int, n: int, a: Array, ia: int, ja: int, desca: Desc, b: Array, ib: int, jb: int, descb: Desc, ictxt: int) -> None: ...
 def pdgemr2d(m: int, n: int, a: Array, ia: int, ja: int, desca: Desc, b: Array, ib: int, jb: int, descb: Desc, ictxt: int) -> None: ...

@@ -34,7 +34,7 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 
-_OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", *WORKSPACES}
+_OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
@@ -349,7 +349,9 @@ class Call:
         return rows, columns
 
     def _extent(self, name: str) -> int:
-        """The rows or columns that an argument counts; "SIDE" stands for M or N."""
+        """The rows or columns that an argument counts; "SIDE" stands for M or N, "MAX" for the larger of both."""
+        if name == "MAX":
+            return max(int(self["M"]), int(self["N"]))
         if name == "SIDE":
             name = "M" if self["SIDE"] == "L" else "N"
         return 1 if name == "1" else int(self._values[name])

@@ -32,7 +32,8 @@ def pxamv(call: Call) -> None:
     """**Collective.** sub(Y) := abs(alpha) abs(op(sub(A))) abs(sub(X)) + abs(beta sub(Y)).
 
     The absolute value of a complex element is abs(Re) + abs(Im). Y, alpha and beta are real for complex types too. If
-    M or N is 0, sub(Y) does not change, as in PBLAS.
+    M or N is 0, sub(Y) does not change, as in PBLAS. With alpha = 0 and beta = 1 it becomes abs(sub(Y)), as PBLAS
+    documents; ScaLAPACK 2.2 returns before it takes the absolute values.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.

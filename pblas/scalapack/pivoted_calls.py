@@ -9,7 +9,7 @@ from pblas.scalapack import descriptors
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import find
-from pblas.scalapack.pivots import Pivots
+from pblas.scalapack.tied_vectors import INTEGERS, TiedVector, collected_pivots
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -20,7 +20,7 @@ class PivotedCall(Call):
 
     def store_pivots(self, pivots: Array) -> None:
         """Write IPIV, from exchanges that count from 1 at the first row (local)."""
-        self._pivots().store(self["IPIV"], pivots)
+        self._pivots().store(self["IPIV"], pivots + (self._pivots().start - 1))
 
     def collected_pivots(self) -> Array:
         """**Collective.** The exchanges in IPIV, which count from 1 at the first row; they are checked here.
@@ -29,11 +29,11 @@ class PivotedCall(Call):
             PblasArgumentError: a pivot that is no row of sub(A), on all ranks.
         """
         position, rows = self.routine.arguments.index("IPIV") + 1, self._pivoted()
-        return self._pivots().collect(self.verb, position, self["IPIV"], rows, rows)
+        return collected_pivots(self._pivots(), self.verb, position, self["IPIV"], rows, rows)
 
-    def _pivots(self) -> Pivots:
+    def _pivots(self) -> TiedVector:
         """The elements of IPIV that belong to sub(A) (local)."""
-        return Pivots.of(self._grids["A"], self._entries["A"], 0, 0, self["IA"], self._pivoted())
+        return TiedVector.of(self._grids["A"], self._entries["A"], 0, 0, self["IA"], self._pivoted())
 
     def _pivoted(self) -> int:
         """The number of exchanges: of rows of sub(A), which has as many columns at least (global)."""
@@ -42,7 +42,7 @@ class PivotedCall(Call):
     def _check_rest(self, findings: Findings) -> None:
         """Check this process's array."""
         try:
-            self._pivots().check(self["IPIV"], written=self.routine.name in ("getrf", "gesv"))
+            self._pivots().check("IPIV", self["IPIV"], INTEGERS, written=self.routine.name in ("getrf", "gesv"))
         except ArgumentError as caught:
             findings.add(str(caught), self.routine.arguments.index("IPIV") + 1)
 
@@ -88,9 +88,9 @@ class Permutation(PivotedCall):
     def _pivoted(self) -> int:
         return int(self["M" if self["ROWCOL"] == "R" else "N"])
 
-    def _pivots(self) -> Pivots:
+    def _pivots(self) -> TiedVector:
         other, start = (descriptors.CSRC, self["IP"]) if self._axis == 0 else (descriptors.RSRC, self["JP"])
-        return Pivots.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
+        return TiedVector.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
 
     def _shared(self) -> dict[str, Any]:
         """DESCIP without the entries that may differ."""

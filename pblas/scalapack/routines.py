@@ -47,6 +47,8 @@ _TEXTS = {
     "DESCX": "descriptor of {X} (global, but for CTXT and LLD)",
     "INCX": "1 if sub({X}) is a column of {X}, M_{X} if it is a row (global)",
     "IPIV": "NumPy array of int32 or int64, distributed as the rows of A: rows i and IPIV(i) change places (local)",
+    "TAU": "NumPy array of the type of A, distributed as its columns, with a copy in each process row: the factors of "
+    "the reflectors (local)",
     "ANORM": "the norm of the matrix that was factored, >= 0 (global)",
     "WORK": "not needed",
     **dict.fromkeys(("IWORK", "RWORK"), "not needed"),
@@ -76,7 +78,8 @@ class Operand:
     Args:
         name: the letter.
         position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
-        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N.
+        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N; "MAX": the
+            larger of M and N.
         columns: argument that counts its columns, as `rows`.
         trans: option that exchanges rows and columns unless it is "N"; "" for none.
         increment: argument, as INCX, that makes a vector of `rows` elements a row or a column; "" for a matrix.
@@ -132,6 +135,8 @@ class Routine:
                 return "NT"
             if self.name in ("herk", "her2k"):
                 return "NC"
+        if option == "TRANS" and self.name in ("ormqr", "ormlq", "unmqr", "unmlq", "gels"):
+            return "NC" if is_complex else "NT"
         return OPTIONS[option]
 
     def described(self) -> str:
@@ -364,6 +369,43 @@ LAPIV = _routine(
 POTRI = _routine("potri", "UPLO N A", _TRIANGLE, outputs="A", A="N N")
 GETRI = _routine("getri", "N A IPIV WORK LWORK IWORK LIWORK", outputs="A", A="N N")
 TRTRI = _routine("trtri", "UPLO DIAG N A", _TRIANGULAR, outputs="A", A="N N")
+
+_OF_ROWS = {
+    "TAU": "NumPy array of the type of A, distributed as its rows, with a copy in each process column: the factors of "
+    "the reflectors (local)"
+}
+_APPLIED = {
+    "SIDE": '"L": op(Q) sub(C), "R": sub(C) op(Q) (global)',
+    "TRANS": 'op: "N" for Q, otherwise its transpose or, of complex matrices, "C" for the conjugate one (global)',
+    "K": "number of reflectors: {} of sub(A) (global)",
+}
+_COLUMNS, _ROWS = ({**_APPLIED, "K": _APPLIED["K"].format(what)} for what in ("columns", "rows"))
+_FORMED = {"K": "number of reflectors, which are in the first columns of sub(A); K <= N <= M (global)"}
+_QR = "M N A TAU WORK LWORK"
+GEQRF = _routine("geqrf", _QR, outputs="A", A="M N")
+GELQF = _routine("gelqf", _QR, _OF_ROWS, outputs="A", A="M N")
+ORGQR, UNGQR = (_routine(x, "M N K A TAU WORK LWORK", _FORMED, outputs="A", A="M N") for x in ("orgqr", "ungqr"))
+_MULTIPLIED = "SIDE TRANS M N K A TAU C WORK LWORK"
+ORMQR, UNMQR = (_routine(x, _MULTIPLIED, _COLUMNS, A="SIDE K", C="M N") for x in ("ormqr", "unmqr"))
+ORMLQ, UNMLQ = (_routine(x, _MULTIPLIED, _ROWS | _OF_ROWS, A="K SIDE", C="M N") for x in ("ormlq", "unmlq"))
+GELS = _routine(
+    *("gels", "TRANS M N NRHS A B WORK LWORK"),
+    {
+        "TRANS": '"N": op(sub(A)) is sub(A); otherwise it is its transpose or, of complex matrices, "C" its conjugate '
+        "transpose (global)"
+    },
+    outputs="A B",
+    A="M N",
+    B="MAX NRHS",
+)
+_PIVOTED = {
+    "IPIV": "NumPy array of int32 or int64, distributed as the columns of A, with a copy in each process row: the "
+    "columns of A that became the columns of sub(A) P (local)"
+}
+GEQPF, GEQPF_COMPLEX = (
+    _routine("geqpf", f"M N A IPIV TAU {names}", _PIVOTED, outputs="A", A="M N")
+    for names in ("WORK LWORK", "WORK LWORK RWORK LRWORK")
+)
 
 _ESTIMATED = {"NORM": '"1" or "O": the 1-norm; "I": the inf-norm (global)'}
 _REAL, _COMPLEX = "WORK LWORK IWORK LIWORK", "WORK LWORK RWORK LRWORK"

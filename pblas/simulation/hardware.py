@@ -70,6 +70,7 @@ class Hardware:
         memory_nbytes: memory of a rank, bytes.
         call: seconds that each GEMM takes in addition to its arithmetic.
         shared: ranks of a node read each other's memory in place.
+        float8: as `float16`, of operands of 8 bits; None for that of float16.
 
     Raises:
         ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
@@ -87,6 +88,7 @@ class Hardware:
     memory_nbytes: int
     call: float = 0.0
     shared: bool = False
+    float8: float | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -97,7 +99,8 @@ class Hardware:
         for key, link in links.items():
             if not isinstance(link, Link):
                 raise ArgumentError(f"Hardware: {key} is {link!r}; expected a pblas.Link")
-        _check_positive("Hardware", float64=self.float64, float32=self.float32, float16=self.float16)
+        rates = {"float64": self.float64, "float32": self.float32, "float16": self.float16}
+        _check_positive("Hardware", **rates, float8=self.float16 if self.float8 is None else self.float8)
         _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
         _check_times("Hardware", call=self.call)
 
@@ -108,7 +111,8 @@ class Hardware:
 
     def flops_per_second(self, dtype: str) -> float:
         """Real operations per second of a rank's GEMM; a complex multiply-add counts as eight."""
-        return {"d": self.float64, "s": self.float32, "h": self.float16}[_ARITHMETIC[dtype]]
+        float8 = self.float16 if self.float8 is None else self.float8
+        return {"d": self.float64, "s": self.float32, "h": self.float16, "q": float8}[_ARITHMETIC[dtype]]
 
     def gemm_seconds(self, m: float, n: float, k: float, dtype: str) -> float:
         """Seconds of a GEMM on one rank: those of its arithmetic, or of its memory traffic if that takes longer.
@@ -138,10 +142,11 @@ def _check_times(where: str, **values: object) -> None:
             raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
 
 
-_ARITHMETIC: dict[str, Literal["d", "s", "h"]] = {
+_ARITHMETIC: dict[str, Literal["d", "s", "h", "q"]] = {
     **dict.fromkeys(("float64", "complex128"), "d"),
     **dict.fromkeys(("float32", "complex64"), "s"),
     **dict.fromkeys(("float16", "bfloat16"), "h"),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), "q"),
 }
 
 
@@ -191,10 +196,10 @@ FAT_TREE = Hardware(
     shared=True,
 )
 
-# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.planner.cost_model`): GEMMs 720 TFLOP/s in bfloat16,
-# 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy; sums and copies
-# in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR InfiniBand, by its
-# standard); a latency of 5 us and 1 us per message are assumed.
+# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.planner.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
+# in bfloat16, 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy;
+# sums and copies in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
+# InfiniBand, by its standard); a latency of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
     name="nvlink",
     ranks_per_node=8,
@@ -206,6 +211,7 @@ NVLINK = Hardware(
     memory_bandwidth=3.8e12,
     memory_nbytes=141_000_000_000,
     call=4e-6,
+    float8=1440e12,
 )
 
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}

@@ -115,7 +115,7 @@ def all_reduce(plan: GemmAllReduce, view: View) -> Iterator[Phase]:
         dealt = Split(max(0, min(block, product.n - piece * block)) if piece < plan.chunks else 0, plan.shards.nb, p)
         yield from _partial_products(plan, view, dealt, 1)
         if previous.n:
-            column = product.itemsize * product.m
+            column = product.d_itemsize * product.m
             finished = Traffic()
             for distance, repeats in view.stretches(ahead=[previous]):
                 peer = (rank + distance) % p

@@ -113,7 +113,7 @@ def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation
     # Ranks that take the same phases take the same time.
     simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
     received = max(sum(phase.nbytes for phase in phases) for phases in simulated)
-    sent = max(plan.sent_elements(rank) for rank in ranks) * plan.itemsize
+    sent = max(map(plan.sent_nbytes, ranks))
     # A rank that sends more bytes than any rank receives delays its receivers.
     stretch = max(1.0, sent / received) if received else 1.0
     for phases, rank in simulated.items():

@@ -7,6 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
+from pblas.backends.dtypes import E4M3, FLOAT8
 from pblas.backends.interop import detached, empty
 from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
@@ -54,10 +55,13 @@ class Linear:
             it (global).
         features: length of the weight's cut axis over all ranks; None if every rank's shard has the same length
             (global).
+        out_dtype: dtype of y, as in that function (global).
         tf32: multiply float32 in TF32 on GPUs (global).
+        fast_accumulate: as in that function (global).
         autotune: measure algorithms when planning, see `allgather_linear` (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: those of y, or of the gradient by x if
             the kind is "allgather"; see `linear_reduce_scatter` (global).
+        scale_b: factor of a weight of 8 bits, see `allgather_linear`. Layers of 8 bits have no gradients (global).
         ctx: the ranks; None for `default_context` (global).
 
     Raises:
@@ -81,9 +85,12 @@ class Linear:
         max_tokens: Any = None,
         training: bool = False,
         features: int | None = None,
+        out_dtype: Any = None,
         tf32: bool = False,
+        fast_accumulate: bool = False,
         autotune: bool = False,
         wire_dtype: Any = None,
+        scale_b: Any = None,
         ctx: Context | None = None,
     ) -> None:
         self.weight: Any = weight
@@ -92,6 +99,7 @@ class Linear:
         self.epilogue: str | Epilogue | None = epilogue
         self.max_tokens: int | None = max_tokens
         self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
+        self._forward_options = {"out_dtype": out_dtype, "fast_accumulate": fast_accumulate, "scale_b": scale_b}
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
         self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]
@@ -110,7 +118,7 @@ class Linear:
             training = checked_flag("Linear", "training", training)
             if training and max_tokens is None:
                 raise errors.ArgumentError("Linear: training=True reserves memory for max_tokens; pass max_tokens too")
-            caller.array("weight", detached(self.weight), tokens=False)
+            caller.array("weight", detached(self.weight), tokens=False, stored=True)
         call_args = {"kind": kind, "max_tokens": self.max_tokens, "training": training}
         caller.runtime.agree("Linear", call_args)
         if self.max_tokens is not None:
@@ -127,6 +135,9 @@ class Linear:
         out: Any = None,
         aux: Any = None,
         tokens: int | None = None,
+        scale_a: Any = None,
+        scale_d: Any = None,
+        amax: Any = None,
         stream: Any = None,
     ) -> Any:
         """**Collective.** y = epilogue(x w^T + bias), by the function of the layer's kind.
@@ -135,7 +146,7 @@ class Linear:
             x: as in that function (local).
             operands: operands of the epilogue by name, which replace the layer's, such as a residual with as many
                 tokens as x; None for the layer's own (local).
-            out, aux, tokens, stream: as in that function.
+            out, aux, tokens, scale_a, scale_d, amax, stream: as in that function.
 
         Raises:
             ArgumentError: more tokens than `max_tokens`, the same on every rank; also as in that function.
@@ -143,7 +154,8 @@ class Linear:
         with Caller(self._layer, "Linear", self._ctx, x, stream) as caller:
             with caller.checking():
                 options, epilogue = self._checked(x, tokens), self._epilogue_with(operands)
-            options |= {"out": out, "aux": aux, "stream": stream}
+            options |= {"out": out, "aux": aux, "scale_a": scale_a, "scale_d": scale_d, "amax": amax, "stream": stream}
+            options |= self._forward_options
             return self._forward(x, self.weight, self.bias, epilogue, **options)
 
     def backward(
@@ -206,18 +218,20 @@ class Linear:
         if self.kind == "allgather":
             options["tokens"] = tokens
         weight = detached(self.weight)
-        outwards, features = runtime.backend.as_array(weight).shape
+        array = runtime.backend.as_array(weight)
+        outwards, features = array.shape
+        dtype = E4M3 if array.dtype in FLOAT8 else array.dtype  # E5M2 is not multiplied with itself
         rows = length if self.kind == "reduce_scatter" else tokens
         with runtime.local_step("Linear: reserve"):
             try:
-                x = self._zeros(length if self.kind == "allgather" else tokens, features, weight)
+                x = self._zeros(length if self.kind == "allgather" else tokens, features, weight, dtype)
                 epilogue = self._with_own_arrays(epilogue, rows)
                 dy = self._zeros(rows, outwards, weight) if training else None
             except (MemoryError, ValueError, RuntimeError) as caught:  # ValueError: NumPy; RuntimeError: torch
                 problem = f"Linear: no memory for {tokens} tokens of {features} features: {caught}"
                 raise errors.WorkspaceError(problem) from None
         runtime.agree("Linear: reserve", {})
-        self._forward(x, weight, detached(bias), epilogue, **options)
+        self._forward(x, weight, detached(bias), epilogue, **options, **self._forward_options)
         if training:  # the gradient of an epilogue needs no workspace
             self._backward(dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
@@ -233,9 +247,9 @@ class Linear:
         }
         return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
-    def _zeros(self, m: int, n: int, like: Any) -> Any:
-        """An m x n array of zeros, of the library and dtype of `like` (local)."""
-        backend, x = self._ctx.runtime.backend, empty((m, n), like)
-        x = backend.new((m, n), backend.as_array(like).dtype) if x is None else x
-        x[...] = 0
+    def _zeros(self, m: int, n: int, like: Any, dtype: Any = None) -> Any:
+        """An m x n array of zeros, of the library of `like`, and of its dtype if that is None (local)."""
+        backend, x = self._ctx.runtime.backend, empty((m, n), like, dtype)
+        x = backend.new((m, n), dtype or backend.as_array(like).dtype) if x is None else x
+        backend.clear(backend.as_array(x))
         return x

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.operations.arguments.scales import scaled
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
@@ -55,9 +56,15 @@ def allgather_linear(
     aux: Any = None,
     tokens: int | None = None,
     features: int | None = None,
+    out_dtype: Any = None,
     tf32: bool = False,
+    fast_accumulate: bool = False,
     autotune: bool = False,
     wire_dtype: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    scale_d: Any = None,
+    amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -76,8 +83,17 @@ def allgather_linear(
             ranks or on none).
         tokens: length of the first axis over all ranks; None if all ranks have the same length (global).
         features: number of features out of all ranks; None if all ranks have the same number (global).
+        out_dtype: dtype of y if out is None: that of x or float32 for an x of 16 bits; for x and weight of 8 bits
+            bfloat16, the default, float16 or float32 (global).
         tf32: multiply float32 in TF32 on GPUs (global).
+        fast_accumulate: add products of 8 bits with fewer bits on GPUs; see `pblas.plan_matmul` (global).
         autotune: measure algorithms when planning on GPUs; see `pblas.plan_matmul` (global).
+        scale_a: factor of an x of 8 bits: a number, or an array of one float32 where x is; see `pblas.plan_matmul`
+            (global).
+        scale_b: factor of the weight, as scale_a (global).
+        scale_d: factor of y, after the epilogue, as scale_a (global).
+        amax: array of one float32 that receives the largest |element| of this rank's y (local; given on all ranks or on
+            none).
         wire_dtype: accepted as in `allgather_linear_backward`; no partial products travel in the layer itself (global).
         ctx: the context whose ranks share the layer; None for `default_context` (global).
         stream: CUDA stream on which to run; None for the current stream of x's library (local).
@@ -92,7 +108,10 @@ def allgather_linear(
         MismatchError: ranks that passed different (global) arguments. On CPUs every call compares them, on GPUs the
             first call of each kind, which plans.
     """
-    options = Options({"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream)
+    scales = scale_a, scale_b, scale_d, amax
+    options = Options(
+        {"T": tokens, "O": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales
+    )
     return _forward(GATHER, x, weight, bias, epilogue, out, aux, options)
 
 
@@ -105,9 +124,15 @@ def linear_reduce_scatter(
     out: Any = None,
     aux: Any = None,
     features: int | None = None,
+    out_dtype: Any = None,
     tf32: bool = False,
+    fast_accumulate: bool = False,
     autotune: bool = False,
     wire_dtype: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    scale_d: Any = None,
+    amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -121,7 +146,8 @@ def linear_reduce_scatter(
         features: number of features in of all ranks; None if all ranks have the same number (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: None for the matrices' own, or "float32",
             which rounds the sum of all ranks only once, and moves twice the bytes; see `pblas.plan_matmul` (global).
-        out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
+        out, aux, out_dtype, tf32, fast_accumulate, autotune, ctx, stream: see `allgather_linear`.
+        scale_a, scale_b, scale_d, amax: see `allgather_linear`.
 
     Returns:
         y, this rank's tokens, `local_shard(tokens, rank, nprocs)`, x ... x all features out.
@@ -129,7 +155,8 @@ def linear_reduce_scatter(
     Raises:
         as `allgather_linear`.
     """
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    scales = scale_a, scale_b, scale_d, amax
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
     return _forward(SCATTER, x, weight, bias, epilogue, out, aux, options)
 
 
@@ -142,9 +169,15 @@ def linear_allreduce(
     out: Any = None,
     aux: Any = None,
     features: int | None = None,
+    out_dtype: Any = None,
     tf32: bool = False,
+    fast_accumulate: bool = False,
     autotune: bool = False,
     wire_dtype: Any = None,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    scale_d: Any = None,
+    amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Any:
@@ -155,7 +188,8 @@ def linear_allreduce(
         weight: all features out x this rank's features in, stored by rows (local).
         wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs do not use the collective for few tokens (global).
         bias, epilogue, features: see `linear_reduce_scatter`.
-        out, aux, tf32, autotune, ctx, stream: see `allgather_linear`.
+        out, aux, out_dtype, tf32, fast_accumulate, autotune, ctx, stream: see `allgather_linear`.
+        scale_a, scale_b, scale_d, amax: see `allgather_linear`.
 
     Returns:
         y, all tokens x ... x all features out.
@@ -163,7 +197,8 @@ def linear_allreduce(
     Raises:
         as `allgather_linear`.
     """
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
+    scales = scale_a, scale_b, scale_d, amax
+    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
     return _forward(REDUCE, x, weight, bias, epilogue, out, aux, options)
 
 
@@ -280,7 +315,13 @@ def _product(
     caller: Caller, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options
 ) -> Any:
     with caller.checking():
-        shards = caller.operands({"x": x, "w": weight}, options)
+        shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
+        scales = caller.scales
+        if scales is not None and scales.d is not None:
+            if epilogue == "swiglu":
+                raise errors.ArgumentError(f"{caller.verb}: scale_d= and 'swiglu' exclude each other; scale y yourself")
+            epilogue = scaled(caller.verb, epilogue, scales.d)
+            caller.scales = scales.factors
         dtype, placed = caller.dtype, caller.placed
         shape = placed.shapes["y"]
         if aux is not None and epilogue is None:
@@ -297,6 +338,8 @@ def _product(
     epilogue, steps = activation.split(z_rows, y_rows)
     caller.run(Product("y", shards["x"], shards["w"], z_rows, epilogue))
     activation.run(steps)
+    if scales is not None and scales.amax is not None:
+        caller.runtime.backend.arrays.largest(y_rows, scales.amax, caller.stream)
     return y.result
 
 

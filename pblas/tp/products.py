@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, RESULTS, ProductDtypes, accumulator_dtype
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
+from pblas.backends.push_engine import is_array
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
 from pblas.execute.epilogue import finish
@@ -20,6 +21,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.collective import array_remedy, backends_array
 from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.product import checked_wire, shares_memory
+from pblas.operations.arguments.scales import Scales
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.multiplication.base import Execution
@@ -44,6 +46,7 @@ class Options(NamedTuple):
 
     Args:
         lengths: lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global).
+        scales: scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits.
     """
 
     lengths: Mapping[str, int | None]
@@ -52,6 +55,9 @@ class Options(NamedTuple):
     wire_dtype: Any
     ctx: Context | None
     stream: Any
+    out_dtype: Any = None
+    fast_accumulate: bool = False
+    scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
 
 class Product(NamedTuple):
@@ -106,7 +112,9 @@ class Caller:
         self.sizes: Mapping[str, int] = {}
         """Numbers of tokens and features of all ranks; set by `operands` (global)."""
         self.dtype: np.dtype[Any] = np.dtype(np.void)
-        """The dtype of all matrices; set by `operands` (global)."""
+        """The dtype of results; set by `operands` (global)."""
+        self.scales: Scales | None = None
+        """Scales of operands of 8 bits; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
         self._is_agreed, self._batch_of = False, ""
 
@@ -147,11 +155,11 @@ class Caller:
             self.runtime.reject(error)
         self.runtime.fail(verb, error)
 
-    def array(self, name: str, x: Any, *, tokens: bool = True) -> Array:
+    def array(self, name: str, x: Any, *, tokens: bool = True, stored: bool = False) -> Array:
         """A caller's array as an array of the backend in the same memory, from which `rows` makes a matrix (local).
 
         With `tokens`, the first axis is that of tokens. Batch axes may follow it, with the same lengths in all such
-        arrays of a call.
+        arrays of a call. With `stored`, elements may have 8 bits.
 
         Raises:
             ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
@@ -170,7 +178,7 @@ class Caller:
             raise errors.ArgumentError(
                 f"{name} is in host memory, backend={backend.name!r} multiplies on GPUs; copy it there"
             )
-        checked_dtype(name, array.dtype)
+        checked_dtype(name, array.dtype, stored=stored)
         if not array.flags.c_contiguous and not _has_uniform_rows(array):
             raise errors.ArgumentError(
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
@@ -185,8 +193,16 @@ class Caller:
             )
         return array
 
-    def operands(self, arrays: Mapping[Matrix, Any], options: Options) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes` and `dtype` (local).
+    def operands(
+        self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
+    ) -> dict[Matrix, Array]:
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes`, `dtype` and `scales` (local).
+
+        Args:
+            arrays: the caller's arrays (local).
+            options: of the call (global).
+            out: the caller's array for the result, which has its dtype; None for none (local).
+            stored: whether the matrices may have 8 bits, and the result another dtype (global).
 
         Raises:
             as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
@@ -194,10 +210,13 @@ class Caller:
         """
         if not self.runtime.backend.gpus:
             refuse_stream(self.verb, self._stream)
-        operands = {matrix: self.array(argument_name(matrix), x, tokens=matrix != "w") for matrix, x in arrays.items()}
+        operands = {
+            matrix: self.array(argument_name(matrix), x, tokens=matrix != "w", stored=stored)
+            for matrix, x in arrays.items()
+        }
         (first, x), *others = operands.items()
         for matrix, other in others:
-            if other.dtype != x.dtype:
+            if other.dtype != x.dtype and not (x.dtype in FLOAT8 and other.dtype in FLOAT8):
                 raise errors.DTypeError(
                     f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
                     f"use one dtype"
@@ -205,14 +224,37 @@ class Caller:
         nprocs, rank, lengths = self.runtime.nprocs, self.runtime.rank, options.lengths
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
-        self.dtype = x.dtype
+        self.dtype = self._result_dtype(x, others[0][1], options, out) if stored else x.dtype
+        self.scales = Scales.checked(self.verb, self.runtime, x.dtype, *options.scales)
+        if self.scales is not None:
+            self.call_args |= self.scales.arguments()
         self.sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
         self._options = {
             "tf32": checked_flag(self.verb, "tf32", options.tf32),
             "autotune": checked_flag(self.verb, "autotune", options.autotune),
-            "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, x.dtype)),
+            "fast_accumulate": checked_flag(self.verb, "fast_accumulate", options.fast_accumulate),
+            "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, self.dtype)),
         }
+        self.call_args["dtypes"] = [name_of(array.dtype) for array in operands.values()]
         return {matrix: rows(array) for matrix, array in operands.items()}
+
+    def _result_dtype(self, x: Array, w: Array, options: Options, out: Any) -> np.dtype[Any]:
+        """The dtype of y: that of `out`, else out_dtype, else the default for x (local).
+
+        Raises:
+            DTypeError: a dtype that y cannot have.
+        """
+        asked = None
+        if options.out_dtype is not None:
+            asked = checked_dtype(self.verb, options.out_dtype, is_argument=True)
+        given = None if out is None else self.runtime.backend.as_array(out).dtype
+        if None not in (asked, given) and asked != given:
+            raise errors.DTypeError(f"out is {given}, out_dtype= says {options.out_dtype}; leave out_dtype out")
+        dtype = RESULTS[x.dtype][0] if asked is None else asked
+        if given is not None and (asked is not None or given in RESULTS[x.dtype]):
+            dtype = given  # the check of `out` names another dtype
+        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb, "out_dtype")
+        return dtype
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
         """Raise ArgumentError if the caller's array for a result shares memory with another array (local)."""
@@ -233,7 +275,7 @@ class Caller:
         backend = self.runtime.backend
         if out is None:
             library_of(self._like)
-            return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype))
+            return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
         array = self.array(name, out, tokens=tokens)
         if not is_view(array, out, backend):
             raise errors.ArgumentError(
@@ -312,11 +354,18 @@ class Caller:
         with self.runtime.collective_section(self.verb):
             if beta != 0 and total is not d:
                 arrays.assign(d, total)
-            arrays.gemm(1.0, a, b, beta, total)
+            arrays.gemm(self._factor, a, b, beta, total)
             if epilogue is not None:
                 finish(self.runtime.backend, epilogue, total, epilogue.operands, d)
             elif total is not d:
                 arrays.assign(total, d)
+
+    @property
+    def _factor(self) -> float:
+        """The product of the scales of x and weight, on CPUs (local)."""
+        scales = self.scales or Scales()
+        a, b = (float(x[0]) if is_array(x) else float(x) for x in (scales.a, scales.b))
+        return a * b
 
     def agree(self) -> None:
         """**Collective.** Agree on this call once; nothing on GPUs that push data, where calls need no agreement."""
@@ -334,7 +383,9 @@ class Caller:
         a, epilogue = product.a, product.epilogue
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
-        key = (layer.name, product.target, *axes, self.batch, a.dtype, product.beta, *self._options.values())
+        dtypes = a.dtype, product.b.dtype, product.d.dtype
+        key = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta, *self._options.values())
+        key += () if self.scales is None else self.scales.kinds
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -345,9 +396,9 @@ class Caller:
         def plan() -> _Planned:
             self.runtime.agree(self.verb, call_args(again=False))  # its error says more than that of `plan_matmul`
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
-            return _Planned(self.runtime, descs, product, self._options)
+            return _Planned(self.runtime, descs, product, self._options, self.scales)
 
-        self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream)
+        self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream, self.scales)
         self._is_agreed = True
 
 
@@ -381,16 +432,24 @@ class _Planned:
         descs: descriptors of the layer's matrices (global).
         product: the first product; later products have arrays of the same shapes and dtypes (local).
         options: options of the call (global).
+        scales: scales of operands of 8 bits; None for none (global).
     """
 
     def __init__(
-        self, runtime: Runtime, descs: Mapping[Matrix, MatrixDescriptor], product: Product, options: dict[str, Any]
+        self,
+        runtime: Runtime,
+        descs: Mapping[Matrix, MatrixDescriptor],
+        product: Product,
+        options: dict[str, Any],
+        scales: Scales | None,
     ) -> None:
         left, right, transa, transb = PRODUCTS[product.target]
         self._runtime, self._adds = runtime, product.beta != 0
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
         self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
         options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
+        if scales is not None:
+            options |= {"scale_a": scales.a, "scale_b": scales.b}
         a, b, c, d = self._matrices(product)
         with runtime.backend.taking(self._workspace_slot):
             self._product = plan_matmul(a, b, c, out=d, **options)
@@ -401,11 +460,13 @@ class _Planned:
         a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
         return a, b, d if self._adds else None, d
 
-    def run(self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any) -> None:
+    def run(
+        self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any, scales: Scales | None
+    ) -> None:
         """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.run(Execution(*self._matrices(product), operands, stream, call))
+            self._product.run(Execution(*self._matrices(product), operands, stream, call, scales))
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

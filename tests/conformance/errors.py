@@ -40,6 +40,8 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
+        elif name == "TAU":
+            arguments.append(np.ones(2, DTYPES[letter]))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
             arguments.append(None)
         elif name in RETURNED:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pblas import PblasError, scalapack
+from pblas import scalapack
 from pblas.layouts.grid import Grid
 from pblas.planner import choose_factorization
 from tests.common.gauge import Array, applied, entries
@@ -25,7 +25,7 @@ from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand, Outcome
 from tests.conformance.tables import INV, LLT, LU, NBRHS, NRHS
 
 PROGRAMS = ("llt", "lu", "inv")
-THRESHOLDS = {"llt": 3.0, "lu": 1.0, "inv": 1.0}
+THRESHOLDS = {"llt": 3.0, "lu": 1.0, "inv": 1.0, "qr": 5.0, "lq": 5.0, "qp": 5.0, "ls": 4.0}
 _EPS = {"s": 2.0**-24, "d": 2.0**-53, "c": 2.0**-24, "z": 2.0**-53}
 """Upstream's eps, which is half of NumPy's."""
 _LEAST = 4
@@ -40,7 +40,7 @@ class Case:
     """One factorization or inverse.
 
     Args:
-        program: "llt", "lu" or "inv".
+        program: one of `THRESHOLDS`.
         letter: letter of the type, s, d, c or z.
         m: rows of A.
         n: columns of A.
@@ -60,9 +60,11 @@ class Case:
     @property
     def routine_name(self) -> str:
         """The name of the first call."""
-        name = {"llt": "potrf", "lu": "getrf"}.get(self.program) or {"G": "getri", "P": "potri", "T": "trtri"}[
-            self.kind[0] if self.kind == "GEN" else self.kind[1]
-        ]
+        names = {"llt": "potrf", "lu": "getrf", "qr": "geqrf", "lq": "gelqf", "qp": "geqpf", "ls": "gels"}
+        name = (
+            names.get(self.program)
+            or {"G": "getri", "P": "potri", "T": "trtri"}[self.kind[0] if self.kind == "GEN" else self.kind[1]]
+        )
         return f"p{self.letter}{name}"
 
     @property
@@ -104,16 +106,14 @@ def holes(program: str, letter: str, count: int, grid: Grid) -> list[Case]:
         n = rng.choice([0, 2, 7, 8, 9, 13, 21] if program == "inv" else [0, 1, 2, 7, 8, 9, 13, 21])
         m = rng.choice([0, 1, 8, 13]) if program == "lu" and rng.random() < 0.3 else n
         right = tuple(
-            (nrhs, _anywhere(rng, n, nrhs, grid), rng.choice("NTC"))
-            for nrhs in (0, 1, 5)
-            if m == n and program != "inv"
+            (nrhs, anywhere(rng, n, nrhs, grid), rng.choice("NTC")) for nrhs in (0, 1, 5) if m == n and program != "inv"
         )
         kinds = {"lu": ["GEN"], "llt": ["UPD", "LPD"], "inv": ["GEN", "UTR", "LTR", "UPD", "LPD"]}
-        cases.append(Case(program, letter, m, n, _anywhere(rng, m, n, grid), right, rng.choice(kinds[program])))
+        cases.append(Case(program, letter, m, n, anywhere(rng, m, n, grid), right, rng.choice(kinds[program])))
     return cases
 
 
-def _anywhere(rng: random.Random, rows: int, columns: int, grid: Grid) -> Matrix:
+def anywhere(rng: random.Random, rows: int, columns: int, grid: Grid) -> Matrix:
     """A memory layout of a matrix that contains a submatrix of this shape."""
     i, j, replicated, first = rng.randint(1, 6), rng.randint(1, 6), rng.random() < 0.1, rng.random() < 0.3
     return Matrix(
@@ -148,16 +148,6 @@ def narrow_panels() -> Iterator[None]:
             setattr(choose_factorization, name, value)
 
 
-def run(
-    case: Case, ictxt: tuple[int, int], grid: Grid, comm: Any, libraries: tuple[Any, Any] = (scalapack,) * 2
-) -> FactorOutcome:
-    """**Collective** over the grid. The outcome of a case; see `Run`."""
-    try:
-        return Run(case, ictxt, grid, comm, libraries).outcome()
-    except PblasError as caught:  # on all ranks
-        return FactorOutcome(f"{type(caught).__name__}: {caught}")
-
-
 class Run:
     """One case on one grid.
 
@@ -190,6 +180,11 @@ class Run:
         self.error, self.pivots = 0.0, tuple[int, ...]()
 
     @property
+    def eps(self) -> float:
+        """Upstream's eps."""
+        return _EPS[self.case.letter]
+
+    @property
     def inside(self) -> Array:
         """The elements that the routine uses and writes."""
         m, n = self.sub.shape
@@ -216,9 +211,12 @@ class Run:
     def outcome(self) -> FactorOutcome:
         """**Collective** over the grid. Run the case."""
         with np.errstate(all="ignore"):
-            {"llt": self._llt, "lu": self._lu, "inv": self._inv}[self.case.program]()
+            self._run()
         text = next((text for text in self.comm.allgather("; ".join(self.texts)) if text), "")
         return FactorOutcome(text, self.error, pivots=self.pivots)
+
+    def _run(self) -> None:
+        {"llt": self._llt, "lu": self._lu, "inv": self._inv}[self.case.program]()
 
     def _llt(self) -> None:
         case, n = self.case, self.case.n
@@ -317,7 +315,7 @@ class Run:
         if not operand.is_untouched_outside(b.shape):
             self.texts.append(f"{name} has changed memory around sub(B)")
         x = self._whole(operand, b.shape)
-        size = _norm(x) * max(len(a), 1)
+        size = norm(x) * max(len(a), 1)
         self._check(f"A X - B of {name}", self._ratio(self._wide(a) @ x - b, a, size))
 
     def _check_factored(self, result: Array) -> None:
@@ -360,8 +358,8 @@ class Run:
 
     def _ratio(self, residual: Array, a: Array, size: float) -> float:
         """Norm(residual) / (norm(A) size eps), in the inf-norm, where size has the size of A as a factor."""
-        norm, least = _norm(residual), _LEAST / max(len(self.sub), 1)
-        return 0.0 if norm == 0 else norm / (_norm(a) * size * max(least, 1) * _EPS[self.case.letter])
+        length, least = norm(residual), _LEAST / max(len(self.sub), 1)
+        return 0.0 if length == 0 else length / (norm(a) * size * max(least, 1) * self.eps)
 
     def _expect(self, what: str, value: int, expected: int) -> None:
         if value != expected:
@@ -373,6 +371,6 @@ class Run:
             self.texts.append(f"{what}: {ratio:.2f}")
 
 
-def _norm(x: Array) -> float:
+def norm(x: Array) -> float:
     """The inf-norm; NaN if there is one."""
     return float(np.abs(x).sum(1).max(initial=0.0)) if x.size else 0.0

@@ -23,9 +23,10 @@ from rich.table import Table
 
 from pblas import scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import errors, factors, problems, redist
+from tests.conformance import errors, problems, programs, redist
+from tests.conformance.factors import narrow_panels
 from tests.conformance.suites import SUITES
-from tests.conformance.tables import ERROR_EXITS, FACTORS, GRIDS, error_exits
+from tests.conformance.tables import ERROR_EXITS, FACTORS, GRIDS, error_exits, letters_of
 
 COMM = MPI.COMM_WORLD
 _LATE = 900.0  # seconds: ranks outside a grid wait this long for the others to come to the next grid
@@ -39,11 +40,9 @@ def all_grids(nprocs: int) -> list[tuple[int, int]]:
 
 
 def main() -> int:
-    names = ", ".join(suite.name for suite in SUITES)
+    names, kinds = ", ".join(suite.name for suite in SUITES), ", ".join(programs.PROGRAMS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--routines", default="", help=f"names without p and type, {names}, llt, lu, inv; all by default"
-    )
+    parser.add_argument("--routines", default="", help=f"names without p and type, {names}, {kinds}; all by default")
     parser.add_argument("--letters", default="isdcz", help="types; the last letter of pdznrm2 and such counts")
     parser.add_argument("--holes", type=int, default=40, help="random problems of each routine, type and grid")
     options = parser.parse_args()
@@ -128,24 +127,25 @@ def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], fai
     """
     squarest = max((grid for grid in all_grids(COMM.size) if grid[0] * grid[1] == COMM.size), key=min)
     letters = matrix_letters(options)
-    programs = [(name, letter) for name in factors.PROGRAMS if is_chosen(options, name) for letter in letters]
-    for nprow, npcol in all_grids(COMM.size) if programs else []:
+    chosen = [(name, letter) for name in programs.PROGRAMS if is_chosen(options, name) for letter in letters]
+    for nprow, npcol in all_grids(COMM.size) if chosen else []:
         fits = nprow * npcol <= COMM.size
         ictxt = scalapack.gridinit(COMM, "R", nprow, npcol, timeout=_LATE) if fits else -1
         grid = Grid(nprow, npcol, "R")
-        for program, letter in programs:
-            cases = factors.table(program, letter, every=(nprow, npcol) == squarest)
-            cases += factors.holes(program, letter, options.holes // 4, grid)
+        for program, letter in chosen:
+            cases = programs.table(program, letter, every=(nprow, npcol) == squarest)
+            cases += programs.holes(program, letter, options.holes // 4, grid)
             texts = [""] * len(cases)
             if ictxt >= 0:
-                with factors.narrow_panels():
+                with narrow_panels():
                     comm = scalapack.comm(ictxt, "A")
-                    texts = [factors.run(case, (ictxt, ictxt), grid, comm).text for case in cases]
+                    texts = [programs.run(case, (ictxt, ictxt), grid, comm).text for case in cases]
             count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
-    if programs:
-        _run_error_exits([(routine, letter) for routine in FACTORS for letter in letters], total, failures)
+    if chosen:
+        types = [(routine, x) for routine in FACTORS for x in letters if x in letters_of(routine)]
+        _run_error_exits(types, total, failures)
 
 
 def run_redistributions(options: argparse.Namespace, total: dict[str, Counter[str]], failures: list[str]) -> None:

@@ -143,14 +143,32 @@ _FACTORS = {
     "pocon": "UPLO N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
     "gecon": "NORM N A IA JA DESCA ANORM RCOND WORK LWORK IWORK LIWORK",
     "trcon": "NORM UPLO DIAG N A IA JA DESCA RCOND WORK LWORK IWORK LIWORK",
+    **dict.fromkeys(("geqrf", "gelqf"), "M N A IA JA DESCA TAU WORK LWORK"),
+    "geqpf": "M N A IA JA DESCA IPIV TAU WORK LWORK",
+    **dict.fromkeys(("orgqr", "ungqr"), "M N K A IA JA DESCA TAU WORK LWORK"),
+    **dict.fromkeys(
+        ("ormqr", "unmqr", "ormlq", "unmlq"), "SIDE TRANS M N K A IA JA DESCA TAU C IC JC DESCC WORK LWORK"
+    ),
+    "gels": "TRANS M N NRHS A IA JA DESCA B IB JB DESCB WORK LWORK",
 }
 """Arguments of factorizations, solves, inverses and estimates of condition numbers, without INFO."""
 ARGUMENTS |= _FACTORS
 FACTORS = tuple(_FACTORS)
+
+
+def letters_of(routine: str) -> str:
+    """The types of a routine of `FACTORS`: p?or... are real, p?un... are complex."""
+    return {"or": "sd", "un": "cz"}.get(routine[:2], "sdcz")
+
+
 ERROR_EXITS |= {
     **dict.fromkeys(("potrf", "potri", "getrf"), 18),
     **dict.fromkeys(("pocon", "gecon"), 18),
     **dict.fromkeys(("potrs", "posv", "getrs"), 35),
+    **dict.fromkeys(("geqrf", "gelqf", "geqpf"), 18),
+    **dict.fromkeys(("orgqr", "ungqr"), 19),
+    **dict.fromkeys(("ormqr", "unmqr", "ormlq", "unmlq"), 37),
+    "gels": 36,
     **dict(zip(("gesv", "getri", "trtri", "trtrs", "trcon"), (34, 17, 19, 37, 20), strict=True)),
 }
 
@@ -210,6 +228,14 @@ NRHS, NBRHS = (1, 3, 9, 28), (1, 3, 5, 7)
 """Right-hand sides of both, and their blocks."""
 INV = ("GEN", "UTR", "LTR", "UPD", "LPD"), (2, 5, 10, 15, 13, 20, 30, 50), (2, 3, 4, 5, 6, 20)
 """Kinds of matrices, N, and NB of xdinv: INV.dat."""
+
+QR = (
+    tuple(zip((2, 5, 13, 15, 13, 26, 30, 15), (2, 7, 8, 10, 17, 20, 30, 35), strict=True)),
+    tuple(zip((4, 3, 5, 5, 4, 6), (4, 7, 3, 5, 8, 2), strict=True)),
+)
+"""(M, N) and (MB, NB) of xdqr: QR.dat."""
+LS = tuple(zip((15, 7, 31), (5, 21, 31), strict=True)), (2, 3, 5), (2, 3, 5), (1, 2)
+"""(M, N), NB, NRHS and NBRHS of xdls: LS.dat."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

@@ -5,6 +5,9 @@ A kernel that waits for a peer keeps the GPU until its time slice ends, so each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import cupy
 import pytest
 
@@ -19,3 +22,8 @@ _FEWER = 20
 def repeats(count: int) -> int:
     """`count` executions that follow each other, or a twentieth of them where ranks share a GPU."""
     return count // _FEWER if SHARED else count
+
+
+def trimmed(values: Sequence[Any], count: int) -> Sequence[Any]:
+    """All values, or the last `count` of them where ranks share a GPU."""
+    return values[-count:] if SHARED else values

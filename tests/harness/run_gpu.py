@@ -35,6 +35,7 @@ QUICK = (
 )
 """The tests that --quick runs."""
 QUICK_SECONDS = 240.0  # of one leg of it
+SHARED_SECONDS = 180.0  # of one test whose ranks share a GPU: each wait takes time slices
 SURVIVORS = TIMEOUT + 8.0  # seconds within which the surviving ranks must raise
 ENVIRONMENT = {
     # A program that uses NVLink multicast and dies can put all GPUs of a host out of service.
@@ -192,6 +193,8 @@ def main() -> int:
     if not number:
         return 1
     shares = os.environ.get("PBLAS_SHARE_GPU") == "1"
+    if shares:
+        options.timeout = max(options.timeout, SHARED_SECONDS)
     if options.quick:
         arguments, options.deadline = [*QUICK, *arguments], min(options.deadline, QUICK_SECONDS)
     sizes = options.ranks or [n for n in ((2, 8) if options.quick else (1, 2, 4, 8)) if n <= number or shares]

@@ -1,7 +1,7 @@
-"""Factorizations by one library and solves by the other, both ways, beside each library alone; and their times.
+"""Factorizations by one library, and solves or products with Q by the other, both ways, beside each alone; and times.
 
-The cases are the tables of xdllt and xdlu, which ScaLAPACK's restrictions on blocks and alignment allow. Pivots
-are compared where they are unique: random matrices have no ties.
+The cases are the tables of xdllt, xdlu, xdqr and xdls, which ScaLAPACK's restrictions on blocks and alignment allow.
+Pivots are compared where they are unique: random matrices have no ties.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rich.table import Table
 
 from pblas import scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import factors
+from tests.conformance import factors, programs
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
-STEPS = {"llt": 9, "lu": 5}
+STEPS = {"llt": 9, "lu": 5, "qr": 7, "lq": 7, "qp": 7, "ls": 2}
 """Of the tables' rows every so many; the steps are prime to the numbers of blocks and kinds."""
 N, ROUNDS = 1000, 3
 _GRIDS = [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]
@@ -37,7 +37,7 @@ def results(peer: Library) -> tuple[Table, int, list[str]]:
     wrong, texts = 0, []
     for program, step in STEPS.items():
         for letter in "sdcz":
-            failed, cases = Counter[Any](), factors.table(program, letter)[::step]
+            failed, cases = Counter[Any](), programs.table(program, letter)[::step]
             for shape in _GRIDS:
                 for case, outcomes in zip(cases, _outcomes(cases, pairs, shape, peer), strict=True):
                     for which, outcome in enumerate(outcomes):
@@ -49,7 +49,7 @@ def results(peer: Library) -> tuple[Table, int, list[str]]:
             row = (
                 len(cases) * len(_GRIDS),
                 *(failed[x] for x in range(4)),
-                failed["pivots"] if program == "lu" else "",
+                failed["pivots"] if program in ("lu", "qp") else "",
             )
             table.add_row(f"x{letter}{program}", *map(str, row))
     return table, wrong, texts
@@ -68,7 +68,7 @@ def _outcomes(
             for pair in pairs:
                 ictxt = tuple(ours if library is scalapack else theirs for library in pair)
                 with factors.narrow_panels():
-                    each.append(factors.run(case, (ictxt[0], ictxt[1]), grid, comm, pair))
+                    each.append(programs.run(case, (ictxt[0], ictxt[1]), grid, comm, pair))
             outcomes.append(each)
         peer.gridexit(theirs)
         scalapack.gridexit(ours)

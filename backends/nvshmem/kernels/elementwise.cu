@@ -52,6 +52,8 @@ __device__ __forceinline__ void apply_all(const ElementwiseArguments& a) {
         apply_all<OPERATION, T, 16 / sizeof(T)>(a);            \
     }
 
+ELEMENTWISE(scale_float8_e4m3fn, Scale, float8_e4m3fn)  // with a factor of 1 only: a copy
+ELEMENTWISE(scale_float8_e5m2, Scale, float8_e5m2)
 ELEMENTWISE(scale_float16, Scale, float16)
 ELEMENTWISE(scale_bfloat16, Scale, bfloat16)
 ELEMENTWISE(scale_float32, Scale, float)

@@ -10,6 +10,7 @@ import numpy as np
 
 from pblas.backends.cuda.kernels.sources import expanded
 from pblas.backends.cuda.pointwise import type_name
+from pblas.backends.dtypes import FLOAT8
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
@@ -38,7 +39,8 @@ ALWAYS = ("elementwise", "copy", "push", "signals")
 """The files that every context compiles; the others take seconds, and are compiled for plans that need them."""
 
 FILES = {
-    "elementwise": [f"scale_{dtype.name}" for dtype in _DTYPES] + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
+    "elementwise": [f"scale_{dtype.name}" for dtype in (*_DTYPES, *FLOAT8)]
+    + [f"conjugate_{dtype.name}" for dtype in _COMPLEX],
     "copy": ["copy"],
     "push": ["push"],
     "all_gather": [f"{kind}_{nbytes}" for kind in ("all_gather", "all_gather_ll") for nbytes in (2, 4, 8)],

@@ -10,6 +10,8 @@ from pblas.execute.redistribution.transfer import SourceMatrix, own_memory
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.dtypes import Array
@@ -57,6 +59,8 @@ class RunPanelReflectors:
                 for panel in self._steps
             ],
         )
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work after each panel; None for no calls (local)."""
 
     @property
     def workspace_nbytes(self) -> int:
@@ -88,6 +92,8 @@ class RunPanelReflectors:
             self._columns.request(s + 1)
             c, k = x.x[panel.start :, n_loc - plan.columns(panel, self._rank) :], min(panel.stop, m) - panel.start
             apply_block(self._arrays, part, k, c, adjoint=plan.adjoint, conj=plan.conj)
+            if self.progress is not None and s != mine[-1]:
+                self.progress((s + 1) / len(self._steps))
         self._columns.sent()
         self._home.release()
 
@@ -108,6 +114,8 @@ class RunTreeReflectors:
         self._plan, self._backend, self._arrays, self._dtype = plan, backend, backend.arrays, dtype
         self._chunks = plan.factorization.chunks(backend.rank)
         self._merges = plan.factorization.merges(backend.rank)
+        self.progress: Callable[[float], None] | None = None
+        """Unused: it has one step, whose end the caller reports (local)."""
         self._buffer: Any = None
         if any(merge.receives for merge in self._merges):
             self._buffer = own_memory(backend, dtype.itemsize * plan.w.n * plan.x.n)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.one_dimensional.gather import Gather
 from pblas.execute.one_dimensional.local_gemm import widened
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from pblas.backends.dtypes import ProductDtypes
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.one_dimensional import AllGatherGemm
 
@@ -23,12 +21,10 @@ class RunAllGatherGemm:
     lends = True
     """See `RunLocalGemm`: peers read an operand, or a copy of it made before an agreement (global)."""
 
-    def __init__(
-        self, plan: AllGatherGemm, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        self._along_k, self._total = plan.along_k, accumulator_dtype(dtype)
+    def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+        self._along_k, self._total = plan.along_k, dtypes.total
         self._arrays = backend.arrays
-        self._gather = Gather(backend, plan, dtype, orders.right)
+        self._gather = Gather(backend, plan, dtypes.b, orders.right)
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
         self._steps = []
         for step in plan.steps(backend.rank):

@@ -60,7 +60,7 @@ class Gather:
     Args:
         backend: the ranks and their memory (global).
         plan: the plan (global).
-        dtype: of the operands (global).
+        dtype: of the gathered operand (global).
         order: storage order of the gathered operand in the plan's orientation, "F" or "C" (global).
     """
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.one_dimensional.reduction import Reduction
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.one_dimensional import GemmReduceScatter, ReduceStep
 
@@ -20,12 +19,10 @@ if TYPE_CHECKING:
 class RunGemmReduce:
     """Runs a GemmReduceScatter or GemmAllReduce plan on one rank."""
 
-    def __init__(
-        self, plan: GemmReduceScatter, backend: Any, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        self._plan, self._rank, self._total = plan, backend.rank, accumulator_dtype(dtype)
+    def __init__(self, plan: GemmReduceScatter, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+        self._plan, self._rank, self._total = plan, backend.rank, dtypes.total
         self._arrays = backend.arrays
-        self._reduction = Reduction(backend, plan, wire, self._total, dtype, orders.result)
+        self._reduction = Reduction(backend, plan, dtypes.wire, self._total, dtypes.d, orders.result)
         self._contributes = plan.contributes(backend.rank)
         self._m, self._k = IndexRuns.whole(plan.oriented.m), IndexRuns.of_inner(plan, backend.rank)
         self._steps = [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.index_runs import IndexRuns, gemm_runs
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.backends.dtypes import ProductDtypes
     from pblas.execute.operands import Operands
     from pblas.plans.plan import ProductPlan
 
@@ -40,9 +40,9 @@ class RunScaling:
 class RunLocalGemm(RunScaling):
     """Runs a LocalGemm plan on one rank."""
 
-    def __init__(self, plan: ProductPlan, backend: Any, dtype: np.dtype[Any], *unused: Any) -> None:
+    def __init__(self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, *unused: Any) -> None:
         super().__init__(backend)
-        self._total = accumulator_dtype(dtype)
+        self._total = dtypes.total
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def run(self, x: Operands) -> None:
@@ -56,7 +56,7 @@ class RunLocalGemm(RunScaling):
 
 
 def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
-    """Accumulator of the product: D itself with C in it, or a 32-bit copy for 16-bit dtypes."""
+    """Accumulator of the product: D itself with C in it, or a 32-bit copy if D has 16 bits."""
     sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
     if x.old is not None and x.old is not sums:
         arrays.assign(x.old, sums)

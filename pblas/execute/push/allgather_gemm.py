@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ class RunPushGather(RunPush):
         product, counts = self._product, [plan.shards.count(r) for r in range(plan.product.nprocs)]
         self._along_k = plan.along_k
         across, axis = (product.n, 0) if self._along_k else (product.k, 1)
-        self._gathered = Stack(counts, across, orders.right, axis, self._dtype.itemsize)  # type: ignore[arg-type]
+        self._gathered = Stack(counts, across, orders.right, axis, self._dtypes.b.itemsize)  # type: ignore[arg-type]
         self._nbytes = self._gathered.nbytes
         self._m = IndexRuns.of_rows(product, self._rank)
         self._sums: tuple[tuple[int, int], Order] | None = None  # 32-bit sums, before they are rounded to D
@@ -49,9 +48,9 @@ class RunPushGather(RunPush):
         super()._take()
         self._slots: Any = None  # slots of the all-gather kernel
         if any(isinstance(op, AllGather) for op in self._ops):
-            self._shares = [self._gathered.offset(line) // self._dtype.itemsize for line in self._gathered.first]
+            self._shares = [self._gathered.offset(line) // self._dtypes.b.itemsize for line in self._gathered.first]
             largest = max(stop - start for start, stop in pairwise(self._shares))
-            self._slots = self._engine.slots(len(self._shares) - 1, padded(largest * self._dtype.itemsize))
+            self._slots = self._engine.slots(len(self._shares) - 1, padded(largest * self._dtypes.b.itemsize))
 
     def _run(self, x: Operands) -> None:
         self._beta, self._d = x.beta, x.result
@@ -89,7 +88,7 @@ class RunPushGather(RunPush):
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
         """D[:, j] += alpha op(A)[:, k] op(B)[k, j] for gathered lines: columns j, or rows k, of op(B)."""
         stack = self._gathered
-        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
+        gemm = self._gemm(lane, x)
         if operand.buffer == "shard":
             base = stack.first[self._rank]
             parts = [(operand.start + base, operand.stop + base, 1)]
@@ -101,7 +100,7 @@ class RunPushGather(RunPush):
                 # D[:, j] of all blocks at once: in each of them the lines are fast
                 (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
                 tall = self._engine.array(
-                    stack.offset(start), (blocks * self._product.k, (stop - start) // blocks), self._dtype, "C"
+                    stack.offset(start), (blocks * self._product.k, (stop - start) // blocks), self._dtypes.b, "C"
                 )
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
@@ -118,7 +117,7 @@ class RunPushGather(RunPush):
                     n, k = IndexRuns.whole(self._product.n), lines
                 right = x.right
                 if operand.buffer != "shard":
-                    right = self._engine.array(stack.offset(begin), stack.shape(width), self._dtype, stack.order)
+                    right = self._engine.array(stack.offset(begin), stack.shape(width), self._dtypes.b, stack.order)
                 finish = None if self._along_k else x.finish
                 gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
                 if self._along_k:
@@ -136,7 +135,7 @@ class RunPushGather(RunPush):
         portions = [portion for _, group in parts for portion in group]
         if self._engine.multiply_portions(lane, x.alpha, portions, self._beta, finish=x.finish):
             return
-        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
+        gemm = self._gemm(lane, x)
         for arrival, group in parts:
             if arrival.source >= 0:
                 self._engine.wait(lane, arrival.phase, (arrival.source,), self._step(arrival.phase))
@@ -150,7 +149,7 @@ class RunPushGather(RunPush):
         if operand.buffer == "shard":
             start, stop = (line + stack.first[self._rank] for line in (start, stop))
         else:
-            right = self._engine.array(stack.offset(start), stack.shape(stop - start), self._dtype, stack.order)
+            right = self._engine.array(stack.offset(start), stack.shape(stop - start), self._dtypes.b, stack.order)
         for n_d, n_right, columns in self._lines(start, stop).runs:
             for m_x, m_d, rows in self._m.runs:
                 yield Portion(

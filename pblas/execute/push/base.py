@@ -7,11 +7,13 @@ this package compute the addresses of the operations.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.local_step import LocalStep
+from pblas.backends.push_engine import EXACT
 from pblas.execute.index_runs import IndexRuns
 from pblas.plans.one_dimensional import GemmAllReduce
 from pblas.schedules.builder import shard_starts
@@ -19,13 +21,13 @@ from pblas.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal
 from pblas.schedules.schedule import handshake, schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.lanes import Lane
-    from pblas.backends.push_engine import Engine
+    from pblas.backends.push_engine import Engine, GemmModes
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 class Pushed(ABC):
     """Executor of a plan of the push transport: it issues the plan's operations on an engine, on one rank."""
+
+    _engine: Engine
+    _modes: GemmModes
 
     @property
     def workspace_nbytes(self) -> int:
@@ -56,6 +61,17 @@ class Pushed(ABC):
     def run(self, x: Operands) -> None:
         """Launch the plan with these arrays (local)."""
 
+    def _converted(self, x: Operands) -> Operands:
+        """The operands with a C of D's dtype: another C is converted into D first, on the main lane (local)."""
+        if x.old is None or x.old.dtype == x.result.dtype:
+            return x
+        self._engine.convert("main", x.old, x.result)
+        return replace(x, old=x.result)
+
+    def _gemm(self, lane: Lane, x: Operands) -> Callable[..., None]:
+        """The engine's GEMM on a lane, with the modes of the plan and the scales of an execution (local)."""
+        return partial(self._engine.gemm, lane, modes=self._modes, scales=x.scales)
+
 
 class RunPush(Pushed):
     """Runs the schedule of a plan on one rank.
@@ -65,10 +81,9 @@ class RunPush(Pushed):
     Args:
         plan: what to run, with an algorithm (global).
         backend: ranks, memory and the engine (global).
-        dtype: of the matrices (global).
-        wire: dtype in which partial products are sent (global).
+        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
         orders: storage orders in the plan's orientation (global).
-        tf32: multiply float32 in TF32 where the hardware has it (global).
+        modes: how its GEMMs are computed (global).
     """
 
     _nbytes: int
@@ -82,15 +97,13 @@ class RunPush(Pushed):
         self,
         plan: AllGatherGemm | GemmReduceScatter,
         backend: Any,
-        dtype: np.dtype[Any],
-        wire: np.dtype[Any],
+        dtypes: ProductDtypes,
         orders: Orders,
-        *,
-        tf32: bool = False,
+        modes: GemmModes = EXACT,
     ) -> None:
-        self._plan, self._product, self._rank, self._dtype, self._wire = plan, plan.oriented, backend.rank, dtype, wire
-        self._total, self._tf32 = accumulator_dtype(dtype), tf32
-        self._engine: Engine = backend.engine(plan.queue)
+        self._plan, self._product, self._rank, self._dtypes = plan, plan.oriented, backend.rank, dtypes
+        self._dtype, self._wire, self._total, self._modes = dtypes.d, dtypes.wire, dtypes.total, modes
+        self._engine = backend.engine(plan.queue)
         self._address, self._arrays = backend.address, backend.arrays
         self._ops = schedule(plan, self._rank)
         self._idle = handshake(self._rank, plan.product.nprocs)
@@ -121,7 +134,7 @@ class RunPush(Pushed):
     def run(self, x: Operands) -> None:
         """D = alpha op(A) op(B) + beta C on the engine's lanes."""
         with self._engine.call(self._workspace):
-            product = self._plan.product
+            x, product = self._converted(x), self._plan.product
             if x.alpha == 0 or 0 in (product.m, product.n, product.k):
                 self._walk(self._idle, x)
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import islice, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -206,7 +205,7 @@ class RunPushReduce(RunPush):
     def _multiply(self, lane: Lane, target: Block, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the columns j of some owners, k of this rank."""
         stack, m = self._partial, self._product.m
-        gemm = partial(self._engine.gemm, lane, tf32=self._tf32)
+        gemm = self._gemm(lane, x)
         for start, stop, blocks in stack.parts(target.start, target.stop):
             lines = self._lines(start, stop)
             if blocks > 1 and is_one_run(lines, self._k) and not any(x.conj):

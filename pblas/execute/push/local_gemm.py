@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pblas.backends.push_engine import EXACT
 from pblas.execute.index_runs import IndexRuns, gemm_runs
 from pblas.execute.push.base import Pushed
 
 if TYPE_CHECKING:
-    from pblas.execute.operands import Operands
+    from pblas.backends.dtypes import ProductDtypes
+    from pblas.backends.push_engine import GemmModes
+    from pblas.execute.operands import Operands, Orders
     from pblas.plans.plan import ProductPlan
 
 
 class RunLocal(Pushed):
     """Runs a LocalGemm plan on an engine, on one rank."""
 
-    def __init__(self, plan: ProductPlan, backend: Any, *unused: Any, tf32: bool = False) -> None:
-        self._engine, self._tf32 = backend.engine(plan.queue), tf32
+    def __init__(
+        self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
+    ) -> None:
+        del dtypes, orders
+        self._engine, self._modes = backend.engine(plan.queue), modes
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def run(self, x: Operands) -> None:
         """D_loc = alpha op(A)_loc op(B)_loc + beta C_loc."""
         with self._engine.call(None):
-            k = x.right.shape[0]
+            x, k = self._converted(x), x.right.shape[0]
             if x.alpha == 0 or not k:
                 self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
                 self._engine.finish("main", x.finish, x.result)
                 return
             if x.old is not None and x.old is not x.result:
                 self._engine.copy("main", x.old, x.result)
-            n, gemm = IndexRuns.whole(x.result.shape[1]), partial(self._engine.gemm, "main", tf32=self._tf32)
+            n, gemm = IndexRuns.whole(x.result.shape[1]), self._gemm("main", x)
             operands = x.alpha, x.left, x.right, x.beta, x.result
             gemm_runs(*operands, self._m, n, IndexRuns.whole(k), x.conj, gemm, finish=x.finish)

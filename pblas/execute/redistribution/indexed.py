@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from pblas.backends.dtypes import strided
 from pblas.execute.redistribution.scaling import COPY
 from pblas.layouts.strided import PACKED
 
@@ -78,7 +79,7 @@ def _across(x: Array) -> int:
 def flat(x: Array) -> Array:
     """The memory from the first element of x to its last, in one dimension."""
     extent = 1 + sum((length - 1) * (stride // x.itemsize) for length, stride in zip(x.shape, x.strides, strict=True))
-    return np.lib.stride_tricks.as_strided(x, (extent,), (x.itemsize,))
+    return strided(x, (extent,), (x.itemsize,))
 
 
 def _columns(x: Array, start: int, step: int, count: int) -> Array:

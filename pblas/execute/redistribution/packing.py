@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from pblas.backends.dtypes import strided
 from pblas.execute.redistribution.indexed import Indexed
 from pblas.execute.redistribution.scaling import COPY
 from pblas.layouts.strided import PACKED, SOURCE, TARGET, strided_runs
@@ -239,7 +240,7 @@ def _view(x: Array, rows: StridedRun, columns: StridedRun, place: int) -> Array:
     (i, j), (down, across) = (rows.starts[place], columns.starts[place]), x.strides
     if rows.count == columns.count == 1 and rows.is_touching and columns.is_touching:
         return x[i : i + rows.length, j : j + columns.length]
-    return np.lib.stride_tricks.as_strided(
+    return strided(
         x[i:, j:],
         (rows.count, rows.length, columns.count, columns.length),
         (

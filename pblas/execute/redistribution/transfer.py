@@ -323,7 +323,7 @@ class Movement:
         """A move as a message; `place` is its placement on this rank, `side` is 0 to send and 1 to receive."""
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
-            parts = trapezoid.cut(move, place, self._backend.rank, side)
+            parts = trapezoid.cut(move, place, self._backend.rank, side, self._backend.arrays.most_across)
         return Message(move.peer, parts, self.source_matrix.order, self._known, self._backend.arrays.block_copy)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:

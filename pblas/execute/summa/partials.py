@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.redistribution.scaling import ADD, COPY, Scaling
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 from pblas.layouts.messages import receives, sends
@@ -15,9 +14,7 @@ from pblas.plans.summa import placed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
     from pblas.execute.operands import Operands
@@ -36,8 +33,7 @@ class Partials:
         backend: the ranks and their memory (global).
         plan: the plan (global).
         panels: (n0, n1) of each panel: one with all columns, or several if all ranks form all of them (global).
-        dtype: of D (global).
-        wire: dtype in which partial products are sent (global).
+        dtypes: of D and of partial products that travel (global).
         order: storage order of D in the plan's orientation, "F" or "C" (global).
         triangle: the elements of D that are written, if not all (global).
     """
@@ -47,14 +43,13 @@ class Partials:
         backend: HostRanks,
         plan: Summa,
         panels: Sequence[tuple[int, int]],
-        dtype: np.dtype[Any],
-        wire: np.dtype[Any],
+        dtypes: ProductDtypes,
         order: Literal["F", "C"],
         triangle: Triangle | None = None,
     ) -> None:
-        self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
+        self._backend, self._plan, self._dtype, self._order = backend, plan, dtypes.d, order
         self._triangle, trapezoid = triangle, None if triangle is None else triangle.trapezoid
-        self._total = accumulator_dtype(dtype)
+        self._total, wire = dtypes.total, dtypes.wire
         self._panels = list(panels)
         formed, rank = plan.cuboids.d, backend.rank
         if len(self._panels) > 1:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.execute.summa.panels import Panels, RunSumma
 from pblas.execute.summa.partials import Partials
@@ -13,8 +12,7 @@ from pblas.layouts.split import Split
 from pblas.plans.summa import placed
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from pblas.backends.dtypes import ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.summa import SummaA
@@ -25,17 +23,15 @@ TAG_A, TAG_B = 1021, 1022
 class RunSummaA(RunSumma):
     """Runs a SummaA plan on one rank; in a transposed plan op(A) is the user's op(B)^T."""
 
-    def __init__(
-        self, plan: SummaA, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        self._plan, self._total, cuboids, rank = plan, accumulator_dtype(dtype), plan.cuboids, backend.rank
+    def __init__(self, plan: SummaA, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
+        self._plan, self._total, cuboids, rank = plan, dtypes.total, plan.cuboids, backend.rank
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._arrays = backend.arrays
         self._buffers = buffers = Buffers(backend)
         self._left: Panels | None = None
-        self._source_matrices = [SourceMatrix(backend, b, dtype, orders.right)]
+        self._source_matrices = [SourceMatrix(backend, b, dtypes.b, orders.right)]
         if not plan.stays:
-            source_matrix = SourceMatrix(backend, a, dtype, orders.left)
+            source_matrix = SourceMatrix(backend, a, dtypes.a, orders.left)
             whole = Movement(source_matrix, cuboids.a, buffers=buffers, tag=TAG_A)
             own_panel = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._source_matrices.append(source_matrix)
@@ -56,7 +52,7 @@ class RunSummaA(RunSumma):
         self._multiplies = coordinates is not None and k.count(coordinates[1]) > 0
         self._count = len(panels)
         cuts = [(panel.start, panel.stop) for panel in panels]
-        self._partials = Partials(backend, plan, cuts, dtype, wire, orders.result)
+        self._partials = Partials(backend, plan, cuts, dtypes, orders.result)
 
     @property
     def workspace_nbytes(self) -> int:

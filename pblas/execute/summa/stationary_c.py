@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.arrays import Programs
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.execute.one_dimensional.local_gemm import widened
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.execute.summa.panels import Panels, RunSumma
@@ -18,7 +17,7 @@ from pblas.plans.summa import column_of, placed, row_of
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands, Orders
     from pblas.plans.summa import Panel, SummaC
@@ -35,16 +34,14 @@ columns (16 bits, H200)."""
 class RunSummaC(RunSumma):
     """Runs a SummaC plan on one rank."""
 
-    def __init__(
-        self, plan: SummaC, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        self._plan, self._total, cuboids = plan, accumulator_dtype(dtype), plan.cuboids
+    def __init__(self, plan: SummaC, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
+        self._plan, self._total, cuboids = plan, dtypes.total, plan.cuboids
         self.total_dtype: np.dtype[Any] = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._source_matrices = (
-            SourceMatrix(backend, a, dtype, orders.left),
-            SourceMatrix(backend, b, dtype, orders.right),
+            SourceMatrix(backend, a, dtypes.a, orders.left),
+            SourceMatrix(backend, b, dtypes.b, orders.right),
         )
         panels = {l: list(plan.panels(l, plan.first(backend.rank))) for l in cuboids.layers}
         self._count = max(map(len, panels.values()), default=0)
@@ -52,14 +49,14 @@ class RunSummaC(RunSumma):
         layer = None if coordinates is None else coordinates[1]
         self._buffers = Buffers(backend), Buffers(backend)
         self._a, self._b = (self._panels(x, panels, layer) for x in range(2))
-        self._partials = None if plan.in_place else self._new_partials(dtype, wire, orders)
+        self._partials = None if plan.in_place else self._new_partials(dtypes, orders)
         self._programs = Programs()
         self._read_nbytes = 0  # of near ranks' memory, in an execution
         self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
 
-    def _new_partials(self, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders) -> Partials | None:
+    def _new_partials(self, dtypes: ProductDtypes, orders: Orders) -> Partials | None:
         """**Collective.** The partial products of a plan that does not multiply directly into D."""
-        return Partials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtype, wire, orders.result)
+        return Partials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtypes, orders.result)
 
     def _panels(self, x: int, panels: dict[int, list[Panel]], layer: int | None) -> Panels:
         """The panels of op(A) (x = 0) or op(B) (x = 1); `layer` is this rank's, or None."""

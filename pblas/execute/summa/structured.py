@@ -21,7 +21,7 @@ from pblas.plans.summa import placed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.operands import Operands
     from pblas.layouts.rectangles import Rectangle
@@ -41,10 +41,8 @@ class _Term(RunSummaC):
 
     _plan: RankUpdate
 
-    def __init__(
-        self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        super().__init__(plan, backend, dtype, wire, orders)
+    def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
+        super().__init__(plan, backend, dtypes, orders)
         self.places = plan.rectangles(backend.rank)
         self._is_hermitian = plan.routine.startswith("he")
         self.blocks: Array | None = None
@@ -86,21 +84,19 @@ class RunRankUpdate:
     lends = True
     """See `RunLocalGemm` (global)."""
 
-    def __init__(
-        self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        self._plan, self._backend, self._arrays = plan, backend, backend.arrays
+    def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
+        self._plan, self._backend, self._arrays, dtype = plan, backend, backend.arrays, dtypes.d
         self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
-        self._terms = [_Term(plan, backend, dtype, wire, orders)]
+        self._terms = [_Term(plan, backend, dtypes, orders)]
         if plan.terms == 2:
             flipped = Orders(_flip(orders.left), orders.result, _flip(orders.right))
-            self._terms.append(_Term(plan.swapped, backend, dtype, wire, flipped))
+            self._terms.append(_Term(plan.swapped, backend, dtypes, flipped))
         self._total = self._terms[0].total_dtype
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
         self._partials: Partials | None = None
         if not plan.in_place:
             n = plan.product.n
-            self._partials = Partials(backend, plan, [(0, n)], dtype, wire, orders.result, self._triangle)
+            self._partials = Partials(backend, plan, [(0, n)], dtypes, orders.result, self._triangle)
         self._across: Sequence[Rectangle] = [x for x in self._terms[0].places if not (x.inside or x.square)]
         self._to_d: Message | None = None
         self._blocks: Array | None = None
@@ -235,10 +231,8 @@ class RunTriangularProduct(RunSummaC):
 
     _plan: TriangularProduct
 
-    def __init__(
-        self, plan: TriangularProduct, backend: HostRanks, dtype: np.dtype[Any], wire: np.dtype[Any], orders: Orders
-    ) -> None:
-        super().__init__(plan, backend, dtype, wire, orders)
+    def __init__(self, plan: TriangularProduct, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
+        super().__init__(plan, backend, dtypes, orders)
         self._order, coordinates = orders.left, plan.cuboids.a.coordinates(backend.rank)
         self._is_cleared = False
         self._places: list[list[tuple[int, Rectangle, _Block | None]]] = []
@@ -262,7 +256,7 @@ class RunTriangularProduct(RunSummaC):
         move = Move(rank, ((r0 - above, r0, shape[0]),), ((c0, panel.start + c0, shape[1]),))
         parts = (
             (_shifted(part, r0, panel.start + c0), trapezoid)
-            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1)
+            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1, arrays.most_across)
         )
         message = Message(rank, parts, self._order, {}, arrays.block_copy)
         return _Block(memory, message, (on_rows, on_columns))
@@ -290,9 +284,15 @@ class RunTriangularProduct(RunSummaC):
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         super()._multiply_panels(x, total, beta, result)
         if self._plan.aliased:
+            self._b.end()  # its messages are sent from B's own memory
             meet(self._backend, TAG_READ, "other ranks read B before it is overwritten")
 
     def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        structure = self._plan.structure
+        if self._plan.whole and self._count == 1 and _is_by_columns(b) == _is_by_columns(total):
+            uplo, conj = structure.uplo, x.conj[0]
+            self._arrays.trmm(x.alpha, a, b, total, uplo=uplo, unit=structure.unit, conj=conj)
+            return
         if beta != 1:
             self._arrays.scale(beta, total)
         for above, (r0, r1, c0, c1, *_), block in self._places[s]:
@@ -308,6 +308,10 @@ def _shifted(move: Move, i: int, j: int) -> Move:
     """A move whose targets count from row i and column j."""
     rows = tuple((source, target - i, length) for source, target, length in move.rows)
     return Move(move.peer, rows, tuple((source, target - j, length) for source, target, length in move.columns))
+
+
+def _is_by_columns(x: Array) -> bool:
+    return abs(x.strides[0]) < abs(x.strides[1])
 
 
 def _flip(order: Any) -> Any:

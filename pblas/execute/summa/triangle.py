@@ -54,7 +54,9 @@ class Triangle:
     def _message(self, moves: Iterable[Move]) -> Message:
         backend, place = self._backend, self._place
         found = [move for move in moves if 0 not in move.shape]
-        parts = chain.from_iterable(self.trapezoid.cut(move, place, backend.rank, 1) for move in found)
+        parts = chain.from_iterable(
+            self.trapezoid.cut(move, place, backend.rank, 1, backend.arrays.most_across) for move in found
+        )
         return Message(backend.rank, parts, self._order, {}, backend.arrays.block_copy)
 
     def set_diagonal(self, x: Array, value: float) -> None:

@@ -107,7 +107,7 @@ def _check_context(verb: str, name: str, x: DistMatrix, runtime: Runtime) -> Non
     """Raise an error unless a matrix belongs to this context, which is open."""
     if x.runtime is not runtime:
         raise errors.ArgumentError(f"{verb}: {name} is of another context; make all matrices with one context")
-    x.stored(verb)
+    x.computed(verb)
 
 
 def _check_operator(verb: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import BFLOAT16, DTYPES, FLOAT16, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -57,23 +58,26 @@ class ElementwiseArguments(NamedTuple):
 
     Args:
         verb: name of the call, for messages (global).
-        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj" (global).
         operands: numbers, matrices or descriptors, and arrays of this backend with two dimensions, by name.
         out: the result's matrix, or None (global).
+        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj" (global).
         plan: the plan (global).
         moved: `plan.moved` (global).
         compute: dtype of the computation (global).
         dtype: of the result (global).
+        descriptions: name and description of each operand and of the result: equal for all executions of a plan
+            (global).
     """
 
     verb: str
-    tree: Node
     operands: Mapping[str, Any]
     out: DistMatrix | None
+    tree: Node
     plan: ElementwisePlan
     moved: tuple[ElementwiseOperand, ...]
     compute: np.dtype[Any]
     dtype: np.dtype[Any]
+    descriptions: Mapping[str, str]
 
     @classmethod
     def checked(
@@ -85,58 +89,22 @@ class ElementwiseArguments(NamedTuple):
             ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, out = call.verb, call.out
-        tree = _checked_tree(verb, call.expression, call.operands)
+        _check_names(verb, call.expression, call.operands)
         operands = {name: _checked_operand(verb, name, z, runtime) for name, z in call.operands.items()}
         if runtime is not None:
             runtime.backend.arrays.check_operands(verb, len(operands))
-        m, n = _broadcast_shape(verb, operands)
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True)
-        dtypes = {name: _dtype_of(verb, name, z, asked) for name, z in operands.items()}
-        promoted = _promoted(verb, dtypes, operands)
-        real_names = {name for name, z in operands.items() if not _is_complex(z, dtypes.get(name))}
-        _check_functions(verb, call.expression, tree, promoted)
-        dtype = promoted
-        if promoted.kind == "c" and _is_real(tree, real_names):
-            dtype = np.empty(0, promoted).real.dtype
-        if runtime is not None and asked is not None:
-            _check_conversion(verb, dtype, asked)
-            dtype = asked
+        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True, stored=True)
         if out is not None:
-            dtype = _checked_out(verb, out, (m, n), dtype)
-        target = _target(operands, out, (m, n))
-        placed, others = [], []
-        for name, z in operands.items():
-            if isinstance(z, DistMatrix | MatrixDescriptor):
-                desc = z.desc if isinstance(z, DistMatrix) else z
-                placed.append(ElementwiseOperand(name, desc, dtypes[name].name, spread(target, desc.shape)))
-            else:
-                text = f"a number, {'complex' if isinstance(z, complex | np.complexfloating) else 'real'}"
-                if isinstance(z, np.generic):
-                    text = f"a number, {z.dtype.name}"
-                if _is_array(z):
-                    text = f"{z.shape[0]} x {z.shape[1]} array equal on all ranks, {z.dtype.name}"
-                others.append((name, text))
-        expression = NAMED.get(call.expression, call.expression)
-        plan = ElementwisePlan(
-            *(expression, tuple(placed), tuple(others), target, dtype.name, nprocs),
-            transport=topology.transport(nprocs),
-        )
-        moved = plan.moved
-        views = {x for x, z in operands.items() if isinstance(z, DistMatrix) and z.conjugated}
-        views -= {operand.name for operand in moved}
-        tree = _conjugating(tree, views) if views else tree
-        return cls(verb, tree, operands, out, plan, moved, accumulator_dtype(promoted), dtype)
+            _check_out(verb, out)
+        kinds = tuple([_Kind.of(name, z, asked) for name, z in operands.items()])
+        converted = asked if runtime is not None else None
+        target = None if out is None else (out.desc, out.dtype)
+        return cls(verb, operands, out, *_planned(verb, call.expression, kinds, target, converted, nprocs, topology))
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
-        call_args: dict[str, Any] = {"expression": self.plan.expression, "result": self.plan.dtype}
-        for operand in self.plan.operands:
-            conj = ", conjugated" if self.operands[operand.name].conjugated else ""
-            call_args[operand.name] = f"{shared_descriptor(operand.desc)}, {operand.dtype}{conj}"
-        for name, text in self.plan.others:
-            call_args[name] = text if _is_array(self.operands[name]) else self.operands[name]
-        call_args["out"] = None if self.out is None else shared_descriptor(self.out.desc)
-        return call_args
+        out = None if self.out is None else shared_descriptor(self.out.desc)
+        return {"expression": self.plan.expression, **self.descriptions, **self.scalars(), "out": out}
 
     def scalars(self) -> dict[str, Any]:
         """The numbers among the operands, by name."""
@@ -176,7 +144,7 @@ class ElementwiseArguments(NamedTuple):
             else:
                 continue
             shadow = backend.shadow(part)
-            if out is not None and part.size and not is_same_memory(shadow, out) and shares_memory(shadow, out):
+            if out is not None and part.size and shares_memory(shadow, out) and not is_same_memory(shadow, out):
                 part = part.copy()
             values[name] = part
         return values
@@ -205,11 +173,118 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
     )
 
 
-def _target(operands: Mapping[str, Any], out: DistMatrix | None, shape: tuple[int, int]) -> MatrixDescriptor:
+class _Kind(NamedTuple):
+    """The properties of an operand on which the plan depends (global).
+
+    Args:
+        name: in the expression.
+        shape: of a matrix or an array; None for a number.
+        dtype: None for a number of Python, and for a descriptor of which no dtype is known.
+        desc: of a matrix; None for an array or a number.
+        complex: whether its elements are complex.
+        conjugated: whether it is a conjugated view.
+    """
+
+    name: str
+    shape: tuple[int, int] | None
+    dtype: np.dtype[Any] | None
+    desc: MatrixDescriptor | None
+    complex: bool
+    conjugated: bool = False
+
+    @classmethod
+    def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> _Kind:
+        """The kind of an operand; `asked` is the dtype of descriptors."""
+        if isinstance(z, DistMatrix):
+            return cls(name, z.shape, z.dtype, z.desc, z.dtype.kind == "c", z.conjugated)
+        if isinstance(z, MatrixDescriptor):
+            return cls(name, z.shape, asked, z, asked is not None and asked.kind == "c")
+        if isinstance(z, _NUMBERS):
+            return cls(name, None, getattr(z, "dtype", None), None, isinstance(z, complex | np.complexfloating))
+        return cls(name, z.shape, z.dtype, None, z.dtype.kind == "c")
+
+    @property
+    def is_python_number(self) -> bool:
+        """Whether it is a number that changes no dtype but its kind."""
+        return self.shape is None and self.dtype is None
+
+    def description(self) -> str:
+        """The operand as text: its layout, shape or kind, and its dtype."""
+        if self.desc is not None:
+            return f"{shared_descriptor(self.desc)}, {self.dtype}{', conjugated' if self.conjugated else ''}"
+        if self.shape is not None:
+            return f"{self.shape[0]} x {self.shape[1]} array equal on all ranks, {self.dtype}"
+        return f"a number, {self.dtype or ('complex' if self.complex else 'real')}"
+
+
+_Planned = tuple[
+    "Node", ElementwisePlan, tuple[ElementwiseOperand, ...], np.dtype[Any], np.dtype[Any], Mapping[str, str]
+]
+"""The fields of ElementwiseArguments from the tree on."""
+
+
+@lru_cache(maxsize=256)
+def _planned(
+    verb: str,
+    expression: str,
+    kinds: tuple[_Kind, ...],
+    out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
+    converted: np.dtype[Any] | None,
+    nprocs: int,
+    topology: Topology,
+) -> _Planned:
+    """The plan of an operation, and what else depends on the kinds of its operands alone.
+
+    Args:
+        verb: name of the call, for messages (global).
+        expression: with the names of the operands (global).
+        kinds: of the operands (global).
+        out: descriptor and dtype of the result's matrix; None for a new one (global).
+        converted: dtype to which a new result is converted, or None (global).
+        nprocs: ranks (global).
+        topology: of the ranks (global).
+    """
+    tree = _parsed(verb, expression)
+    shape = _broadcast_shape(verb, kinds)
+    promoted = _promoted(verb, kinds, converts=isinstance(tree, Name))
+    _check_functions(verb, expression, tree, promoted)
+    dtype = promoted
+    if promoted.kind == "c" and _is_real(tree, {kind.name for kind in kinds if not kind.complex}):
+        dtype = np.empty(0, promoted).real.dtype
+    if out is not None:
+        if out[0].shape != shape:
+            m, n = out[0].shape
+            raise errors.DescriptorError(
+                f"{verb}: out is {m} x {n}, the result is {shape[0]} x {shape[1]}; make them agree"
+            )
+        converted = out[1]
+    if converted is not None:
+        _check_conversion(verb, dtype, converted)
+        dtype = converted
+    target = _target(kinds, None if out is None else out[0], shape)
+    plan = ElementwisePlan(
+        NAMED.get(expression, expression),
+        tuple(
+            ElementwiseOperand(kind.name, kind.desc, str(kind.dtype), spread(target, kind.desc.shape))
+            for kind in kinds
+            if kind.desc is not None
+        ),
+        tuple((kind.name, kind.description()) for kind in kinds if kind.desc is None),
+        *(target, dtype.name, nprocs),
+        transport=topology.transport(nprocs),
+    )
+    moved = plan.moved
+    views = {kind.name for kind in kinds if kind.conjugated} - {operand.name for operand in moved}
+    descriptions = {kind.name: kind.description() for kind in kinds}
+    descriptions["the result"] = f"{shared_descriptor(target)}, {dtype}"
+    return _conjugating(tree, views) if views else tree, plan, moved, accumulator_dtype(promoted), dtype, descriptions
+
+
+def _target(kinds: Iterable[_Kind], out: MatrixDescriptor | None, shape: tuple[int, int]) -> MatrixDescriptor:
     """The distribution of the result."""
     if out is not None:
-        return replace(out.desc, lld=None)
-    descs = [z if isinstance(z, MatrixDescriptor) else z.desc for z in operands.values() if _is_placed(z)]
+        return replace(out, lld=None)
+    descs = [kind.desc for kind in kinds if kind.desc is not None]
     whole = [desc for desc in descs if desc.shape == shape]
     divided = [desc for desc in whole if not desc.is_replicated]
     if whole:
@@ -233,16 +308,27 @@ def _is_array(z: Any) -> bool:
     return not isinstance(z, _NUMBERS) and not _is_placed(z)
 
 
-def _checked_tree(verb: str, expression: Any, operands: Mapping[str, Any]) -> Node:
-    """The tree of an expression whose names are those of the operands."""
+@lru_cache(maxsize=256)
+def _parsed(verb: str, expression: str) -> Node:
+    """The tree of an expression."""
+    try:
+        return parse(NAMED.get(expression, expression), parts=True)
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{verb}: {caught}") from None
+
+
+@lru_cache(maxsize=256)
+def _names(verb: str, expression: str) -> tuple[str, ...]:
+    """The names in an expression, each once."""
+    return tuple(dict.fromkeys(node.name for node in nodes(_parsed(verb, expression)) if isinstance(node, Name)))
+
+
+def _check_names(verb: str, expression: Any, operands: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if the names in an expression are not those of the operands."""
     if not isinstance(expression, str):
         kind = type(expression).__name__
         raise errors.ArgumentError(f"{verb}: the expression must be a string, as 'x * s + y', got {kind}")
-    try:
-        tree = parse(NAMED.get(expression, expression), parts=True)
-    except errors.ArgumentError as caught:
-        raise errors.ArgumentError(f"{verb}: {caught}") from None
-    used = {node.name: None for node in nodes(tree) if isinstance(node, Name)}
+    used = _names(verb, expression)
     for name in used:
         if name in _OPTIONS or name in FUNCTIONS or name in PARTS:
             raise errors.ArgumentError(f"{verb}: {name} cannot be the name of an operand; give it another name")
@@ -251,7 +337,6 @@ def _checked_tree(verb: str, expression: Any, operands: Mapping[str, Any]) -> No
     for name in operands:
         if name not in used:
             raise errors.ArgumentError(f"{verb}: {expression!r} does not use the operand {name}; leave it out")
-    return tree
 
 
 def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> Any:
@@ -284,7 +369,7 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
         raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
     if array.ndim > 2:
         raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
-    if array.dtype not in DTYPES:
+    if array.dtype not in STORED:
         raise errors.DTypeError(
             f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"
@@ -292,9 +377,9 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
     return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 
-def _broadcast_shape(verb: str, operands: Mapping[str, Any]) -> tuple[int, int]:
+def _broadcast_shape(verb: str, kinds: Iterable[_Kind]) -> tuple[int, int]:
     """Rows and columns of the result."""
-    shapes = {name: z.shape for name, z in operands.items() if not isinstance(z, _NUMBERS)}
+    shapes = {kind.name: kind.shape for kind in kinds if kind.shape is not None}
     sizes = []
     for axis in range(2):
         lengths = {shape[axis] for shape in shapes.values()} - {1}
@@ -307,37 +392,35 @@ def _broadcast_shape(verb: str, operands: Mapping[str, Any]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _dtype_of(verb: str, name: str, z: Any, asked: np.dtype[Any] | None) -> np.dtype[Any]:
-    """The dtype of an operand; of a Python number the dtype that NumPy would give it on its own."""
-    if isinstance(z, MatrixDescriptor):
-        if asked is None:
-            raise errors.DTypeError(f"{verb}: {name} is a descriptor, which has no dtype; pass dtype='float64'")
-        return asked
-    return z.dtype if hasattr(z, "dtype") else np.dtype(complex if isinstance(z, complex) else float)
+def _promoted(verb: str, kinds: Iterable[_Kind], *, converts: bool) -> np.dtype[Any]:
+    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
 
-
-def _is_complex(z: Any, dtype: np.dtype[Any] | None) -> bool:
-    return isinstance(z, complex) or (dtype is not None and dtype.kind == "c")
-
-
-def _promoted(verb: str, dtypes: Mapping[str, np.dtype[Any]], operands: Mapping[str, Any]) -> np.dtype[Any]:
-    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only."""
-    weak = [z for z in operands.values() if isinstance(z, int | float | complex) and not isinstance(z, np.generic)]
-    strong = {name: dtypes[name] for name, z in operands.items() if not any(z is number for number in weak)}
-    kinds = set(strong.values())
-    if {FLOAT16, BFLOAT16} <= kinds:
-        names = {dtype: name for name, dtype in strong.items()}
+    Operands of 8 bits are only converted, by an expression that is one name (`converts`).
+    """
+    names: dict[np.dtype[Any], str] = {}
+    for kind in kinds:
+        if kind.dtype is not None:
+            names[kind.dtype] = kind.name
+        elif kind.desc is not None:
+            raise errors.DTypeError(f"{verb}: {kind.name} is a descriptor, which has no dtype; pass dtype='float64'")
+    short = next((dtype for dtype in names if dtype in FLOAT8), None)
+    if short is not None and not converts:
+        raise errors.DTypeError(
+            f"{verb}: {names[short]} is {short.name}, of which pblas has products and conversions only; "
+            f"use {names[short]}.astype('float32')"
+        )
+    if {FLOAT16, BFLOAT16} <= names.keys():
         raise errors.DTypeError(
             f"{verb}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of the "
             f"other; convert one of them with .astype('float32')"
         )
     try:
-        result = np.result_type(*kinds)
+        result = np.result_type(*names)
     except TypeError as caught:
         raise errors.DTypeError(f"{verb}: {caught}") from None
-    if any(isinstance(z, complex) for z in weak):
+    if any(kind.is_python_number and kind.complex for kind in kinds):
         result = np.result_type(accumulator_dtype(result), np.complex64)
-    return checked_dtype(verb, result)
+    return checked_dtype(verb, result, stored=True)
 
 
 def _is_real(node: Node, real_names: Iterable[str]) -> bool:
@@ -369,19 +452,13 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
         )
 
 
-def _checked_out(verb: str, out: Any, shape: tuple[int, int], dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of `out`, checked to take a result of this shape and dtype (local)."""
+def _check_out(verb: str, out: Any) -> None:
+    """Raise ArgumentError if `out` is no matrix that can be written (local)."""
     if not isinstance(out, DistMatrix):
         raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
     check_not_conjugated(verb, "out", out)
-    if out.shape != shape:
-        raise errors.DescriptorError(
-            f"{verb}: out is {out.shape[0]} x {out.shape[1]}, the result is {shape[0]} x {shape[1]}; make them agree"
-        )
-    _check_conversion(verb, dtype, out.dtype)
     if not getattr(out.stored(verb).flags, "writeable", True):
         raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
-    return out.dtype
 
 
 def _conjugating(node: Node, views: Iterable[str]) -> Node:

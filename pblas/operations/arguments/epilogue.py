@@ -126,7 +126,7 @@ class ProductEpilogue:
             return "in the reduction"
         if plan.finishes == "sum":
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
-        if plan.transport != "push":
+        if plan.transport != "push" or plan.product.dtype_d == "float32":
             return passes
         fused = None if self.epilogue.tree is None else fused_epilogue(self.epilogue.tree, self.dtype.name)
         if fused is None:
@@ -205,6 +205,8 @@ class ProductEpilogue:
                 raise errors.ArgumentError(f"{what} has another layout than D; redistribute it")
             value = value.stored(what)
         shapes = [{_ROW: shape[1:], _FULL: shape}[kind] for kind in kinds]
+        if not self.epilogue.is_rmsnorm and shape[1] != 1:
+            shapes.append((1,))
         numbers = [] if self.epilogue.is_rmsnorm and kinds else ["a number"]
         expected = " or ".join([*numbers, *(f"an array of shape {allowed}" for allowed in shapes)])
         expected = f"{what} must be {expected} on rank {runtime.rank}, got"

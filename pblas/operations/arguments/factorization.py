@@ -9,7 +9,7 @@ import numpy as np
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy
+from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy, shares_memory
 from pblas.operations.reductions import converted_array
 from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_dtype
@@ -62,6 +62,13 @@ def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
             f".astype('float32')"
         )
     return checked
+
+
+def check_not_given_up(verb: str, a: DistMatrix, b: DistMatrix, overwrite_a: Any) -> None:
+    """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
+    shadows = (a.runtime.backend.shadow(x.stored(verb)) for x in (a, b))
+    if overwrite_a and shares_memory(*shadows):
+        raise errors.ArgumentError(f"{verb}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()")
 
 
 def check_square(verb: str, desc: MatrixDescriptor) -> None:

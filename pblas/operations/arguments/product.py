@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
 from pblas.backends.lanes import MAX_QUEUES
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -30,7 +30,12 @@ Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, not checked yet. Only plan_matmul has those with a default."""
+    """The arguments of a call of pmatmul or plan_matmul, not checked yet.
+
+    Args:
+        dtype: this and the next five are arguments of plan_matmul only.
+        mixed: whether A and B, C and D may have different dtypes.
+    """
 
     verb: str
     a: Any
@@ -53,6 +58,13 @@ class ProductRequest(NamedTuple):
     memory_nbytes: Any = None
     queue: Any = None
     hardware: Any = None
+    out_dtype: Any = None
+    scale_a: Any = None
+    scale_b: Any = None
+    scale_d: Any = None
+    amax: Any = None
+    fast_accumulate: Any = False
+    mixed: bool = False
 
     @property
     def matrices(self) -> list[DistMatrix]:
@@ -66,19 +78,18 @@ class ProductArguments(NamedTuple):
     Args:
         verb: name of the call, for messages.
         transa: as in `plan_matmul`, like all fields that are not listed here.
-        dtype: dtype of all matrices.
+        dtypes: dtypes of the matrices, and of partial products that travel.
         desc_a: descriptor of A; `desc_b`, `desc_c` and `desc_out` are those of the others, None without C or out.
         op_a: descriptor of op(A); `op_b` is that of op(B).
         conj_views: whether A, and B, are conjugated views.
         conj: whether the product conjugates the elements in memory of A, and of B.
-        wire: dtype in which partial products travel.
         epilogue: key of the epilogue for measured times; see `ProductEpilogue.form`.
     """
 
     verb: str
     transa: Trans
     transb: Trans
-    dtype: np.dtype[Any]
+    dtypes: ProductDtypes
     desc_a: MatrixDescriptor
     desc_b: MatrixDescriptor
     desc_c: MatrixDescriptor | None
@@ -94,9 +105,9 @@ class ProductArguments(NamedTuple):
     chunks: int | None
     memory_nbytes: int | None
     queue: int | None
-    wire: np.dtype[Any]
     alpha: complex
     beta: complex
+    fast_accumulate: bool = False
     epilogue: str = ""
 
     @classmethod
@@ -107,21 +118,21 @@ class ProductArguments(NamedTuple):
             ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
         verb, a, b, c, out = call.verb, call.a, call.b, call.c, call.out
-        flags = ("overlap", "tf32", "autotune", "strict")
+        flags = ("overlap", "tf32", "autotune", "strict", "fast_accumulate")
         options: dict[str, Any] = {name: checked_flag(verb, name, getattr(call, name)) for name in flags}
         transa, transb = checked_trans(verb, "transa", call.transa), checked_trans(verb, "transb", call.transb)
         _check_kinds(call)
         options |= {name: _positive(verb, name, getattr(call, name)) for name in ("chunks", "memory_nbytes")}
         options["queue"] = _checked_queue(verb, call.queue, overlap=options["overlap"])
-        dtype = _common_dtype(call)
-        options["wire"] = checked_wire(verb, call.wire_dtype, dtype)
+        dtypes = _checked_dtypes(call)
+        dtype = dtypes.d
         beta = float(c is not None) if call.beta is None else call.beta
         options |= {name: checked_factor(verb, name, x, dtype) for name, x in (("alpha", call.alpha), ("beta", beta))}
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in (a, b, c, out))
         conj_a, conj_b = (isinstance(x, DistMatrix) and x.conjugated for x in (a, b))
         is_complex = dtype.kind == "c"
         spec = cls(
-            *(verb, transa, transb, dtype, desc_a, desc_b, desc_c, desc_out),
+            *(verb, transa, transb, dtypes, desc_a, desc_b, desc_c, desc_out),
             op_a=desc_a if transa == "N" else desc_a.T,
             op_b=desc_b if transb == "N" else desc_b.T,
             conj_views=(conj_a, conj_b),
@@ -146,6 +157,11 @@ class ProductArguments(NamedTuple):
         return spec
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """dtype of D."""
+        return self.dtypes.d
+
+    @property
     def is_empty(self) -> bool:
         """Whether D is beta C, without a multiplication: alpha, m, n or k is 0. With m or n = 0, D has no elements."""
         return 0 in (self.alpha, *self.op_a.shape, self.op_b.n)
@@ -161,22 +177,33 @@ class ProductArguments(NamedTuple):
         """The plan for a D with descriptor `d`, on this machine or `hardware`; measured times replace estimates."""
         options: dict[str, Any] = {"overlap": self.overlap, "chunks": self.chunks, "strict": self.strict}
         options |= {"memory_nbytes": self.memory_nbytes, "hardware": hardware, "queue": self.queue}
-        options["wire"] = "" if self.wire == self.dtype else self.wire.name
+        options |= {"wire": self._other(self.dtypes.wire, self.dtype), "others": self._others}
         if measured is not None:
             alone = not self.autotune  # without autotune, times without the epilogue are better than none
             options["known"] = lambda plan: (
                 measured.times(self.key(plan)) or (measured.times(self.key(plan, alone=True)) if alone else ())
             )
         try:
-            return choose(self.dtype.name, self.op_a, self.op_b, d, nprocs=nprocs, topology=topology, **options)
+            return choose(self.dtypes.a.name, self.op_a, self.op_b, d, nprocs=nprocs, topology=topology, **options)
         except errors.PlanError as error:
             raise errors.PlanError(f"{self.verb}: {error}") from None
+
+    @staticmethod
+    def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
+        """The name of a dtype; "" if it is `first`."""
+        return "" if dtype == first else dtype.name
+
+    @property
+    def _others(self) -> tuple[str, str]:
+        """Names of the dtypes of B and D; "" for that of A."""
+        return self._other(self.dtypes.b, self.dtypes.a), self._other(self.dtypes.d, self.dtypes.a)
 
     def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
         """Key under which the times of a plan's algorithms are stored; `alone`: without the epilogue (global)."""
         queue = None if plan.queue is None else 0  # one key for all queues; plans without a queue have more algorithms
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
+        epilogue += ", fast accumulation" if self.fast_accumulate else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
@@ -191,7 +218,8 @@ class ProductArguments(NamedTuple):
         if self.desc_c is not None:
             return self.desc_c
         order: Literal["F", "C"] = "C" if self.desc_a.order == self.desc_b.order == "C" else "F"
-        return choose_output(self.dtype.name, self.op_a, self.op_b, nprocs=nprocs, order=order)
+        options: dict[str, Any] = {"nprocs": nprocs, "order": order, "others": self._others}
+        return choose_output(self.dtypes.a.name, self.op_a, self.op_b, **options)
 
     def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
         """Storage orders ("F" or "C") of op(B), D and op(A).
@@ -205,8 +233,10 @@ class ProductArguments(NamedTuple):
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
         scalars = {name: getattr(self, name) for name in ("transa", "transb", "alpha", "beta")}
-        dtypes = {"dtype": self.dtype.name, "wire_dtype": self.wire.name}
-        names = ("overlap", "chunks", "tf32", "autotune", "strict", "memory_nbytes", "queue")
+        kinds = self.dtypes
+        dtypes = {"dtype": kinds.a.name, "dtype of b": kinds.b.name, "dtype of c": kinds.c.name}
+        dtypes |= {"dtype of out": kinds.d.name, "wire_dtype": kinds.wire.name}
+        names = ("overlap", "chunks", "tf32", "fast_accumulate", "autotune", "strict", "memory_nbytes", "queue")
         options = {name: getattr(self, name) for name in names}
         matrices = {"a": self.desc_a, "b": self.desc_b, "c": self.desc_c, "out": self.desc_out}
         descs = {name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()}
@@ -215,15 +245,16 @@ class ProductArguments(NamedTuple):
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
         """Raise an error if a matrix of an execution does not fit the plan (local)."""
-        for name, x, desc, conj in (
-            ("A", a, self.desc_a, self.conj_views[0]),
-            ("B", b, self.desc_b, self.conj_views[1]),
+        dtypes, remedy = self.dtypes, "make all matrices with one context"
+        for name, x, dtype, desc, conj in (
+            ("A", a, dtypes.a, self.desc_a, self.conj_views[0]),
+            ("B", b, dtypes.b, self.desc_b, self.conj_views[1]),
         ):
-            check_like_planned(name, x, runtime, self.dtype, desc, remedy="make all matrices with one context")
+            check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
             check_conjugation(name, x, conj=conj)
-        for name, x, desc in (("C", c, self.desc_c or desc_d), ("out", out, desc_d)):
+        for name, x, dtype, desc in (("C", c, dtypes.c, self.desc_c or desc_d), ("out", out, dtypes.d, desc_d)):
             if x is not None:
-                check_like_planned(name, x, runtime, self.dtype, desc, remedy="make all matrices with one context")
+                check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
                 check_not_conjugated("execute", name, x)
         if c is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
@@ -375,6 +406,37 @@ def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
     return common
 
 
+def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
+    """The dtypes of the matrices of a call, and of its partial products.
+
+    D has the dtype of out, else out_dtype, else that of C, else the default for A.
+
+    Raises:
+        DTypeError: dtypes that do not fit together, or that pblas does not multiply.
+    """
+    verb = call.verb
+    if not call.mixed:
+        dtype = _common_dtype(call)
+        return ProductDtypes.of(dtype, checked_wire(verb, call.wire_dtype, dtype))
+    if isinstance(call.a, MatrixDescriptor):
+        if call.dtype is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        a = b = checked_dtype(verb, call.dtype, is_argument=True, stored=True)
+    else:
+        a, b = (checked_dtype(verb, x.dtype, stored=True) for x in (call.a, call.b))
+        if call.dtype is not None and a != checked_dtype(verb, call.dtype, is_argument=True, stored=True):
+            raise errors.DTypeError(f"{verb}: A is {a.name}, dtype= says {call.dtype}; leave dtype out")
+    asked = None if call.out_dtype is None else checked_dtype(verb, call.out_dtype, is_argument=True)
+    c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (call.c, call.out))
+    if None not in (asked, out) and asked != out:
+        raise errors.DTypeError(f"{verb}: out is {out}, out_dtype= says {call.out_dtype}; leave out_dtype out")
+    sources = {"out": out, "out_dtype": asked, "C": c, "D": RESULTS[a][0]}
+    source, d = next((name, dtype) for name, dtype in sources.items() if dtype is not None)
+    dtypes = ProductDtypes(a, b, d if c is None else c, d, d)
+    dtypes.check(verb, source)
+    return replace(dtypes, wire=checked_wire(verb, call.wire_dtype, d))
+
+
 def _positive(verb: str, name: str, value: Any) -> int | None:
     """A value that is None or a positive integer; ArgumentError for any other."""
     if value is not None and not _is_integer(value, 1):
@@ -405,9 +467,14 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
             f"{call.verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
             f"pass descriptors of A and B"
         )
-    dtype = checked_dtype(call.verb, "float64" if call.dtype is None else call.dtype, is_argument=True)
+    requested = "float64" if call.dtype is None else call.dtype
+    dtype = checked_dtype(call.verb, requested, is_argument=True, stored=True)
     m, n, k, nprocs = map(int, (call.a, call.b, call.c, call.nprocs))
-    a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes)
+    asked = call.out_dtype
+    result = RESULTS[dtype][0] if asked is None else checked_dtype(call.verb, asked, is_argument=True)
+    options: dict[str, Any] = {"nprocs": nprocs, "memory_nbytes": memory_nbytes}
+    options["dtype_d"] = "" if result == dtype else result.name
+    a, b, d = choose_layouts(m, n, k, dtype.name, **options)
     a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
     adds = call.beta is not None and call.beta != 0
     return call._replace(a=a, b=b, c=d if adds else None, out=d, dtype=dtype)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
+from pblas.backends.dtypes import FLOAT8
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
@@ -111,6 +112,11 @@ class RedistributionArguments(NamedTuple):
         check_not_conjugated(verb, "out", out)
         alpha = checked_factor(verb, "alpha", call.alpha, dtype)
         beta = checked_factor(verb, "beta", call.beta, dtype)
+        if dtype in FLOAT8 and (alpha, beta) != (1, 0):
+            raise errors.DTypeError(
+                f"{verb}: alpha is {alpha!r}, beta is {beta!r}, but {dtype.name} matrices are only moved; leave both "
+                f"out, or convert with A.astype('float32')"
+            )
         if beta != 0 and out is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
         (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape
@@ -151,11 +157,11 @@ class RedistributionArguments(NamedTuple):
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
     """The dtype of A, or `dtype` if A is a descriptor."""
-    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True)
+    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
     if isinstance(a, MatrixDescriptor):
         if requested is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         return requested
     if requested not in (None, a.dtype):
         raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
-    return checked_dtype(verb, a.dtype)
+    return checked_dtype(verb, a.dtype, stored=True)

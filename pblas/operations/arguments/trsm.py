@@ -17,7 +17,7 @@ from pblas.operations.arguments.product import (
     matrix_remedy,
 )
 from pblas.planner.choose_trsm import choose_trsm
-from pblas.plans.triangular import PANEL, TriangularOperands
+from pblas.plans.triangular import PANEL, PANEL_ON_GPUS, TriangularOperands
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
 
 if TYPE_CHECKING:
@@ -122,7 +122,8 @@ class TrsmArguments(NamedTuple):
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
         """The plan of the solve."""
         reads = self.alpha != 0 and 0 not in self.operands.b.shape
-        return choose_trsm(self.operands, self.dtype.name, nprocs, reads=reads, width=PANEL, topology=topology)
+        width = PANEL_ON_GPUS if topology.gpus else PANEL
+        return choose_trsm(self.operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
@@ -189,6 +190,6 @@ def _common_dtype(call: TrsmRequest) -> np.dtype[Any]:
                 raise errors.DTypeError(
                     f"{verb}: A is {dtype.name}, {name} is {x.dtype.name}; all must have one dtype: convert with astype"
                 )
-    if dtype.itemsize == 2:
+    if dtype.itemsize <= 2:
         raise errors.DTypeError(f"{verb}: {dtype.name} has too few bits for a solve; convert with A.astype('float32')")
     return dtype

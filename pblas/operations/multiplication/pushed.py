@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.local_step import local_error
-from pblas.backends.push_engine import is_array
+from pblas.backends.push_engine import GemmModes, is_array
 from pblas.execute import pushed
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.multiplication.base import Execution, PlannedMatmul
@@ -63,31 +63,42 @@ class PushedMatmul(PlannedMatmul):
             d = self._new_d("plan_matmul", runtime)  # not `out` itself: C may be in it
         runtime.agree("plan_matmul: make D", {})
         extra = self._extra(runtime, None, None)
-        runtime.backend.engine(self.plan.queue).rehearse(self.operation(a, b, c, d, extra), autotune=autotune)
+        body = self.operation(a, b, c, d, extra, self._scales)
+        runtime.backend.engine(self.plan.queue).rehearse(body, autotune=autotune)
         assert self._executor is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
         self._executor.bind(stored.T if stored is not None and self.plan.transposed else stored)
         in_place = out is not None and c is not None and out.key == c.key
         if out is not None and self._executor.bound:
             d, self._published_d = out, out.key[:2]
-        self._recorded = self._record(runtime, Execution(a, b, d if in_place else c, d, extra))
+        self._recorded = self._record(runtime, Execution(a, b, d if in_place else c, d, extra, scales=self._scales))
 
     def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
         """The function of `operation`, with the planned operands of the epilogue, which are only read (local)."""
         assert self._runtime is not None, "planned with matrices"
-        return self.operation(a, b, c, d, self._extra(self._runtime, None, None))
+        return self.operation(a, b, c, d, self._extra(self._runtime, None, None), self._scales)
 
     def operation(
-        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None, scales: Any = None
     ) -> Callable[[], None]:
-        """The function that an engine runs for one execution with checked matrices and operands (local)."""
+        """The function that an engine runs for one execution with checked matrices, operands and scales (local)."""
         executor = self._executor
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self._local(a, b, c, d, extra))
+            executor.run(self._local(a, b, c, d, extra, scales))
 
         return body
+
+    def _factors(self, scales: Any) -> tuple[complex, tuple[Any, Any]]:
+        """As the base class; GPUs read arrays when the product runs (local)."""
+        assert self._runtime is not None, "planned with matrices"
+        if not self._runtime.backend.gpus:
+            return super()._factors(scales)
+        alpha = self._spec.alpha
+        for number in (x for x in (scales.a, scales.b) if not is_array(x)):
+            alpha *= number
+        return alpha, (scales.a if is_array(scales.a) else None, scales.b if is_array(scales.b) else None)
 
     def close(self) -> None:
         """Drop the workspace and the table of known matrices (local)."""
@@ -103,8 +114,9 @@ class PushedMatmul(PlannedMatmul):
         self._known: OrderedDict[Any, tuple[Any, list[Any]]] = OrderedDict()
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
         spec = self._spec
-        orders = spec.orders(self.plan, self.out)
-        return pushed(self.plan, runtime.backend, spec.dtype, spec.wire, orders, tf32=spec.tf32)
+        orders, dtypes = spec.orders(self.plan, self.out), spec.dtypes.T if self.plan.transposed else spec.dtypes
+        modes = GemmModes(spec.tf32, spec.fast_accumulate)
+        return pushed(self.plan, runtime.backend, dtypes, orders, modes)
 
     def _begin(self, verb: str) -> None:
         """Raise ContextError if the context is closed; the engine finds out whether it is broken (local)."""
@@ -113,7 +125,7 @@ class PushedMatmul(PlannedMatmul):
 
     def _run(self, runtime: Runtime, execution: Execution) -> DistMatrix:
         """**Collective.** `run`. On GPUs it returns once the kernels are launched."""
-        a, b, c, out, operands, stream, _ = execution
+        a, b, c, out, operands, stream, *_ = execution
         runtime.backend.agreement.nexecutions += 1
         try:
             d = out if out is not None else self._new_d("execute", runtime)
@@ -123,27 +135,31 @@ class PushedMatmul(PlannedMatmul):
             runtime.reject(caught)
         except (AttributeError, TypeError):  # not a matrix: the checks raise
             key = None
-        extra = None
+        extra = scales = None
         try:
             if key is not None:
-                extra = self._extra(runtime, operands, out)
+                scales = self._checked_scales(runtime, execution)
+                extra = self._extra(runtime, self._with_scale(operands, scales), out)
         except Exception as caught:  # noqa: BLE001 - as in a `LocalStep`, in the hot path of every execution
             runtime.reject(local_error("execute", caught))
         if self._epilogue is not None and self._is_fused and extra is not None:
             key += self._epilogue.key(runtime, extra)
+        if scales is not None and key is not None:
+            key += scales.key(runtime.backend.address)
         known = self._known.get(key)
         if known is None:
-            known = self._check(runtime, key, execution, d, extra)
+            known = self._check(runtime, key, execution._replace(scales=scales), d, extra)
         else:
             self._known.move_to_end(key)
         if runtime.debug:
             call_args = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
+            call_args |= {} if scales is None else scales.arguments()
             # Peers store results directly into D if it is the planned matrix on every rank.
             call_args["out is the planned matrix"] = d.key[:2] == self._published_d
             runtime.agree(self._call, call_args)
-        runtime.backend.engine(self.plan.queue).run(known[0], self.operation(a, b, c, d, extra), stream)
-        if not self._is_fused:
-            self._finish(runtime, Execution(a, b, c, d, extra, stream), d)
+        runtime.backend.engine(self.plan.queue).run(known[0], self.operation(a, b, c, d, extra, scales), stream)
+        if not self._is_fused or scales is not None:
+            self._finish(runtime, Execution(a, b, c, d, extra, stream, scales=scales), d)
         return d
 
     def _check(
@@ -155,6 +171,8 @@ class PushedMatmul(PlannedMatmul):
             if self._executor is None:
                 raise errors.ContextError("execute: the planned product is closed")
             self._spec.check_execution(runtime, *execution[:4], self.out)
+            if execution.scales is not None and execution.out is not None:
+                execution.scales.check_apart("execute", runtime, execution.out.stored("execute"))
         program = self._program(runtime, execution._replace(out=d, operands=extra))
         known = self._known[key] = program, [x.desc for x in execution[:4] if x is not None]
         while len(self._known) > _MAX_KNOWN:
@@ -175,7 +193,7 @@ class PushedMatmul(PlannedMatmul):
 
     def _record(self, runtime: Runtime, execution: Execution) -> tuple[_MemoryLayout, Any] | None:
         """The memory layout of an execution, and its recorded launches; None if they cannot be recorded (local)."""
-        a, b, c, d, extra, *_ = execution
+        a, b, c, d, extra, *_, scales = execution
         assert d is not None, "made before"
         arrays, layout = self._memory_layout(runtime, execution)
 
@@ -191,7 +209,8 @@ class PushedMatmul(PlannedMatmul):
             operands = extra
             if extra and self._is_fused:
                 operands = {name: next(remaining) if is_array(z) else z for name, z in extra.items()}
-            return self.operation(left, right, result if layout.in_place else old, result, operands)
+            moved = None if scales is None else scales.on(remaining)
+            return self.operation(left, right, result if layout.in_place else old, result, operands, moved)
 
         recording = runtime.backend.engine(self.plan.queue).record(arrays, on_other_arrays)
         return None if recording is None else (layout, recording)
@@ -199,12 +218,13 @@ class PushedMatmul(PlannedMatmul):
     def _memory_layout(self, runtime: Runtime, execution: Execution) -> tuple[list[Any], _MemoryLayout]:
         """The arrays of an execution whose addresses may change, and their memory layout (local)."""
         assert self._executor is not None, "a closed plan was refused"
-        a, b, c, d, extra, *_ = execution
+        a, b, c, d, extra, *_, scales = execution
         assert d is not None, "made before"
         in_place = self._spec.beta != 0 and c is not None and c.key == d.key
         reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
         matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
         operands = list(extra.values()) if extra is not None and self._is_fused else []
+        operands += [] if scales is None else [scales.a, scales.b]
         arrays = [x.stored("execute") for x in matrices] + [z for z in operands if is_array(z)]
         numbers = tuple(repr(z) for z in operands if not is_array(z))  # 0.0 == -0.0
         layouts = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)

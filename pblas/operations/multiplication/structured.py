@@ -52,16 +52,16 @@ class PlannedStructured(PlannedMatmul):
         if isinstance(plan, RankUpdate):
             if not self._multiplies:
                 return RunTriangleScaling(plan, backend, spec.dtype, orders)
-            return RunRankUpdate(plan, backend, spec.dtype, spec.wire, orders)
+            return RunRankUpdate(plan, backend, spec.dtypes, orders)
         if not self._multiplies:
             return RunScaling(backend)
         if isinstance(plan, TriangularProduct):
-            return RunTriangularProduct(plan, backend, spec.dtype, spec.wire, orders)
+            return RunTriangularProduct(plan, backend, spec.dtypes, orders)
         assert isinstance(plan, SymmetricProduct), "there are three kinds of plans"
         flips = plan.inner.transposed
         structure, place = (plan.structure.T, plan.matrix.T) if flips else (plan.structure, plan.matrix)
         order = orders.left if plan.is_left else orders.right
-        inner: Any = executor(plan.inner, backend, spec.dtype, spec.wire, orders)
+        inner: Any = executor(plan.inner, backend, spec.dtypes, orders)
         return RunCompleted(Completion(backend, place, structure, spec.dtype, order), inner, is_left=plan.is_left)
 
     def _checked(self, runtime: Runtime, execution: Execution) -> Execution:

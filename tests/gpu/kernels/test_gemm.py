@@ -11,7 +11,7 @@ import pytest
 
 from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.push_engine import Finish
+from pblas.backends.push_engine import Finish, GemmModes
 from pblas.epilogues import NAMED, parse, substituted
 from pblas.errors import PblasWarning
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of, gauge
@@ -245,7 +245,7 @@ def test_tf32_is_taken_on_request_only(gemm: Gemm, stream: Any) -> None:
     dtype = np.dtype(np.float32)
     x, y, z = (entries(shape, dtype, seed) for seed, shape in enumerate(((128, 256), (256, 128), (128, 128))))
     exact = run(gemm, stream, 1.0, Stored(x), Stored(y), 0.0, Stored(z))
-    rounded = run(gemm, stream, 1.0, Stored(x), Stored(y), 0.0, Stored(z), tf32=True)
+    rounded = run(gemm, stream, 1.0, Stored(x), Stored(y), 0.0, Stored(z), modes=GemmModes(tf32=True))
     assert gauge(exact, x, y) <= THRESHOLD
     assert THRESHOLD < gauge(rounded, x, y) <= THRESHOLD * 2**-10 / eps_of(dtype)
 

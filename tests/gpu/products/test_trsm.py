@@ -31,8 +31,8 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 def test_any_layouts(ctx: pblas.Context, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every argument: the residual, all memory that must stay unchanged, and the bytes that the plan announces."""
     rng = random.Random(seed)
-    monkeypatch.setattr(arguments, "PANEL", rng.choice([5, 16, 256]))
-    n, nrhs, dtype = rng.choice([1, 7, 40, 100]), rng.choice([1, 8, 31]), dtype_of(DTYPES[seed % len(DTYPES)])
+    monkeypatch.setattr(arguments, "PANEL_ON_GPUS", rng.choice([5, 16, 256]))
+    n, nrhs, dtype = rng.choice([1, 7, 40, 100, 300]), rng.choice([1, 8, 31, 300]), dtype_of(DTYPES[seed % len(DTYPES)])
     side, uplo, trans, diag = (rng.choice(letters) for letters in ("LR", "LU", "NTC", "NU"))
     alpha: complex = rng.choice([0, 1, -0.5]) * (rng.choice([1, 1 - 1j]) if dtype.kind == "c" else 1)
     shape, (i, k) = (n, nrhs) if side == "L" else (nrhs, n), (rng.choice([0, 3]) for _ in range(2))

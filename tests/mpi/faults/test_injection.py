@@ -195,6 +195,11 @@ CALLS: dict[str, Callable[[Cast], object]] = {
         *("L", "U", "N", "U", N, N, 1.0, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, x.desc)
     ),
     "pdgesv": gesv,
+    "pdgels": lambda x: scalapack.pdgels("N", N, 2, 1, dominant(), 1, 1, x.desc, x.blocks[2], 1, 1, x.desc),
+    "pdormqr": lambda x: scalapack.pdormqr(
+        *("L", "T", N, 2, 2, dominant(), 1, 1, x.desc, np.zeros(N), x.blocks[2], 1, 1, x.desc)
+    ),
+    "pdgeqpf": lambda x: scalapack.pdgeqpf(N, 2, dominant(), 1, 1, x.desc, np.zeros(N, np.intc), np.zeros(N)),
     "pdtrtri": lambda x: scalapack.pdtrtri("L", "N", N, dominant(), 1, 1, x.desc),
     "pdgemr2d": lambda x: scalapack.pdgemr2d(
         N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt

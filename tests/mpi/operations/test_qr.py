@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -105,6 +106,26 @@ def test_special_matrices(ctx: pblas.Context, algorithm: Algorithm) -> None:
         scale = 1e300 if name == "large" else 1.0
         ratios = qr_ratios(a / scale, collected(q), collected(r) / scale)
         assert max(ratios) <= MOST, (name, ratios)
+
+
+def test_matrices_that_are_not_needed_any_more(ctx: pblas.Context) -> None:
+    """A tall one in rows is factored in place; of the others Q takes the place."""
+    for m, n in ((40 * P, 3), (9, 7)):
+        a, desc = general(m, n, np.dtype(np.float64)), MatrixDescriptor.row_wise(m, n, P)
+        make: Any = partial(ctx.from_global, a, desc, None)
+        given = make()
+        q, r = linalg.qr(given, overwrite_a=True)
+        assert (q is given) == (m == 9)
+        assert max(qr_ratios(a, collected(q), collected(r))) <= MOST
+        given = make()
+        factor = linalg.qr_factor(given, overwrite_a=True)
+        assert (collected(given) == a).all() == (m == 9)
+        assert np.array_equal(collected(factor.r()), collected(r))
+        x, b = linalg.lstsq(make(), make()).x, make()
+        assert np.array_equal(collected(linalg.lstsq(make(), b, overwrite_a=True).x), collected(x))
+        raises_on_all_ranks(pblas.ArgumentError, "of A", lambda: linalg.lstsq(b, b, overwrite_a=True))  # noqa: B023
+        conjugated = ctx.from_global(a.astype(complex), desc, None)
+        assert linalg.qr(conjugated.H.T, overwrite_a=True).Q is not conjugated
 
 
 def test_chunks_of_rows(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,8 @@ def test_progress_is_told_on_rank_0_only(
         lambda progress: linalg.solve(a, a, assume_a="pos", progress=progress): ["factor", "solve"],
         lambda progress: linalg.inv(a, progress=progress): ["factor", "invert"],
         lambda progress: linalg.cholesky(a, progress=progress): ["factor"],
+        lambda progress: linalg.qr(a, progress=progress): ["factor", "Q"],
+        lambda progress: linalg.lstsq(a, b, progress=progress): ["factor", "solve"],
         lambda progress: linalg.lu_factor(a, progress=progress).solve(b, progress=progress): ["factor", "solve"],
         lambda progress: linalg.cho_factor(a, progress=progress).inv(progress=progress): ["factor", "invert"],
     }

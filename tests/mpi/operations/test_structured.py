@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,10 @@ def placed(ctx: pblas.Context, rng: random.Random, x: Array) -> tuple[DistMatrix
     return matrix, matrix[i : i + m, j : j + n], np.s_[i : i + m, j : j + n]
 
 
-def some_problem(rng: random.Random, routine: str, name: str) -> Problem:
+def some_problem(rng: random.Random, routine: str, name: str, sizes: Sequence[int] = SIZES) -> Problem:
     """A random problem; `letter` is not used."""
     is_complex = name.startswith("complex")
-    m, n, k = (rng.choice(SIZES) for _ in range(3))
+    m, n, k = (rng.choice(sizes) for _ in range(3))
     if routine in ("symm", "hemm"):
         trans = "N"
     elif routine == "trmm" or not is_complex:

@@ -178,7 +178,7 @@ class Fused:
 
     def _form(self, engine: Any, alpha: float, portion: Portion, beta: float, finish: Finish | None) -> None:
         wide = np.zeros(portion.z.shape, np.result_type(portion.z.dtype, np.float32))
-        engine.gemm("copy", alpha, portion.x, portion.y, 0.0, wide, tf32=False)
+        engine.gemm("copy", alpha, portion.x, portion.y, 0.0, wide)
         for term, (source, phase) in portion.terms:
             engine.wait("copy", phase, (source,), "a term of")
             wide += term

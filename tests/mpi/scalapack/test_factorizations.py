@@ -16,9 +16,9 @@ from pblas.scalapack.descriptors import CTXT
 from tests.common.factors import general, narrow_panels, positive  # noqa: F401
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
-from tests.conformance import errors, factors
+from tests.conformance import errors, programs
 from tests.conformance.problems import DTYPES, Matrix, Operand
-from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, FACTORS, error_exits
+from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, FACTORS, error_exits, letters_of
 
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SHAPE = max(grids(COMM.size), key=min)
@@ -60,14 +60,14 @@ class Placed:
         return result
 
 
-@pytest.mark.parametrize("program", factors.PROGRAMS)
+@pytest.mark.parametrize("program", programs.PROGRAMS)
 def test_some_rows_of_the_tables_and_random_cases(ictxt: int, program: str) -> None:
     comm = scalapack.comm(ictxt, "A")
     for number, letter in enumerate("sdcz"):
-        cases = factors.table(program, letter)
-        cases = cases[number * 3 + 1 :: len(cases) // 2] + factors.holes(program, letter, 3, GRID)
+        cases = programs.table(program, letter)
+        cases = cases[number * 3 + 1 :: len(cases) // 2] + programs.holes(program, letter, 3, GRID)
         for case in cases:
-            assert factors.run(case, (ictxt, ictxt), GRID, comm).text == "", case
+            assert programs.run(case, (ictxt, ictxt), GRID, comm).text == "", case
 
 
 @pytest.mark.parametrize("routine", FACTORS)
@@ -77,14 +77,15 @@ def test_error_numbers_are_those_of_scalapack_on_every_rank(routine: str) -> Non
     A rank with a wrong handle in the only descriptor cannot reach the others.
     """
     row = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=30.0)
-    arguments, codes = errors.right(routine, "d", row), error_exits(routine)
+    letter = letters_of(routine)[1]
+    arguments, codes = errors.right(routine, letter, row), error_exits(routine)
     assert len(codes) == ERROR_EXITS[routine]
-    alone = [code for code in codes if code[1] != CTXT or "DESCB" in ARGUMENTS[routine]]
+    alone = [code for code in codes if code[1] != CTXT or ARGUMENTS[routine].count("DESC") > 1]
     for wrong, tried in [(frozenset(range(COMM.size)), codes), *((wrong, alone) for wrong in some_wrong()[-1:])]:
         for position, entry, value, expected in tried[:: 1 if COMM.size == 2 else 5]:
             called = errors.broken(arguments, position, entry, value, row) if COMM.rank in wrong else arguments
-            assert same_on_all_ranks(errors.info(f"pd{routine}", called)) == expected, (position, entry, value)
-    assert errors.info(f"pd{routine}", arguments) == 0
+            assert same_on_all_ranks(errors.info(f"p{letter}{routine}", called)) == expected, (position, entry, value)
+    assert errors.info(f"p{letter}{routine}", arguments) == 0
     scalapack.gridexit(row)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pblas.backends.dtypes import ProductDtypes
+from pblas.backends.push_engine import EXACT
 from pblas.execute import pushed
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -390,7 +392,7 @@ def test_the_workspace_has_the_announced_size(layout: str, name: str, monkeypatc
                     memory = Memory()
                     backend = SimpleNamespace(rank=rank, engine=lambda _, memory=memory: memory, agree=lambda *_: None)
                     backend.address = backend.arrays = None
-                    run = pushed(plan, backend, dtype, wire, Orders(oriented, oriented), tf32=False)  # type: ignore[arg-type]
+                    run = pushed(plan, backend, ProductDtypes.of(dtype, wire), Orders(oriented, oriented), EXACT)  # type: ignore[arg-type]
                     assert run.workspace_nbytes == memory.nbytes
                     used.append(memory.nbytes)
                 slack = 2 * 256 * (nprocs + 2)

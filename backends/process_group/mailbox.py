@@ -1,0 +1,138 @@
+"""Messages of a torch.distributed group through Gloo, which arrive while this process does something else.
+
+Gloo's messages cannot be tested for arrival, only waited for, and a wait with a short deadline would close the
+connections of the group. Two threads therefore wait: one for messages from any rank, one until own messages have left.
+The methods of the group itself work until the process ends, also after torch.distributed.destroy_process_group.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TAG, _TAG_REST = 0x70626C, 0x70626D  # of Gloo; programs number their own messages from 0
+_HEAD = struct.Struct("<4q")
+"""Sender, space, tag and number of bytes of a message. The first `_INLINE` bytes come in the same message of Gloo."""
+_FRAME = 4096
+_INLINE = _FRAME - _HEAD.size
+_FOREVER = timedelta(days=365)
+
+_MAILBOXES: dict[Any, Mailbox] = {}
+"""One mailbox per group, as long as the process runs: a thread that waits for Gloo cannot be ended."""
+
+
+def mailbox_of(group: Any) -> Mailbox:
+    """The mailbox of a group (local)."""
+    if group not in _MAILBOXES:
+        _MAILBOXES[group] = Mailbox(group)
+    return _MAILBOXES[group]
+
+
+class Mailbox:
+    """Messages between the ranks of a group, sorted by space and tag.
+
+    A space separates the messages of one user of the group from those of all others, as a duplicate of a communicator
+    does in MPI. Ranks take new spaces in the same order, and so get the same numbers.
+
+    Args:
+        group: a torch.distributed group whose CPU backend is Gloo (global).
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.rank: int = group.rank()
+        self.size: int = group.size()
+        self._nspaces = 1
+        self._arrived: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
+        self._lock = threading.Lock()
+        self._leaving: SimpleQueue[tuple[Any, threading.Event]] = SimpleQueue()
+        for target in (self._receive_all, self._await_leaving):
+            threading.Thread(target=target, name="pblas messages", daemon=True).start()
+
+    def new_space(self) -> int:
+        """Number of a space that no other user of the group has (global)."""
+        self._nspaces += 1
+        return self._nspaces - 1
+
+    def send(self, message: bytes, dest: int, space: int, tag: int) -> Callable[[], bool]:
+        """Start to send a copy of a message; the returned function says whether the copy has left (local)."""
+        if dest == self.rank:
+            self._deliver(self.rank, space, tag, message)
+            return lambda: True
+        frame = bytearray(_FRAME)
+        _HEAD.pack_into(frame, 0, self.rank, space, tag, len(message))
+        frame[_HEAD.size : _HEAD.size + len(message)] = message[:_INLINE]
+        left = self._start(frame[:_FRAME], dest, _TAG)
+        return left if len(message) <= _INLINE else self._start(bytearray(message[_INLINE:]), dest, _TAG_REST)
+
+    def _start(self, memory: bytearray, dest: int, tag: int) -> Callable[[], bool]:
+        left = threading.Event()
+        try:
+            tensor = torch.frombuffer(memory, dtype=torch.uint8)
+            self._leaving.put(((self.group.send([tensor], dest, tag), tensor), left))
+        except RuntimeError:  # the rank has died; a rank that waits for it learns so at its deadline
+            left.set()
+        return left.is_set
+
+    def has(self, space: int, tag: int) -> bool:
+        """Whether a message has arrived (local)."""
+        if self._arrived.get((space, tag)):
+            return True
+        time.sleep(0)  # lets the thread that receives have the interpreter
+        return False
+
+    def take(self, space: int, tag: int, source: int | None) -> tuple[int, bytes] | None:
+        """Sender and bytes of the first message that has arrived from `source`, or from any rank; or None (local)."""
+        if self.has(space, tag):
+            with self._lock:
+                messages = self._arrived[space, tag]
+                for place, (sender, _) in enumerate(messages):
+                    if source is None or sender == source:
+                        return messages.pop(place)
+        return None
+
+    def drop(self, space: int) -> None:
+        """Forget the messages of a space that is used no more (local)."""
+        with self._lock:
+            for key in [key for key in self._arrived if key[0] == space]:
+                del self._arrived[key]
+
+    def _deliver(self, sender: int, space: int, tag: int, message: bytes) -> None:
+        with self._lock:
+            self._arrived.setdefault((space, tag), []).append((sender, message))
+
+    def _receive_all(self) -> None:
+        """Receive messages until the group ends."""
+        frame = np.empty(_FRAME, np.uint8)
+        with suppress(RuntimeError):  # Gloo has ended
+            while True:
+                self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
+                sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
+                message = np.empty(nbytes, np.uint8)
+                message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
+                try:
+                    if nbytes > _INLINE:
+                        rest = torch.from_numpy(message[_INLINE:])
+                        self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
+                except RuntimeError:  # the sender has died
+                    continue
+                self._deliver(sender, space, tag, message.tobytes())
+
+    def _await_leaving(self) -> None:
+        """Keep the memory of messages until they have left, in the order in which they were sent."""
+        while True:
+            (work, _memory), left = self._leaving.get()
+            with suppress(RuntimeError):  # the receiver has died
+                work.wait(_FOREVER)
+            left.set()

@@ -1,0 +1,41 @@
+"""Check of the group that a caller passes, before its ranks meet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas import errors
+
+if TYPE_CHECKING:
+    from pblas.backends.process_group.peers import GroupPeers
+
+
+def peers_of(group: Any, operation: str, timeout: float) -> GroupPeers:
+    """The ranks of a torch.distributed group; sends no message (local).
+
+    Args:
+        group: a group of torch.distributed that this rank is in (global).
+        operation: name of the operation, for messages (global).
+        timeout: seconds that a rank waits for another (global).
+
+    Raises:
+        ArgumentError: `group` is no group of torch.distributed that this rank is in.
+        BackendError: the group has no messages between hosts, or torch has no torch.distributed.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError as caught:
+        raise errors.BackendError(f"{operation}: process_group needs torch: {caught}. pip install torch") from None
+    if not dist.is_available():
+        raise errors.BackendError(f"{operation}: process_group needs a build of torch with torch.distributed")
+    if not isinstance(group, dist.ProcessGroup):
+        is_outside = group is dist.GroupMember.NON_GROUP_MEMBER
+        raise errors.ArgumentError(
+            f"{operation}: process_group must be a group of torch.distributed that this rank is in, such as "
+            f"torch.distributed.group.WORLD after init_process_group('gloo'), got "
+            f"{'a group without this rank' if is_outside else type(group).__name__}"
+        )
+    from pblas.backends.process_group.peers import GroupPeers, check_gloo
+
+    check_gloo(group, f"{operation}: process_group")
+    return GroupPeers(group, timeout)

@@ -1,0 +1,47 @@
+"""QR with column pivoting, as ScaLAPACK's p?geqpf asks for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.operations.factorization import PlannedFactorization
+from pblas.planner.choose_factorization import block_columns
+from pblas.plans.pivoted_qr import PivotedQrPlan
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.plans.base import Transport
+
+
+class PlannedPivotedQr(PlannedFactorization):
+    """A planned QR factorization with column pivoting, kept by the context."""
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+        """Nothing is wrong: the arguments are checked before (local)."""
+        assert algorithm == "auto", (verb, desc)
+        assert not gpus, "a call of ScaLAPACK's has refused them"
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,
+        uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
+        algorithm: Any,
+        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
+    ) -> PivotedQrPlan:
+        """Block columns, as for QR without pivoting."""
+        w, why = block_columns(a, nprocs, algorithm)
+        return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns)
+
+    def factored_columns(self, verb: str, a: DistMatrix) -> tuple[DistMatrix, Array, Array]:
+        """**Collective.** A copy of A in block columns, factored; tau, and the order of the columns, from 0."""
+        w = self.factored(verb, a).w
+        return w, self._executor.tau.copy(), self._executor.order

@@ -1,0 +1,75 @@
+"""Plan of QR with column pivoting, one column at a time, as a value of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pblas.plans.base import ranks_text
+from pblas.plans.factorization import FactorizationPlan, Panel
+from pblas.plans.qr import multiplications
+
+
+@dataclass(frozen=True, slots=True)
+class PivotedQrPlan(FactorizationPlan):
+    """A P = Q R: in step i the longest column from i on changes places with column i, and becomes a reflector.
+
+    All ranks get both columns, and multiply their own columns after i with the reflector.
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
+    >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
+    45
+    """
+
+    name: ClassVar[str] = "PivotedQrPlan"
+    operation: ClassVar[str] = "pivoted_qr"
+
+    @property
+    def steps(self) -> list[Panel]:
+        """None: no panel moves."""
+        return []
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """False: a rank waits for the column."""
+        return False
+
+    @property
+    def count(self) -> int:
+        """Number of reflectors (global)."""
+        return min(self.a.shape)
+
+    def panel_elements(self, rank: int) -> int:  # noqa: ARG002 - all ranks get the same
+        """In step i the m elements of column i, and the m - i of the reflector, at most."""
+        m, k = self.w.m, self.count
+        return (2 * m * k - k * (k - 1) // 2) * (self.w.nprocs > 1)
+
+    def sent_elements(self, rank: int) -> int:
+        """As many as it receives, and those of both redistributions."""
+        return self.panel_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
+
+    @property
+    def multiplications(self) -> float:
+        """m n^2 - n^3 / 3 if m >= n."""
+        return multiplications(*self.a.shape)
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """No rows: no panel moves."""
+        return panel.start, panel.start
+
+    def _shared_projection(self) -> float:
+        return 0.0
+
+    @property
+    def _trapezoid(self) -> None:
+        return None
+
+    @property
+    def _equation(self) -> str:
+        return "A P = Q R"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """The algorithm."""
+        yield "algorithm", f"column by column, each the longest that remains, on {ranks_text(self.w.nprocs)}"

@@ -1,0 +1,164 @@
+"""QR and LQ factorizations, products with their Q, and least squares, without restrictions on blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pblas.operations import in_place_qr
+from pblas.scalapack import routines
+from pblas.scalapack.reflectors_calls import ReflectorsCall
+from pblas.scalapack.types import from_calls
+
+if TYPE_CHECKING:
+    from pblas.operations.reflectors import Trans
+    from pblas.scalapack.arguments import Call
+
+
+def pxgeqrf(call: ReflectorsCall) -> None:
+    """**Collective.** sub(A) := R and V with sub(A) = Q R, Q = H_1 H_2 ... H_k, H_i = I - tau_i v_i v_i^H.
+
+    R is on and above the diagonal, and column i of V below it; v_i(i) = 1 is not stored. The elements of TAU for
+    columns JA..JA+min(M,N)-1 are written, on all processes that have columns of A.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?geqrf.
+    """
+    _factor(call, "QR")
+
+
+def pxgelqf(call: ReflectorsCall) -> None:
+    """**Collective.** sub(A) := L and V with sub(A) = L Q, Q = H_k^H ... H_2^H H_1^H, H_i = I - tau_i v_i v_i^H.
+
+    L is on and below the diagonal, and row i of conj(V) above it. The elements of TAU for rows IA..IA+min(M,N)-1 are
+    written, on all processes that have rows of A.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?gelqf.
+    """
+    _factor(call, "LQ")
+
+
+def pxgeqpf(call: ReflectorsCall) -> None:
+    """**Collective.** sub(A) := R and V with sub(A) P = Q R, as p?geqrf; the longest remaining column comes next.
+
+    IPIV gets, for each column of sub(A) P, the column of A that it was, from 1. Each column takes a step with messages,
+    so that this is much slower than p?geqrf.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?geqpf.
+    """
+    if call.answers_query() or not call.has_elements:
+        return
+    tau, order = in_place_qr.factor_pivoted_qr(call.verb, call.operands()[0])
+    with call.local_step():
+        call.store_order(order)
+        call.store_tau(tau)
+        call.deliver()
+    call.runtime.agree(f"{call.verb}: TAU", {})
+
+
+def pxorgqr(call: ReflectorsCall) -> None:
+    """**Collective.** sub(A) := the first N columns of Q, of p?geqrf, whose reflectors are in sub(A) and TAU.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?orgqr and p?ungqr.
+    """
+    if not call.answers_query() and call.has_elements:
+        tau = call.collected_tau()
+        in_place_qr.make_q(call.verb, call.operands()[0], tau)
+        call.deliver()
+
+
+def pxormqr(call: ReflectorsCall) -> None:
+    """**Collective.** sub(C) := op(Q) sub(C) or sub(C) op(Q), with the Q of p?geqrf in sub(A) and TAU.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?ormqr and p?unmqr.
+    """
+    _multiply(call, call["TRANS"])
+
+
+def pxormlq(call: ReflectorsCall) -> None:
+    """**Collective.** sub(C) := op(Q) sub(C) or sub(C) op(Q), with the Q of p?gelqf in sub(A) and TAU.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?ormlq and p?unmlq.
+    """
+    _multiply(call, "C" if call["TRANS"] == "N" else "N")  # it is the adjoint of the Q of A^H
+
+
+def pxgels(call: Call) -> int:
+    """**Collective.** sub(B) := X, for which the columns of B - op(A) X are shortest; of several such X the shortest.
+
+    B is the first rows of sub(B), as many as op(A) has, and X its first rows, as many as op(A) has columns. Of an
+    overdetermined system the sum of the squares below X, in each column, is the squared norm of B - op(A) X. sub(A)
+    becomes its QR factorization if M >= N, otherwise its LQ factorization.
+
+    Returns:
+        INFO: 0; or i > 0 if element (i, i) of R or L is 0: sub(A) does not have full rank, and sub(B) is unchanged. A
+        rank that is deficient but for rounding is not found.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
+
+    Source: ScaLAPACK, p?gels; LAPACK, xGELS for INFO > 0.
+    """
+    if call.answers_query() or not call["NRHS"] or not max(call["M"], call["N"]):
+        return 0
+    if not min(call["M"], call["N"]):
+        with call.local_step():
+            call.matrix("B").stored(call.verb)[...] = 0
+            call.deliver()
+        call.runtime.agree(f"{call.verb}: zeros", {})
+        return 0
+    a, b = call.operands()
+    info = in_place_qr.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
+    call.deliver()
+    return info
+
+
+def _factor(call: ReflectorsCall, orientation: in_place_qr.Orientation) -> None:
+    """**Collective.** Factor sub(A), and write TAU."""
+    if call.answers_query() or not call.has_elements:
+        return
+    _, tau = in_place_qr.factor_qr(call.verb, call.operands()[0], orientation)
+    with call.local_step():
+        call.store_tau(tau)
+        call.deliver()
+    call.runtime.agree(f"{call.verb}: TAU", {})
+
+
+def _multiply(call: ReflectorsCall, trans: Trans) -> None:
+    """**Collective.** Multiply sub(C) with op(Q), where the reflectors are columns of sub(A), or of its adjoint."""
+    if call.answers_query() or not call.has_elements or not call["K"]:
+        return
+    tau, side = call.collected_tau(), call["SIDE"]
+    a, c = call.operands()
+    in_place_qr.multiply_q(call.verb, a.H if call.axis == 0 else a, tau, c, side, trans)
+    call.deliver()
+
+
+if not TYPE_CHECKING:  # their types are in __init__.pyi
+    psgeqrf, pdgeqrf, pcgeqrf, pzgeqrf = from_calls("sdcz", routines.GEQRF, pxgeqrf, ReflectorsCall)
+    psgelqf, pdgelqf, pcgelqf, pzgelqf = from_calls("sdcz", routines.GELQF, pxgelqf, ReflectorsCall)
+    psgeqpf, pdgeqpf = from_calls("sd", routines.GEQPF, pxgeqpf, ReflectorsCall)
+    pcgeqpf, pzgeqpf = from_calls("cz", routines.GEQPF_COMPLEX, pxgeqpf, ReflectorsCall)
+    psorgqr, pdorgqr = from_calls("sd", routines.ORGQR, pxorgqr, ReflectorsCall)
+    pcungqr, pzungqr = from_calls("cz", routines.UNGQR, pxorgqr, ReflectorsCall)
+    psormqr, pdormqr = from_calls("sd", routines.ORMQR, pxormqr, ReflectorsCall)
+    pcunmqr, pzunmqr = from_calls("cz", routines.UNMQR, pxormqr, ReflectorsCall)
+    psormlq, pdormlq = from_calls("sd", routines.ORMLQ, pxormlq, ReflectorsCall)
+    pcunmlq, pzunmlq = from_calls("cz", routines.UNMLQ, pxormlq, ReflectorsCall)
+    psgels, pdgels, pcgels, pzgels = from_calls("sdcz", routines.GELS, pxgels)
