@@ -164,7 +164,8 @@ class DistMatrix(Operators):
         m x 1. Only A[i, j] is collective: it reads one element.
 
         Args:
-            key: one or two integers or slices with step 1; negative ones count from the end (global).
+            key: one or two integers or slices with step 1, of which an Ellipsis takes the place of the others;
+                negative integers count from the end (global).
 
         Returns:
             A view; for A[i, j] a Python float or complex number, equal on all ranks.
