@@ -36,7 +36,8 @@ def test_elements_are_read_on_all_ranks(contexts: Contexts, dtype: str) -> None:
             element = a[i, j]  # an integer of NumPy too
             assert type(element) is (complex if x.dtype.kind == "c" else float)
             assert same_on_all_ranks(element) == x[i, j]
-            assert same_on_all_ranks(a[..., i, j]) == x[i, j]
+            again: Any = a[..., i, j]
+            assert same_on_all_ranks(again) == x[i, j]
 
 
 def test_keys_select_views(contexts: Contexts) -> None:

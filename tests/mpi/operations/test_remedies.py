@@ -217,8 +217,9 @@ def test_a_conjugated_view_is_written_by_the_remedy(ctx: pblas.Context) -> None:
 
 @pytest.mark.mpi
 def test_sizes_that_are_no_shape_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
-    for sizes in (3, (3,), (3, 4, 5)):
-        raises_on_all_ranks(ArgumentError, f"as (3, 4) for 3 rows, got {sizes}", partial(ctx.zeros, sizes))  # type: ignore[arg-type]
+    shapes: Any = 3, (3,), (3, 4, 5)
+    for sizes in shapes:
+        raises_on_all_ranks(ArgumentError, f"as (3, 4) for 3 rows, got {sizes}", partial(ctx.zeros, sizes))
     raises_on_all_ranks(ArgumentError, "got one without matrices", lambda: pblas.vstack([]))
 
 
