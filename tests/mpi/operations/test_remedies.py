@@ -220,6 +220,12 @@ def test_sizes_that_are_no_shape_are_refused_with_the_remedy(ctx: pblas.Context)
     shapes: Any = 3, (3,), (3, 4, 5)
     for sizes in shapes:
         raises_on_all_ranks(ArgumentError, f"as (3, 4) for 3 rows, got {sizes}", partial(ctx.zeros, sizes))
+    function: Any = lambda i: i  # noqa: E731 - one argument, not two
+    text = "from_function: the function f(i, j) raised TypeError"
+    raises_on_all_ranks(ArgumentError, text, lambda: ctx.from_function(function, (3, 4)))
+    nothing: Any = None
+    raises_on_all_ranks(ArgumentError, "pass the m x n array, on every rank", lambda: ctx.replicate(nothing))
+    raises_on_all_ranks(ArgumentError, "pass an array of 0 rows", lambda: ctx.from_parts(nothing))
     raises_on_all_ranks(ArgumentError, "got one without matrices", lambda: pblas.vstack([]))
 
 
