@@ -13,8 +13,6 @@ from mpi4py import MPI
 
 _PERIOD = 1e-3
 """Seconds between two polls. At 1 Gbit/s 125 kB arrive in that time, which fit into the buffers of a TCP connection."""
-_POLLS = 8
-"""Calls of MPI in a poll: MPICH on TCP reads at most 64 KiB from a connection in a call, 0.5 Gbit/s with one a poll."""
 _TAG = 3000
 """No message has this tag: the thread asks for one only to let MPI progress."""
 
@@ -61,6 +59,6 @@ class Progress:
             if self._ended:
                 return
             with self._in_mpi:
-                for _ in range(_POLLS if self._polling.is_set() else 0):
+                if self._polling.is_set():
                     self._comm.Iprobe(MPI.ANY_SOURCE, _TAG)
             time.sleep(_PERIOD)
