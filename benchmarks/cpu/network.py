@@ -34,11 +34,12 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1"}
 
 RATES = {"none": None, "2gbit": 2e9 / 8, "1gbit": 1e9 / 8, "500mbit": 5e8 / 8, "250mbit": 2.5e8 / 8}
 """Bytes per second that a host receives."""
-PRODUCTS = ("AG+GEMM", "GEMM+RS", "GEMM+AR", "SUMMA")
+PRODUCTS = ("AG+GEMM", "GEMM+RS", "GEMM+AR", "grid")
+"""The last one: blocks over a grid of 2 x P / 2, SUMMA on four ranks. On 2 x 1 it is an all-gather of cyclic rows."""
 BLOCKS, GRIDS = (64, 128, 256), {2: ((1, 2), (2, 1)), 4: ((2, 2),)}
 PARTS = ("products", "pdgemm")
 PEER = ROOT / "build" / "peer"
-_SUMMA_BLOCK = 128
+_BLOCK = 128
 
 
 def goal(row: dict[str, Any]) -> float | None:
@@ -63,7 +64,7 @@ def products(n: int, rate: float | None, repeats: int) -> list[dict[str, Any]]:
             make(n, n, p) for make in (pblas.MatrixDescriptor.row_wise, pblas.MatrixDescriptor.column_wise)
         )
         whole = pblas.MatrixDescriptor.replicated(n, n, p)
-        grid = pblas.MatrixDescriptor(n, n, _SUMMA_BLOCK, _SUMMA_BLOCK, pblas.Grid(2, p // 2))
+        grid = pblas.MatrixDescriptor(n, n, _BLOCK, _BLOCK, pblas.Grid(2, p // 2))
         x, y, out = np.ones((n // p, n)), np.ones((n, n)), np.ones((n // p, n))
         layouts = ((rows, rows, rows), (columns, rows, columns), (columns, rows, whole), (grid, grid, grid))
         for name, (a, b, d) in zip(PRODUCTS, layouts, strict=True):
