@@ -42,22 +42,23 @@ def test_cut_moves_are_the_elements_inside_each_once(
     check_cut(trapezoid, a, b)
 
 
+@pytest.mark.parametrize("longest", [64, 1 << 62])
 @pytest.mark.parametrize("trapezoid", [Trapezoid("U", -3), Trapezoid("L", 70)])
-def test_runs_longer_than_the_blocks_of_a_cut(trapezoid: Trapezoid) -> None:
+def test_runs_longer_than_the_blocks_of_a_cut(trapezoid: Trapezoid, longest: int) -> None:
     whole = MatrixDescriptor(200, 150, 200, 150, Grid(1, 1))
     cyclic = MatrixDescriptor(200, 150, 90, 70, Grid(2, 1), imb=33)
     for a, b in itertools.product((whole, cyclic), repeat=2):
-        check_cut(trapezoid, a, b)
+        check_cut(trapezoid, a, b, longest)
 
 
-def check_cut(trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor) -> None:
+def check_cut(trapezoid: Trapezoid, a: MatrixDescriptor, b: MatrixDescriptor, longest: int = 64) -> None:
     source, target = Placement.of(a), Placement.of(b)
     inside = mask(trapezoid, *target.shape)
     for rank in range(target.span):
         position, received, seen = target.coordinates(rank), 0, np.zeros(target.shape, int)
         assert position is not None
         for move in receives(source, target, rank):
-            for part, left in trapezoid.cut(move, target, rank, 1):
+            for part, left in trapezoid.cut(move, target, rank, 1, longest):
                 assert part.peer == move.peer
                 belongs = np.ones(part.shape, np.bool_) if left is None else mask(left, *part.shape)
                 i = [target.rows.global_from_local(run[1] + l, position[0]) for run in part.rows for l in range(run[2])]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,8 @@ def test_rectangles_cover_the_triangle_once(uplo: str, squares: bool) -> None:
         r, c = rng.randrange(rows.nprocs), rng.randrange(columns.nprocs)
         covered: Counter[tuple[int, int]] = Counter()
         across: Counter[int] = Counter()
-        for x in rectangles(rows, r, columns, c, "L" if uplo == "L" else "U", squares=squares):
+        options: Any = {"squares": squares, "leaf": rng.choice([16, 64, 512])}
+        for x in rectangles(rows, r, columns, c, "L" if uplo == "L" else "U", **options):
             covered.update((i, j) for i in range(x.r0, x.r1) for j in range(x.c0, x.c1))
             if x.inside:
                 corner = (x.r0, x.c1 - 1) if uplo == "L" else (x.r1 - 1, x.c0)
