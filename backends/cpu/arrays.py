@@ -208,13 +208,15 @@ class HostArrays:
         return product
 
     def subtract_square(self, x: Array, z: Array) -> None:
-        """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z, and below it.
 
         Args:
             x: rows of which the first ones have the numbers of Z's columns, in Fortran order (local).
             z: as many rows, and at most as many columns, in Fortran order (local).
         """
-        blas.gemm(-1, x, x[: z.shape[1]].T, 1, z, conj=(False, True))
+        n = z.shape[1]
+        syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
+        blas.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
 
     def trsm(
         self,

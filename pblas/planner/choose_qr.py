@@ -88,7 +88,10 @@ def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
     m, n = a.shape
     if _is_split(a):
         w = MatrixDescriptor(m, n, a.mb, max(n, 1), a.grid, a.rsrc, 0, imb=a.imb)
-        return w, "each rank has enough rows: they stay where they are, and only R travels"
+        alone = w.nprocs == 1
+        return w, "one rank has all rows" if alone else (
+            "each rank has enough rows: they stay where they are, and only R travels"
+        )
     ranks = nprocs
     while ranks > 1 and not _is_split(MatrixDescriptor.row_wise(m, n, ranks)):
         ranks -= 1

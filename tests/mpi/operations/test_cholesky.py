@@ -86,6 +86,18 @@ def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, 
     assert len(results) == 1
 
 
+def test_columns_of_whole_pages_are_a_line_apart(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, a = 32, positive(32, np.dtype(np.float64))
+    monkeypatch.setattr("pblas.planner.choose_factorization._PAGE", 8 * n)
+    w = linalg.plan_cholesky(MatrixDescriptor.row_wise(n, n, P), dtype="float64").plan.w
+    assert w.lld == n + 8
+    for desc in (w, MatrixDescriptor.row_wise(n, n, P)):
+        matrix = ctx.from_global(a, desc, None)
+        assert cholesky_ratio(a, collected(linalg.cholesky(matrix))) <= MOST
+        x = linalg.cho_factor(matrix, overwrite_a=True).solve(a[0])
+        assert solve_ratio(a, x[:, None], a[0][:, None]) <= MOST
+
+
 @pytest.mark.parametrize("bad", [-1.0, 0.0, np.nan])
 def test_info_is_the_first_bad_pivot(contexts: Contexts, bad: float) -> None:
     n = NB * P + 2 * NB + 1

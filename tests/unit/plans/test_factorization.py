@@ -15,6 +15,7 @@ from pblas.planner.choose_qr import choose_qr
 from pblas.plans.base import Plan, Transport
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import FactorizationPlan, panels
+from pblas.plans.lookahead import makespan
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
@@ -71,6 +72,16 @@ def check_traffic(plan: Plan) -> None:
 @given(plans())
 def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
     check_traffic(plan)
+
+
+@given(plans())
+def test_the_last_rank_ends_after_its_work_and_before_that_of_all_ranks(plan: FactorizationPlan) -> None:
+    work = plan.step_work
+    each = [0.0] * plan.w.nprocs
+    for s, step in enumerate(work):
+        each[step.owner] += step.panel + sum(before.depth * step.weight for before in work[:s])
+    assert max(each) * (1 - 1e-9) <= makespan(work, plan.w.nprocs) <= sum(each) * (1 + 1e-9)
+    assert ("estimate" in plan.explain()) == bool(work and (plan.w.nprocs > 1 or len(work) > 1))
 
 
 @given(plans(), descriptors(), st.booleans())
