@@ -53,7 +53,11 @@ class Factor(FactoredMatrix, ABC):
 
     @property
     def info(self) -> int:
-        """LAPACK's INFO, equal on all ranks: 0, or the place, from 1, where the factorization failed (global)."""
+        """LAPACK's INFO, equal on all ranks.
+
+        0; of LU the least k, from 1, for which U[k, k] is 0: then A is singular; of `cho_factor(check=False)` the order
+        of the first leading block that is not positive definite.
+        """
         if not isinstance(self._info, int):
             self._info = self._info()
         return self._info
@@ -147,11 +151,7 @@ class Factor(FactoredMatrix, ABC):
 
 
 class CholeskyFactor(Factor):
-    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`.
-
-    Attributes:
-        info: 0; with check=False the order of the first leading block that is not positive definite (global).
-    """
+    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
 
     def solve(self, b: DistMatrix | Array, *, progress: ProgressTarget = False) -> Any:
         """**Collective.** X with A X = B.
@@ -192,11 +192,7 @@ class CholeskyFactor(Factor):
 
 
 class LuFactor(Factor):
-    """P A = L U with partial pivoting; made by `lu_factor`.
-
-    Attributes:
-        info: 0, or the least k, from 1, for which U[k, k] is 0: then A is singular (global).
-    """
+    """P A = L U with partial pivoting; made by `lu_factor`."""
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
         super().__init__(factored, desc)

@@ -74,9 +74,9 @@ def _on_gpus(a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport,
     m, n = a.shape
     kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
     w, why = block_columns(a, 1 if algorithm == "local" else nprocs, kind, gpus=True, widest=_WIDEST_ON_GPUS)
-    if w.nprocs == 1 and w.nb > _WIDEST_ON_GPUS:
-        w = MatrixDescriptor.column_wise(m, n, 1, nb=_WIDEST_ON_GPUS)
-    nb = w.nb if w.inb is None else max(w.nb, w.inb)
+    if max(w.nb, w.inb or 0) > _WIDEST_ON_GPUS:
+        w = MatrixDescriptor.column_wise(m, n, w.nprocs, nb=_WIDEST_ON_GPUS)
+    nb = max(w.nb, w.inb or 0)
     w = replace(w, m=m + nb, mb=m + nb)
     if algorithm == "local":
         return QrPlan(a, w, "algorithm='local'", dtype, nprocs, transport, library="cuSOLVER", tail=n)

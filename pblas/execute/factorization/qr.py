@@ -49,7 +49,7 @@ class RunQr(RunFactorization):
         panel = self._steps[s]
         columns, m = self.w[:, panel.j_loc : panel.j_loc + panel.width], self.plan.a.m
         k = self._reflectors(panel)
-        self._arrays.qr(columns[panel.start : m], columns[m : m + min(k, self.plan.w.nb), :k])
+        self._arrays.qr(columns[panel.start : m], columns[m : m + min(k, self.plan.w.m - m), :k])
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
         """C[k:] = H[k]^H C[k:]."""
