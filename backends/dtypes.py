@@ -98,8 +98,12 @@ class ProductDtypes:
         """dtype in which products are added."""
         return accumulator_dtype(self.d)
 
-    def check(self, verb: str) -> None:
+    def check(self, verb: str, source: str = "D") -> None:
         """Raise DTypeError unless the dtypes may be combined (global).
+
+        Args:
+            verb: name of the call, for messages.
+            source: what determines the dtype of D, for messages.
 
         >>> ProductDtypes(E4M3, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
         >>> ProductDtypes(E5M2, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
@@ -122,7 +126,7 @@ float8_e4m3fn, with .astype("float8_e4m3fn")
         if d not in RESULTS[a]:
             names = " or ".join(dtype.name for dtype in RESULTS[a])
             raise errors.DTypeError(
-                f"{verb}: D is to be {d.name}; with A in {a.name} it can be {names}: pass such an out= or out_dtype="
+                f"{verb}: {source} is {d.name}, A is {a.name}; D can be {names} then: pass such an out= or out_dtype="
             )
         if c != d and not (d == FLOAT32 and c in RESULTS[a]):
             raise errors.DTypeError(

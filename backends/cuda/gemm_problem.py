@@ -213,20 +213,30 @@ def copies_of(x: Any, y: Any, z: Any) -> Copies:
     """The copies that a product of matrices of 8 bits needs: of X by rows, of Y by columns, of Z in its own order."""
     (m, n), k = z.shape, x.shape[1]
     by_rows = _stored(z, flipped=False).transposed
-    lines = [-(-m // ALIGNMENT) * ALIGNMENT, -(-n // ALIGNMENT) * ALIGNMENT]
-    rows, columns = (m, lines[1]) if by_rows else (lines[0], n)
-    depth = -(-k // ALIGNMENT) * ALIGNMENT
-    fits_z = (rows, columns) == (m, n) and _is_aligned(z if by_rows else z.T)
-    fits_x, fits_y = (w.shape == shape and _is_aligned(w) for w, shape in ((x, (rows, depth)), (y.T, (columns, depth))))
-    return Copies(
-        None if fits_x else (rows, depth), None if fits_y else (depth, columns), None if fits_z else (rows, columns)
+    rows, columns = (m, _whole(n)) if by_rows else (_whole(m), n)
+    shapes = (rows, _whole(k)), (_whole(k), columns), (rows, columns)
+    fits = (
+        w.shape == shape and _has_aligned_lines(w, axis)
+        for w, shape, axis in zip((x, y, z), shapes, (1, 0, int(by_rows)), strict=True)
     )
+    return Copies(*(None if fit else shape for fit, shape in zip(fits, shapes, strict=True)))
 
 
-def _is_aligned(x: Any) -> bool:
-    """Whether the rows of a matrix are contiguous and start at multiples of 16 bytes."""
-    (m, n), (down, across) = x.shape, x.strides
-    return (n == 1 or across == x.itemsize) and not (x.data.ptr % ALIGNMENT or (m > 1 and down % ALIGNMENT))
+def _whole(n: int) -> int:
+    """The next multiple of 16.
+
+    >>> _whole(16), _whole(17)
+    (16, 32)
+    """
+    return -(-n // ALIGNMENT) * ALIGNMENT
+
+
+def _has_aligned_lines(x: Any, axis: int) -> bool:
+    """Whether a matrix is contiguous along an axis, in lines that start at multiples of 16 bytes."""
+    (length, step), (lines, pitch) = ((x.shape[i], x.strides[i]) for i in (axis, 1 - axis))
+    return (length == 1 or step == x.dtype.itemsize) and not (
+        x.data.ptr % ALIGNMENT or (lines > 1 and pitch % ALIGNMENT)
+    )
 
 
 def alignment(address: int) -> int:

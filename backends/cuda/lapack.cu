@@ -1,18 +1,4 @@
 // Kernels beside cuSOLVER's factorizations: triangles with zeros beside them, and exchanges of rows.
-typedef long long integer;
-
-__device__ __forceinline__ float real(float x) { return x; }
-__device__ __forceinline__ double real(double x) { return x; }
-__device__ __forceinline__ float real(float2 x) { return x.x; }
-__device__ __forceinline__ double real(double2 x) { return x.x; }
-__device__ __forceinline__ void make_real(float&) {}
-__device__ __forceinline__ void make_real(double&) {}
-__device__ __forceinline__ void make_real(float2& x) { x.y = 0; }
-__device__ __forceinline__ void make_real(double2& x) { x.y = 0; }
-__device__ __forceinline__ float zero(float) { return 0; }
-__device__ __forceinline__ double zero(double) { return 0; }
-__device__ __forceinline__ float2 zero(float2) { return make_float2(0, 0); }
-__device__ __forceinline__ double2 zero(double2) { return make_double2(0, 0); }
 
 // The lower triangle of X: 0 above the diagonal, real elements on it. A CTA takes a column.
 template <class T>
@@ -23,76 +9,34 @@ __device__ void lower(T* x, integer ld) {
     if (threadIdx.x == 0) make_real(column[j]);
 }
 
-template <class T>
-__device__ __forceinline__ T lane_of(T x, int lane) { return __shfl_sync(~0u, x, lane); }
-__device__ __forceinline__ float2 lane_of(float2 x, int lane) {
-    return make_float2(lane_of(x.x, lane), lane_of(x.y, lane));
-}
-__device__ __forceinline__ double2 lane_of(double2 x, int lane) {
-    return make_double2(lane_of(x.x, lane), lane_of(x.y, lane));
-}
-__device__ __forceinline__ float one(float) { return 1; }
-__device__ __forceinline__ double one(double) { return 1; }
-__device__ __forceinline__ float2 one(float2) { return make_float2(1, 0); }
-__device__ __forceinline__ double2 one(double2) { return make_double2(1, 0); }
-__device__ __forceinline__ float times(float x, float y) { return x * y; }
-__device__ __forceinline__ double times(double x, double y) { return x * y; }
-__device__ __forceinline__ float2 times(float2 x, float2 y) {
-    return make_float2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
-}
-__device__ __forceinline__ double2 times(double2 x, double2 y) {
-    return make_double2(x.x * y.x - x.y * y.y, x.x * y.y + x.y * y.x);
-}
-__device__ __forceinline__ float reciprocal(float x) { return 1 / x; }
-__device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
-// Divides by the larger part, so that no square overflows (Smith's method).
-template <class T>
-__device__ __forceinline__ T reciprocal(T z) {
-    bool swap = abs(z.x) < abs(z.y);
-    auto ratio = swap ? z.x / z.y : z.y / z.x, large = swap ? z.y + z.x * ratio : z.x + z.y * ratio;
-    T x;
-    x.x = (swap ? ratio : 1) / large;
-    x.y = (swap ? -1 : -ratio) / large;
-    return x;
-}
-__device__ __forceinline__ void subtract(float& r, float x, float y) { r -= x * y; }
-__device__ __forceinline__ void subtract(double& r, double x, double y) { r -= x * y; }
-__device__ __forceinline__ void subtract(float2& r, float2 x, float2 y) {
-    r.x -= x.x * y.x - x.y * y.y;
-    r.y -= x.x * y.y + x.y * y.x;
-}
-__device__ __forceinline__ void subtract(double2& r, double2 x, double2 y) {
-    r.x -= x.x * y.x - x.y * y.y;
-    r.y -= x.x * y.y + x.y * y.x;
-}
-
-enum { WARP = 32, COLUMNS = 4, PIECES = 16 };  // columns of a CTA; pieces of 32 rows that a warp holds in registers
+// Columns of a CTA; pieces of 32 rows that a warp holds in registers: at most, and for a small triangle.
+enum { WARP = 32, COLUMNS = 4, PIECES = 16, FEW_PIECES = 4 };
 
 // The rows of column k of T that a lane holds; a column after the last one is 0.
-template <class T>
+template <int COUNT, class T>
 __device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, integer down, integer across, int k,
                                             int n, int lane) {
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
+    for (int p = 0; p < COUNT; ++p) {
         int row = p * WARP + lane;
         piece[p] = row > k && row < n ? t[row * down + k * across] : zero(T());
     }
 }
 
-// X := T^-1 for a lower triangle T of order n <= WARP * PIECES, perhaps with a diagonal of ones; 0 above it. Element
+// X := T^-1 for a lower triangle T of order n <= WARP * COUNT, perhaps with a diagonal of ones; 0 above it. Element
 // (i, j) of T is i * down + j * across after the first. A warp solves T x = e[j] by columns of T: its lanes hold x, and
 // what is left of the right-hand side. The next column of T is loaded meanwhile.
-template <class T>
-__device__ void invert(const T* __restrict__ t, integer down, integer across, T* __restrict__ x, integer ldx, int n,
-                       int unit) {
+template <int COUNT, class T>
+__device__ __forceinline__ void invert_pieces(const T* __restrict__ t, integer down, integer across, T* __restrict__ x,
+                                              integer ldx, int n, int unit) {
     int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
     if (j >= n) return;
-    T rest[PIECES], column[PIECES], next[PIECES];
+    T rest[COUNT], column[COUNT], next[COUNT];
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
-    load_column(next, t, down, across, j / WARP * WARP, n, lane);
+    for (int p = 0; p < COUNT; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
+    load_column<COUNT>(next, t, down, across, j / WARP * WARP, n, lane);
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
+    for (int p = 0; p < COUNT; ++p) {
         if (p * WARP + WARP <= j) continue;  // x is 0 before row j
         int row = p * WARP + lane;
         T inverse = unit || row >= n ? one(T()) : reciprocal(t[row * (down + across)]);
@@ -100,17 +44,30 @@ __device__ void invert(const T* __restrict__ t, integer down, integer across, T*
             int k = p * WARP + l;
             if (k >= n) break;
 #pragma unroll
-            for (int q = p; q < PIECES; ++q) column[q] = next[q];
-            load_column(next, t, down, across, k + 1, n, lane);
+            for (int q = p; q < COUNT; ++q) column[q] = next[q];
+            load_column<COUNT>(next, t, down, across, k + 1, n, lane);
             T solved = lane_of(times(rest[p], inverse), l);
             if (lane == l) rest[p] = solved;
 #pragma unroll
-            for (int q = p; q < PIECES; ++q) subtract(rest[q], column[q], solved);
+            for (int q = p; q < COUNT; ++q) subtract(rest[q], column[q], solved);
         }
     }
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p)
+    for (int p = 0; p < COUNT; ++p)
         if (p * WARP + lane < n) x[p * WARP + lane + j * ldx] = rest[p];
+}
+
+// The inverse of a triangle of any order up to WARP * PIECES; the common case of columns has an instance of its own.
+template <class T>
+__device__ void invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int unit) {
+    if (n <= WARP * FEW_PIECES && down == 1)
+        invert_pieces<FEW_PIECES>(t, 1, across, x, ldx, n, unit);
+    else if (n <= WARP * FEW_PIECES)
+        invert_pieces<FEW_PIECES>(t, down, across, x, ldx, n, unit);
+    else if (down == 1)
+        invert_pieces<PIECES>(t, 1, across, x, ldx, n, unit);
+    else
+        invert_pieces<PIECES>(t, down, across, x, ldx, n, unit);
 }
 
 // INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.

@@ -60,8 +60,7 @@ def syrk(
     straight, copy = by_columns(x), None
     if is_complex and conj != (hermitian and not straight):  # cuBLAS reads X, or in C-order X^T
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-            x = copy = cupy.conj(x)
-        straight = by_columns(x)
+            x = copy = (cupy.asfortranarray if straight else cupy.ascontiguousarray)(cupy.conj(x))
     flip = cublas.Operation.C if hermitian else cublas.Operation.T
     matrix, flag = (x, cublas.Operation.N) if straight else (x.T, flip)
     values = np.array([alpha, beta], z.dtype)

@@ -253,7 +253,7 @@ class Caller:
         dtype = RESULTS[x.dtype][0] if asked is None else asked
         if given is not None and (asked is not None or given in RESULTS[x.dtype]):
             dtype = given  # the check of `out` names another dtype
-        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb)
+        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb, "out_dtype")
         return dtype
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
@@ -384,8 +384,8 @@ class Caller:
         sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
-        key = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta, *self._options.values())
-        key += () if self.scales is None else self.scales.kinds
+        key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)
+        key += (*self._options.values(), None if self.scales is None else self.scales.kinds)
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)

@@ -13,6 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from pblas.backends.dtypes import dtype_of_name
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 THRESHOLD = 16.0
@@ -22,7 +24,7 @@ NAMES = ("float32", "float64", "complex64", "complex128", "float16", "bfloat16")
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+    return dtype_of_name(name)
 
 
 def eps_of(dtype: np.dtype[Any]) -> float:

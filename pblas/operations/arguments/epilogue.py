@@ -126,7 +126,7 @@ class ProductEpilogue:
             return "in the reduction"
         if plan.finishes == "sum":
             return "where D is rounded" if accumulator_dtype(self.dtype) != self.dtype else passes
-        if plan.transport != "push":
+        if plan.transport != "push" or plan.product.dtype_d == "float32":
             return passes
         fused = None if self.epilogue.tree is None else fused_epilogue(self.epilogue.tree, self.dtype.name)
         if fused is None:

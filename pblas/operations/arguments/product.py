@@ -203,6 +203,7 @@ class ProductArguments(NamedTuple):
         queue = None if plan.queue is None else 0  # one key for all queues; plans without a queue have more algorithms
         product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
         epilogue = f", {self.epilogue}" if self.epilogue and not alone else ""
+        epilogue += ", fast accumulation" if self.fast_accumulate else ""
         return f"{product!r}, tf32={self.tf32}, chunks={self.chunks}{epilogue}"
 
     def output(self, nprocs: int) -> MatrixDescriptor:
@@ -311,7 +312,10 @@ def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
 def check_not_conjugated(verb: str, name: str, x: Any) -> None:
     """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
     if isinstance(x, DistMatrix) and x.conjugated:
-        raise errors.ArgumentError(f"{verb}: {name} is a conjugated view (.H), which cannot be written or added")
+        raise errors.ArgumentError(
+            f"{verb}: {name} is a conjugated view (.H or .conj()), which cannot be written or added here; "
+            f"pass its copy(), or write to it by x[...] = y"
+        )
 
 
 def checked_trans(verb: str, name: str, value: Any) -> Trans:
@@ -426,9 +430,10 @@ def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
     c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (call.c, call.out))
     if None not in (asked, out) and asked != out:
         raise errors.DTypeError(f"{verb}: out is {out}, out_dtype= says {call.out_dtype}; leave out_dtype out")
-    d = next((dtype for dtype in (out, asked, c) if dtype is not None), RESULTS[a][0])
+    sources = {"out": out, "out_dtype": asked, "C": c, "D": RESULTS[a][0]}
+    source, d = next((name, dtype) for name, dtype in sources.items() if dtype is not None)
     dtypes = ProductDtypes(a, b, d if c is None else c, d, d)
-    dtypes.check(verb)
+    dtypes.check(verb, source)
     return replace(dtypes, wire=checked_wire(verb, call.wire_dtype, d))
 
 

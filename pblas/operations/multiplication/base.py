@@ -146,6 +146,8 @@ class PlannedMatmul(PlannedOperation[Execution]):
         spec = self._spec
         spec.check_execution(runtime, *execution[:4], self.out)
         scales = self._checked_scales(runtime, execution)
+        if scales is not None and execution.out is not None:
+            scales.check_apart("execute", runtime, execution.out.stored("execute"))
         extra = self._extra(runtime, self._with_scale(execution.operands, scales), execution.out)
         options = {"tf32": spec.tf32, "fast_accumulate": spec.fast_accumulate, "autotune": spec.autotune}
         runtime.backend.arrays.begin(execution.stream, **options)
@@ -208,10 +210,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
                     "execute: scales belong to matrices of 8 bits, and none were planned; pass them to plan_matmul too"
                 )
             scales = self._scales.replaced("execute", runtime, *scales)
-        scales = self._scales if scales is None else scales
-        if scales is not None and execution.out is not None:
-            scales.check_apart("execute", runtime, execution.out.stored("execute"))
-        return scales
+        return self._scales if scales is None else scales
 
     def _with_scale(self, operands: Mapping[str, Any] | None, scales: Any) -> Any:
         """The operands of an execution's epilogue, with the scale of D, by which the epilogue ends (local)."""

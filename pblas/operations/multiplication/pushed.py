@@ -171,6 +171,8 @@ class PushedMatmul(PlannedMatmul):
             if self._executor is None:
                 raise errors.ContextError("execute: the planned product is closed")
             self._spec.check_execution(runtime, *execution[:4], self.out)
+            if execution.scales is not None and execution.out is not None:
+                execution.scales.check_apart("execute", runtime, execution.out.stored("execute"))
         program = self._program(runtime, execution._replace(out=d, operands=extra))
         known = self._known[key] = program, [x.desc for x in execution[:4] if x is not None]
         while len(self._known) > _MAX_KNOWN:

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import MatrixDescriptor
-from pblas.backends.cuda.gemm import copies_of
+from pblas import MatrixDescriptor, tp
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import E4M3, FLOAT8
 from tests.common.gauge import THRESHOLD, entries, eps_of
@@ -24,6 +23,7 @@ from tests.mpi.operations.test_dtypes import (  # noqa: F401 - pytest runs the i
     SHORT_EPS,
     placed,
     scalar,
+    test_layers_take_8_bits,
     test_matrices_of_8_bits_are_moved_and_converted_exactly,
     test_products_are_those_of_float64,
     test_scales_are_replaced_in_an_execution,
@@ -69,20 +69,48 @@ def test_every_algorithm_and_replay(ctx: pblas.Context, layout: str, monkeypatch
         assert (abs(wide(whole(out)) - exact) <= THRESHOLD * eps_of(out.dtype) * size).all()
 
 
-def test_cublaslt_takes_matrices_that_are_stored_along_k() -> None:
-    """Others are copied, as are lines that do not end at multiples of 16 bytes."""
+def test_autotune_trace_queue_and_the_callers_graph(ctx: pblas.Context) -> None:
+    """A tuned plan on a queue, traced, and in a CUDA graph, which reads the scale when it runs."""
+    m, n, k = 32 * ctx.nprocs, 16 * ctx.nprocs, 48
+    a, b = entries((m, k), E4M3, 1), entries((k, n), E4M3, 2)
+    x, y = placed(ctx, a, "rows", "C"), placed(ctx, b, "columns", "F")
+    out, scale = placed(ctx, np.zeros((m, n), np.float32), "rows", "C"), scalar(ctx, 1.0)
+    exact, size = wide(a) @ wide(b), abs(wide(a)) @ abs(wide(b))
 
-    def array(m: int, n: int, order: Any, dtype: Any = E4M3) -> Any:
-        return new_array(
-            (m, n), np.dtype(dtype), cupy.cuda.alloc(max(m * n * np.dtype(dtype).itemsize, 1)), order=order
-        )
+    def check(factor: float) -> None:
+        sync()
+        assert (abs(wide(whole(out)) - factor * exact) <= THRESHOLD * SHORT_EPS * factor * size).all()
 
-    x, y, z = array(32, 48, "C"), array(48, 16, "F"), array(32, 16, "C", np.float16)
-    assert copies_of(x, y, z) == (None, None, None)
-    assert copies_of(array(32, 48, "F"), y, z) == ((32, 48), None, None)
-    assert copies_of(x, array(48, 16, "C"), z) == (None, (48, 16), None)
-    assert copies_of(x[:, :47], y[:47], z) == ((32, 48), (48, 16), None)
-    assert copies_of(x, y[:, :9], z[:, :9]) == (None, (48, 16), (32, 16))
+    options: dict[str, Any] = {"out": out, "scale_b": scale, "autotune": True}
+    with pblas.plan_matmul(x, y, **options, queue=1, fast_accumulate=True) as planned:
+        planned.execute(x, y, out=out)
+        check(1.0)
+    with pblas.plan_matmul(x, y, **options) as planned:
+        trace = planned.trace(x, y, out=out)
+        check(1.0)
+        assert ctx.rank or any(event.kind == "gemm" for event in trace.events)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        stream.begin_capture()
+        planned.execute(x, y, out=out, stream=stream)
+        graph = stream.end_capture()
+        for factor in (2.0, 0.25):
+            with ctx.runtime.backend.writing(scale.reshape(1, 1)) as host:
+                host[...] = factor
+            graph.launch(stream)
+            stream.synchronize()
+            check(factor)
+
+
+def test_tensors_of_8_bits_are_taken(ctx: pblas.Context) -> None:
+    torch = pytest.importorskip("torch")
+    torch.cuda.set_device(cupy.cuda.Device().id)
+    torch.manual_seed(0)  # the same tensors on every rank
+    x = torch.randn(16, 32, device="cuda").to(torch.float8_e4m3fn)
+    w = torch.randn(48, 32, device="cuda").to(torch.float8_e5m2)
+    y = tp.allgather_linear(x, w, out_dtype="float32", ctx=ctx)
+    exact = (x.to(torch.float64) @ w.to(torch.float64).T).repeat(ctx.nprocs, 1)
+    assert y.dtype == torch.float32
+    assert float((y.to(torch.float64) - exact).abs().max()) <= 1e-2
 
 
 @pytest.mark.parametrize("dtype", [E4M3, np.dtype(np.float32)])

@@ -116,7 +116,8 @@ class Finished:
         x = self.exact if once else self.exact.astype(self.dtype).astype(float)
         assert self.epilogue.tree is not None
         expected = np.broadcast_to(evaluate(self.epilogue.tree, x, operands), x.shape)[self._block]
-        local = (result or self.D).runtime.backend.reading((result or self.D).local).astype(float)
+        d = self.D if result is None else result
+        local = d.runtime.backend.reading(d.local).astype(float)
         half = 1.0 if self.epilogue.expression == GELU else 0.51  # cuBLASLt's tangent is approximate
         bound = half * eps_of(self.dtype) * np.abs(expected) + 16 * np.finfo(np.float32).eps * (1 + np.abs(expected))
         assert not local.size or (np.abs(local - expected) <= bound).all(), np.abs(local - expected).max()

@@ -12,6 +12,7 @@ import pytest
 
 from pblas.backends.cpu import elementwise
 from pblas.backends.cuda.pointwise import Pointwise, source
+from pblas.backends.dtypes import FLOAT8
 from pblas.epilogues import Name, nodes, parse
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.model.fibers import Kernels
@@ -67,6 +68,7 @@ def placed(x: Array, order: str) -> tuple[Any, Any]:
         ("maximum(x, row) / y", {"x": "bfloat16", "y": "bfloat16", "row": "float32"}, "float32", "bfloat16"),
         ("x - y", {"x": "float64", "y": "float64"}, "float64", "float16"),
         ("row + column", {"row": "float32", "column": "complex64"}, "complex64", "complex64"),
+        ("x", {"x": "float8_e5m2"}, "float32", "bfloat16"),
     ],
 )
 def test_the_kernel_computes_what_cpus_compute(
@@ -95,3 +97,27 @@ def test_the_kernel_computes_what_cpus_compute(
         if dtypes[first] == out and SHAPES[first] == (9, 7):
             pointwise.combine(0, tree, operands, dtype_of(compute), operands[first])
             assert np.array_equal(np.asarray(operands[first]), np.asarray(result))
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any, tmp_path: Path) -> None:
+    """Any float32, halfway cases and their neighbours among them; and every number of 8 bits exactly."""
+    codes = np.arange(256, dtype=np.uint8).view(dtype).reshape(1, 256)
+    wide = np.sort(codes[np.isfinite(codes.astype(np.float32))].astype(np.float32))
+    halves = (wide[1:] + wide[:-1]) / 2
+    random = np.random.default_rng(0).integers(0, 1 << 32, 4096, dtype=np.uint32).view(np.float32)
+    special = np.array([np.nan, np.inf, -np.inf, 0, -0.0, 464, 465, 57344, 61440, 61439, 1e-30], np.float32)
+    values = np.concatenate(
+        [wide, halves, *(np.nextafter(halves, np.float32(end)) for end in (-np.inf, np.inf)), random, special]
+    )
+    for number, (x, out) in enumerate(((values[None], dtype), (codes, np.dtype(np.float32)))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = np.zeros(x.shape, out).view(HostArray)
+        pointwise = HostPointwise(folder)
+        pointwise.combine(0, parse("x"), {"x": x.copy().view(HostArray)}, np.dtype(np.float32), result)
+        with np.errstate(all="ignore"):
+            expected = x.astype(out).astype(np.float32)
+        made = np.asarray(result).astype(np.float32)
+        assert np.array_equal(made, expected, equal_nan=True)
+        assert (np.signbit(made) == np.signbit(expected))[~np.isnan(expected)].all()

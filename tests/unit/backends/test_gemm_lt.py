@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda.algorithm_cache import ALGORITHM_NBYTES, Choice, Choices
-from pblas.backends.cuda.gemm_problem import Problem, alignment, needs_copy, read
+from pblas.backends.cuda.gemm_problem import Problem, alignment, copies_of, needs_copy, read
+from pblas.backends.dtypes import E4M3, E5M2, FLOAT16, FLOAT32
 from pblas.backends.push_engine import GemmModes
 from pblas.errors import PblasWarning
 from tests.common.gauge import NAMES, Array, dtype_of
@@ -204,6 +205,40 @@ def again() -> Choices:
 def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
     assert again().entries == choices.entries
     assert Choices("NVIDIA H200", 132, 130200, 32 << 20).path != choices.path
+
+
+def aligned(shape: tuple[int, int], dtype: Any, order: Any, padding: int = 0) -> Device:
+    """An array at a multiple of 16 bytes, with a gap after each line."""
+    m, n = shape if order == "F" else shape[::-1]
+    memory = np.zeros((m + padding) * n * dtype.itemsize + 16, np.uint8)
+    start = -memory.__array_interface__["data"][0] % 16
+    lines = memory[start : start + (m + padding) * n * dtype.itemsize].view(dtype).reshape(n, m + padding)[:, :m]
+    return Device(lines.T if order == "F" else lines)
+
+
+@pytest.mark.parametrize("sizes", [*itertools.product((1, 15, 16, 48), (1, 16, 33), (1, 16, 40))])
+def test_copies_of_8_bits_are_what_cublaslt_multiplies(sizes: tuple[int, int, int]) -> None:
+    """X^T and Y along K, in lines of a multiple of 16 bytes; what fits is not copied."""
+    m, n, k = sizes
+    for orders in itertools.product("FC", repeat=3):
+        for dtype_z in (FLOAT16, FLOAT32):
+            x, y, z = (
+                aligned(shape, dtype, order)
+                for shape, dtype, order in zip(((m, k), (k, n), (m, n)), (E4M3, E5M2, dtype_z), orders, strict=True)
+            )
+            shapes = copies_of(x, y, z)
+            left, right, result = (
+                w if shape is None else aligned(shape, w.dtype, order)
+                for w, shape, order in zip((x, y, z), shapes, ("C", "F", "C" if orders[2] == "C" else "F"), strict=True)
+            )
+            assert copies_of(left, right, result) == (None, None, None)
+            problem, swapped = read(left, right, result)
+            assert (problem.transa, problem.transb, problem.dtype) == ("T", "N", (E5M2 if swapped else E4M3).name)
+            assert not any(length % 16 for length in (problem.m, problem.k, problem.lda, problem.ldb))
+            assert not problem.ldz * dtype_z.itemsize % 16
+            assert problem.aligna == problem.alignb == problem.alignz == 16
+            if not any(length % 16 for length in sizes) and orders[:2] == ("C", "F"):
+                assert shapes == (None, None, None)
 
 
 @pytest.mark.parametrize(
