@@ -85,6 +85,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     runtime, m = v.runtime, v.shape[0]
     transport = runtime.topology.transport(runtime.nprocs)
     desc = choose_qr(without_lld(v.desc), v.dtype.name, runtime.nprocs, transport, returns=True).w
+    runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
     w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
     redistribute(v, out=w[:m, :])
     with runtime.local_step(verb):
@@ -94,6 +95,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
                 columns = local[:, panel.j_loc : panel.j_loc + panel.width]
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
                 runtime.backend.arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
+    runtime.agree(f"{verb}: T", {})
     return Reflectors(w, None, is_tree=False)
 
 
@@ -157,6 +159,7 @@ def solve_least_squares(verb: str, a: DistMatrix, b: DistMatrix, *, adjoint: boo
         rest = b[k:, :]
         with b.runtime.local_step(verb):
             rest.stored(verb)[...] = 0
+        b.runtime.agree(f"{verb}: zeros", {})
         multiplied(verb, q, b, out=b)
     return 0
 

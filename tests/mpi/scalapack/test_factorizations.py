@@ -209,9 +209,10 @@ def test_column_pivoting_of_hard_matrices(ictxt: int) -> None:
     zeros = np.where(i % 3 == 0, 0, x)
     for sub in (kahan * (1 + 1e-7 * i), rank, near, zeros, x * 10.0**-i, 1e300 * x, np.zeros((n, n)), x[:4], x[:, :4]):
         a = Placed(ictxt, sub)
-        k, places = min(sub.shape), a.operand.indices()[1]
+        (rows, width), places = sub.shape, a.operand.indices()[1]
+        k = min(rows, width)
         tau, order = np.zeros(len(places)), np.zeros(len(places), np.int64)
-        scalapack.pdgeqpf(*sub.shape, *a.at, order, tau)
+        scalapack.pdgeqpf(rows, width, *a.at, order, tau)
         q = Placed(ictxt, a.collected()[:, :k])
         scalapack.pdorgqr(len(sub), k, k, *q.at, tau)
         found = np.full(sub.shape[1], -1)
@@ -234,11 +235,11 @@ def test_column_pivoting_of_hard_matrices(ictxt: int) -> None:
 
 def test_least_squares_without_full_rank(ictxt: int) -> None:
     """INFO > 0 is the first zero on the diagonal of R or L, and B is as it was; in ScaLAPACK it is infinite."""
-    for shape, trans in itertools.product(((N, 5), (5, N)), "NT"):
-        sub = general(*shape, np.dtype(np.float64))
-        sub[(slice(None), 0) if shape[0] == N else 0] = 0
+    for (m, n), trans in itertools.product(((N, 5), (5, N)), "NT"):
+        sub = general(m, n, np.dtype(np.float64))
+        sub[(slice(None), 0) if m == N else 0] = 0
         a, b = Placed(ictxt, sub), Placed(ictxt, general(N, 2, np.dtype(np.float64)))
-        assert same_on_all_ranks(scalapack.pdgels(trans, *shape, 2, *a.at, *b.at)) == 1
+        assert same_on_all_ranks(scalapack.pdgels(trans, m, n, 2, *a.at, *b.at)) == 1
         assert b.operand.is_untouched()
 
 
