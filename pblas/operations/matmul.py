@@ -105,7 +105,7 @@ def plan_matmul(
             which each execution reads, on GPUs in stream order (global).
         scale_b: factor of B, as scale_a (global).
         scale_d: factor of D, after the epilogue, as scale_a (global).
-        amax: array of one float32 that receives the largest |element| of this rank's part of D, scale_d included; NaN
+        amax: array of one float32 that receives the largest modulus in this rank's part of D, scale_d included; NaN
             if D has one (local; given on all ranks or on none).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no

@@ -92,7 +92,7 @@ def allgather_linear(
             (global).
         scale_b: factor of the weight, as scale_a (global).
         scale_d: factor of y, after the epilogue, as scale_a (global).
-        amax: array of one float32 that receives the largest |element| of this rank's y (local; given on all ranks or on
+        amax: array of one float32 that receives the largest modulus in this rank's y (local; given on all ranks or on
             none).
         wire_dtype: accepted as in `allgather_linear_backward`; no partial products travel in the layer itself (global).
         ctx: the context whose ranks share the layer; None for `default_context` (global).

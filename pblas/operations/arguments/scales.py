@@ -33,7 +33,7 @@ class Scales:
         a: scale of A: a number (global), or an array of one float32, read by each execution (local).
         b: scale of B, as a.
         d: scale of D, as a; None for none.
-        amax: array of one float32 that receives the largest |element| of this rank's part of D; None for none (local).
+        amax: array of one float32 that receives the largest modulus in this rank's part of D; None for none (local).
     """
 
     a: Any = 1.0

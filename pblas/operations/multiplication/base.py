@@ -110,7 +110,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
             scale_a: scale of A, of the planned kind, number or array; None for the planned one (global).
             scale_b: scale of B, as scale_a (global).
             scale_d: scale of D, as scale_a (global).
-            amax: receives the largest |element| of this rank's part of D; None for the planned array (local).
+            amax: receives the largest modulus in this rank's part of D; None for the planned array (local).
             stream: on GPUs, the CUDA stream on which to run: an object with `__cuda_stream__`; None for CuPy's current
                 stream. The call returns at once, and later work on the stream sees D (local).
 
