@@ -1,4 +1,4 @@
-"""Sphinx configuration: Markdown pages through MyST, the reference from docstrings."""
+"""Sphinx configuration: Markdown pages and notebooks through MyST, the reference from docstrings."""
 
 import os
 import sys
@@ -12,12 +12,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # documents this tree, insta
 
 from pblas import Grid, MatrixDescriptor, __version__
 
+os.environ["PYTHONPATH"] = os.pathsep.join([sys.path[0], os.environ.get("PYTHONPATH", "")]).rstrip(":")  # of notebooks
+
 project = "pblas"
 author = "The pblas developers"
 copyright = "2026, The pblas developers"  # noqa: A001 (Sphinx reads this name)
 version = release = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "sphinx_copybutton"]
 if os.environ.get("DOCS_INTERSPHINX"):  # links to other projects' pages; needs a network, which a build may not have
     extensions.append("sphinx.ext.intersphinx")
     intersphinx_mapping = {
@@ -37,6 +39,11 @@ html_css_files = ["pblas.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
+
+nb_execution_mode = "force"  # the library may have changed since the last build
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120  # seconds of a cell
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"  # signatures of PBLAS calls are long enough without types

@@ -17,17 +17,15 @@ def main() -> float:
 
     with pblas.Context() as ctx:
         X = ctx.from_global(load_digits().data)
-        samples = len(X)
-
         X -= X.mean(axis=0)
-        C = (X.T @ X).to_global(root=None) / (samples - 1)  # every rank has C, with the same bits
+        C = (X.T @ X).to_global(root=None) / (len(X) - 1)  # every rank has C, with the same bits
         variances, vectors = np.linalg.eigh(C)
         variances, V = variances[::-1], vectors[:, ::-1][:, :COMPONENTS]
         scores = X @ V  # 1797 x 8, split like X
         parts = 100 * variances[:COMPONENTS] / variances.sum()
 
         # Scores are uncorrelated, and their variances are the eigenvalues.
-        correlation = (scores.T @ scores).to_global(root=None) / (samples - 1)
+        correlation = (scores.T @ scores).to_global(root=None) / (len(X) - 1)
         error = float(np.abs(correlation - np.diag(variances[:COMPONENTS])).max() / variances[0])
 
         if ctx.rank == 0:

@@ -69,6 +69,10 @@ class HostArrays:
         """A tight array at the start of memory that `empty` returned (local)."""
         return np.ndarray(shape, dtype, memory.data, order=order)
 
+    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised memory in Fortran order, on a GPU until the next call for this lane (local)."""
+        return np.empty(shape, dtype, "F")
+
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of the shape and storage order of x (local)."""
         return np.empty_like(x, dtype)
@@ -197,16 +201,33 @@ class HostArrays:
         """
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def gram(self, x: Array) -> Array:
+        """X^H X of an X in Fortran order, in host memory (local)."""
+        product = np.empty((x.shape[1], x.shape[1]), x.dtype, "F")
+        blas.gemm(1, x.T, x, 0, product, conj=(True, False))
+        return product
+
     def subtract_square(self, x: Array, z: Array) -> None:
-        """Z := Z - X X^H in the lower triangle of a Hermitian Z; elements above the diagonal may change.
+        """Z := Z - X X^H in the lower triangle of a Hermitian Z, and below it.
 
         Args:
             x: rows of which the first ones have the numbers of Z's columns, in Fortran order (local).
             z: as many rows, and at most as many columns, in Fortran order (local).
         """
-        blas.gemm(-1, x, x[: z.shape[1]].T, 1, z, conj=(False, True))
+        n = z.shape[1]
+        syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
+        blas.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
 
-    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+    def trsm(
+        self,
+        t: Array,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        unit: bool = False,
+        conj: bool = False,
+        inverts: bool = True,
+    ) -> None:
         """Z := T^-1 Z, in place, for a triangle T; T may be marked as conjugated.
 
         Args:
@@ -215,6 +236,7 @@ class HostArrays:
             uplo: the triangle of T.
             unit: take the diagonal of T as ones, and do not read it.
             conj: solve with the conjugate of T.
+            inverts: whether a GPU may multiply with inverses of blocks, whose error grows with their condition.
         """
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 

@@ -23,7 +23,7 @@ _PREFIXES = dict(zip("fdFD", "sdcz", strict=True))
 
 
 def potrf(x: Array) -> int:
-    """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal.
+    """X := L with X = L L^H, for the lower triangle of a Hermitian X.
 
     Args:
         x: n x n; elements above the diagonal and imaginary parts on the diagonal are not read (local).
@@ -35,14 +35,15 @@ def potrf(x: Array) -> int:
     Source: LAPACK, xPOTRF.
 
     >>> x = np.array([[4.0, 9.0], [2.0, 5.0]], order="F"); potrf(x), x.tolist()
-    (0, [[2.0, 0.0], [1.0, 2.0]])
+    (0, [[2.0, 9.0], [1.0, 2.0]])
     >>> potrf(np.array([[4.0, 0.0], [2.0, 1.0]], order="F"))
     2
     """
     n = x.shape[0]
     if not n:
         return 0
-    lower(x)
+    if x.dtype.kind == "c":
+        x.imag[np.diag_indices(n)] = 0
     info = ctypes.c_int()
     _call(x, "potrf", b"L", n, x, _lda(x), info)
     factored = np.diagonal(x)[: info.value - 1 if info.value else n]

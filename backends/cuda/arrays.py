@@ -22,9 +22,10 @@ from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
+from pblas.backends.cuda.reflectors import Reflectors
 from pblas.backends.cuda.strided_copy import Mover, Spot
 from pblas.backends.cuda.syrk import syrk
-from pblas.backends.cuda.trsm import trmm, trsm
+from pblas.backends.cuda.trsm import gram_blocks, trmm, trsm
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue, Node
 
+_GRAM_BLOCKS, _GRAM_ROWS = 528, 512
+"""Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
 _WIDE = 256
 """Fewest right-hand sides that are multiplied with inverses."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
@@ -103,7 +106,11 @@ class DeviceArrays:
 
     @cached_property
     def _lapack(self) -> Lapack:
-        return Lapack(self.empty)
+        return Lapack(self.empty, self._kept.append)
+
+    @cached_property
+    def _reflectors(self) -> Reflectors:
+        return Reflectors(self._lapack, self.gemm)
 
     @property
     def _blas_handle(self) -> int:
@@ -144,6 +151,11 @@ class DeviceArrays:
         """A tight array at the start of memory from `empty` (local)."""
         array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
+
+    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised memory of this lane in Fortran order, until the next call for the lane (local)."""
+        memory = self._lapack.memory(self.stream, "scratch", shape[0] * shape[1] * dtype.itemsize)
+        return self.array(memory, shape, dtype)
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
         """An uninitialised array of the shape and storage order of x (local)."""
@@ -334,6 +346,22 @@ class DeviceArrays:
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
+    def gram(self, x: Any) -> Array:
+        """X^H X of an X in Fortran order, in host memory: the sum of products of as many blocks of rows as fill a GPU.
+
+        cuBLAS' product for X^H X with few columns and millions of rows leaves most multiprocessors idle.
+        """
+        m, n = x.shape
+        count = min(_GRAM_BLOCKS, m // _GRAM_ROWS)
+        rows = m // count if count else 0
+        parts = self.array(self.empty((count + 1) * n * n * x.itemsize), (n, n * (count + 1)), x.dtype)
+        if count:
+            gram_blocks(self._blas_handle, x, rows, count, parts)
+        self.gemm(1, x[rows * count :].T, x[rows * count :], 0, parts[:, n * count :], conj=(True, False))
+        self.settle()
+        total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
+        return total
+
     def _multiply_short(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any) -> None:
         """`gemm` of matrices of 8 bits, by way of copies that cuBLASLt takes."""
         shapes, orders = copies_of(x, y, z), ("C", "F", "F" if _by_columns(z) else "C")
@@ -378,13 +406,22 @@ class DeviceArrays:
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
 
-    def trsm(self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+    def trsm(
+        self,
+        t: Array,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        unit: bool = False,
+        conj: bool = False,
+        inverts: bool = True,
+    ) -> None:
         """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`.
 
         A wide Z is multiplied with the inverses of blocks of T's diagonal. They are small, because the error of such a
         product grows with the condition of the block.
         """
-        if z.shape[1] >= _WIDE:
+        if inverts and z.shape[1] >= _WIDE:
             self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
             return
         memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
@@ -459,6 +496,15 @@ class DeviceArrays:
             memory.set(pivots.astype(np.int64), cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
             pivots = memory
         self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
+
+    def qr(self, x: Array, t: Array) -> None:
+        """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cuda.reflectors`."""
+        self._reflectors.geqrt(self.stream, x, t)
+
+    def unit_lower(self, x: Array) -> Array:
+        """A copy of a square X with ones on its diagonal and zeros above it, until the next call for the lane."""
+        y: Array = self._reflectors.unit_lower(self.stream, x)
+        return y
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
@@ -565,6 +611,7 @@ class DeviceArrays:
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None
+        self.__dict__.pop("_reflectors", None)
         if "_lapack" in self.__dict__:
             self._lapack.close()
             del self._lapack

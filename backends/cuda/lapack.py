@@ -39,25 +39,32 @@ _MOST_EXCHANGES = 512
 """Exchanges of one list: its 4 integers each, and the elements of twice as many rows, are in shared memory."""
 
 
+def compiled(*names: str, last_line: str = "") -> Any:
+    """The module of some source files of this folder, one after the other."""
+    code = "".join(Path(__file__).with_name(name).read_text() for name in names)
+    return cupy.RawModule(code=code + last_line, options=("--std=c++17",))
+
+
 class Lapack:
     """cuSOLVER on the current device, for one thread, with a workspace for each stream that it is used on.
 
     Args:
         empty: returns bytes of GPU memory that are not reused before the streams are idle (local).
+        keep: keeps memory that is replaced by larger one until the streams are idle (local).
 
     Raises:
         BackendError: cuSOLVER does not start.
     """
 
-    def __init__(self, empty: Callable[[int], Any]) -> None:
-        self._empty = empty
+    def __init__(self, empty: Callable[[int], Any], keep: Callable[[Any], None]) -> None:
+        self._empty, self._keep = empty, keep
         try:
             self._handle, self._params = cusolverDn.create(), cusolverDn.create_params()
         except Exception as error:
             raise BackendError(
                 f"cuSOLVER does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
             ) from error
-        self._module = cupy.RawModule(code=Path(__file__).with_suffix(".cu").read_text(), options=("--std=c++17",))
+        self._module = compiled("scalars.cuh", "lapack.cu")
         self._functions: dict[str, Any] = {}
         self._memory: dict[tuple[int, str], Any] = {}
         self._hosts: list[Any] = [np.empty(0, np.uint8)]
@@ -77,20 +84,20 @@ class Lapack:
             x: n x n in Fortran order; what is above the diagonal and the imaginary parts on it are not used (local).
             info: one integer of 64 bits, 0 before; then LAPACK's INFO, which counts a NaN on the diagonal (local).
         """
-        n, ld = x.shape[0], _lda(x)
+        n, ld = x.shape[0], lda(x)
         if not n:
             return
         self.lower(stream, x)
         matrix = _LOWER, n, _KINDS[x.dtype.char], x.data.ptr, ld, _KINDS[x.dtype.char]
         buffers = self._buffers(stream, cusolverDn.xpotrf_buffer_size, matrix)
         cusolverDn.xpotrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
-        found = *_place(x), np.int32(n), np.int64(info.data.ptr)
+        found = *place(x), np.int32(n), np.int64(info.data.ptr)
         self._launch(stream, f"find_nan_{x.dtype.char}", 1, found)
 
     def lower(self, stream: int, x: Any) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
-            self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], _place(x))
+            self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], place(x))
 
     def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
         """T^-1 of a lower triangle, in Fortran order with 0 above it, until the next call for the stream.
@@ -106,7 +113,7 @@ class Lapack:
         strides = (np.int64(stride // t.itemsize) for stride in t.strides)
         self._launch(
             *(stream, f"invert_{t.dtype.char}", -(-n // columns)),
-            (np.int64(t.data.ptr), *strides, *_place(x), np.int32(n), np.int32(unit)),
+            (np.int64(t.data.ptr), *strides, *place(x), np.int32(n), np.int32(unit)),
             threads=threads,
         )
         return x
@@ -123,9 +130,22 @@ class Lapack:
         if not x.size:
             return
         kind = _KINDS[x.dtype.char]
-        matrix = *x.shape, kind, x.data.ptr, _lda(x)
+        matrix = *x.shape, kind, x.data.ptr, lda(x)
         buffers = self._buffers(stream, cusolverDn.xgetrf_buffer_size, (*matrix, kind))
         cusolverDn.xgetrf(self._handle, self._params, *matrix, pivots.data.ptr, kind, *buffers, info.data.ptr)
+
+    def geqrf(self, stream: int, x: Any, tau: Any) -> None:
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_j = I - tau_j v_j v_j^H; the ones of V are not stored.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: m x n in Fortran order (local).
+            tau: min(m, n) elements (local).
+        """
+        kind, info = _KINDS[x.dtype.char], self.memory(stream, "info", 8)
+        matrix = *x.shape, kind, x.data.ptr, lda(x), kind, tau.data.ptr, kind
+        buffers = self._buffers(stream, cusolverDn.xgeqrf_buffer_size, matrix)
+        cusolverDn.xgeqrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
 
     def swap_rows(self, stream: int, x: Any, pivots: Any, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
@@ -139,7 +159,7 @@ class Lapack:
         """
         if not x.size:
             return
-        starts, ld = range(start, len(pivots), _MOST_EXCHANGES), _lda(x)
+        starts, ld = range(start, len(pivots), _MOST_EXCHANGES), lda(x)
         lists = self.memory(stream, "lists", 4 * _MOST_EXCHANGES * 4).view(np.int32)
         for first in reversed(starts) if backward else starts:
             count = min(_MOST_EXCHANGES, len(pivots) - first)
@@ -184,16 +204,18 @@ class Lapack:
         """Memory for one use on one stream, whose work is in order."""
         memory = self._memory.get((stream, use))
         if memory is None or memory.nbytes < nbytes:
+            if memory is not None:
+                self._keep(memory)
             memory = self._memory[stream, use] = self._empty(nbytes)
         return memory
 
 
-def _place(x: Any) -> tuple[np.int64, np.int64]:
+def place(x: Any) -> tuple[np.int64, np.int64]:
     """Address and leading dimension of an array, as kernels take them."""
-    return np.int64(x.data.ptr), np.int64(_lda(x))
+    return np.int64(x.data.ptr), np.int64(lda(x))
 
 
-def _lda(x: Any) -> int:
+def lda(x: Any) -> int:
     """Leading dimension of an array in Fortran order, which may have one column."""
     m, n = x.shape
     assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"

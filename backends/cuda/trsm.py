@@ -20,6 +20,31 @@ if TYPE_CHECKING:
 
 _SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
 _PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
+_BATCHES = {
+    "f": cublas.sgemm_strided_batched_64,
+    "d": cublas.dgemm_strided_batched_64,
+    "F": cublas.cgemm_strided_batched_64,
+    "D": cublas.zgemm_strided_batched_64,
+}
+
+
+def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
+    """Parts[b] := X[b]^H X[b] for blocks of rows, one after the other.
+
+    Args:
+        handle: of cuBLAS, on a stream (local).
+        x: rows * count x n at least, in Fortran order (local).
+        rows: of a block (local).
+        count: number of blocks (local).
+        parts: n x (n * count), in Fortran order: the products side by side (local).
+    """
+    n, scalars = x.shape[1], np.array([1, 0], x.dtype)
+    one, zero = (scalars.ctypes.data + i * x.itemsize for i in (0, 1))
+    ld = leading_dimension(x)
+    _BATCHES[x.dtype.char](
+        *(handle, cublas.Operation.C if x.dtype.kind == "c" else cublas.Operation.T, cublas.Operation.N, n, n, rows),
+        *(one, x.data.ptr, ld, rows, x.data.ptr, ld, rows, zero, parts.data.ptr, n, n * n, count),
+    )
 
 
 def trsm(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Block, Blocks, Window
-from pblas.backends.cuda.transfer import new_array
 from pblas.backends.local_step import agreed
 from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
 
@@ -125,6 +124,8 @@ class Heap(Blocks[Region, Block]):
         """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
         import cupy
 
+        from pblas.backends.cuda.transfer import new_array
+
         address = self.place_address(window, offset, peer)
         nbytes = sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + dtype.itemsize
         memory = cupy.cuda.UnownedMemory(address, max(nbytes, dtype.itemsize), self, self._nvshmem.device.index)
@@ -135,6 +136,8 @@ class Heap(Blocks[Region, Block]):
     ) -> Any:
         """A CuPy array `offset` bytes into a block; the array keeps the block alive (local)."""
         import cupy
+
+        from pblas.backends.cuda.transfer import new_array
 
         memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self._nvshmem.device.index)
         return new_array(shape, dtype, cupy.cuda.MemoryPointer(memory, offset), strides)

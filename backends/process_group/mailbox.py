@@ -55,7 +55,8 @@ class Mailbox:
         self.size: int = group.size()
         self._nspaces = 1
         self._arrived: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of `_arrived`
+        self._sending = threading.Lock()  # the two parts of a message leave one after the other
         self._leaving: SimpleQueue[tuple[Any, threading.Event]] = SimpleQueue()
         for target in (self._receive_all, self._await_leaving):
             threading.Thread(target=target, name="pblas messages", daemon=True).start()
@@ -73,8 +74,9 @@ class Mailbox:
         frame = bytearray(_FRAME)
         _HEAD.pack_into(frame, 0, self.rank, space, tag, len(message))
         frame[_HEAD.size : _HEAD.size + len(message)] = message[:_INLINE]
-        left = self._start(frame[:_FRAME], dest, _TAG)
-        return left if len(message) <= _INLINE else self._start(bytearray(message[_INLINE:]), dest, _TAG_REST)
+        with self._sending:
+            left = self._start(frame, dest, _TAG)
+            return left if len(message) <= _INLINE else self._start(bytearray(message[_INLINE:]), dest, _TAG_REST)
 
     def _start(self, memory: bytearray, dest: int, tag: int) -> Callable[[], bool]:
         left = threading.Event()
@@ -87,19 +89,16 @@ class Mailbox:
 
     def has(self, space: int, tag: int) -> bool:
         """Whether a message has arrived (local)."""
-        if self._arrived.get((space, tag)):
-            return True
-        time.sleep(0)  # lets the thread that receives have the interpreter
-        return False
+        return bool(self._arrived.get((space, tag)))
 
     def take(self, space: int, tag: int, source: int | None) -> tuple[int, bytes] | None:
         """Sender and bytes of the first message that has arrived from `source`, or from any rank; or None (local)."""
-        if self.has(space, tag):
-            with self._lock:
-                messages = self._arrived[space, tag]
-                for place, (sender, _) in enumerate(messages):
-                    if source is None or sender == source:
-                        return messages.pop(place)
+        with self._lock:
+            messages = self._arrived.get((space, tag), [])
+            for place, (sender, _) in enumerate(messages):
+                if source is None or sender == source:
+                    return messages.pop(place)
+        time.sleep(0)  # lets the thread that receives have the interpreter
         return None
 
     def drop(self, space: int) -> None:

@@ -1,15 +1,19 @@
-"""How fast are cholesky, lu_factor and qr_factor compared with SciPy and ScaLAPACK, and with the GEMM rate?
+"""How fast are factorizations, solves and inverses compared with SciPy and ScaLAPACK, and with the GEMM rate?
 
     make peer                                            once; it installs Debian's ScaLAPACK and prepares build/peer
     LD_LIBRARY_PATH=build/peer mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.factor --json FILE
 
 All columns run in one job on the same random matrix, in rounds: each round runs every column once, in rotated order.
-"pblas" has one BLAS thread per rank, and counts the copy of A to the internal layout; "rows" is pblas with A row-wise,
-which Cholesky also brings back. QR is without Q; --tall lists shapes of tall matrices for it. "SciPy" is its LAPACK on
-rank 0 with as many threads as there are ranks, while the other ranks sleep. "stock" and "tuned" are Debian's ScaLAPACK
-with its inner block of 32 and of 256, at the best of some grids and blocks. "GEMM" is NumPy's product of each rank's
-share, scaled to the operations of the factorization: what a factorization at the rate of a product would take. Times
-are from a barrier to the last rank's return.
+"pblas" works in place, with overwrite_a=True on a matrix in the plan's layout of W, as its peers do; it has one BLAS
+thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q, and always
+copied; --tall lists shapes of tall matrices for it. solve1 and solve512 are by LU, with so many right-hand sides in
+columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are ranks, while the other ranks
+sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at the best of some grids and
+blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product of each rank's share,
+scaled to the operations of the routine: what it would take at the rate of a product. Times are from a barrier to the
+last rank's return.
+
+MKL's ScaLAPACK instead of Debian's is --library mkl; benchmarks/cpu/scalapack.py says how to run it.
 """
 
 from __future__ import annotations
@@ -39,67 +43,127 @@ import pblas  # noqa: E402
 from benchmarks.cpu.machine import write  # noqa: E402
 from benchmarks.rounds import rounds, together  # noqa: E402
 from pblas import Grid, MatrixDescriptor, linalg  # noqa: E402
-from tests.peer.library import STOCK, TUNED, Library  # noqa: E402
+from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 
 COMM = MPI.COMM_WORLD
-CONSOLE = Console(markup=False, highlight=False, quiet=COMM.rank != 0, width=120)
+CONSOLE = Console(markup=False, highlight=False, quiet=COMM.rank != 0, width=160)
+LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 SIZES, BLOCKS = (1024, 2048, 4096), (32, 64, 128)
-OURS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "cholesky": (linalg.plan_cholesky, linalg.cholesky),
-    "lu": (linalg.plan_lu, linalg.lu_factor),
-    "qr": (linalg.plan_qr, linalg.qr_factor),
-}
+KINDS = ("cholesky", "lu", "qr", "solve1", "solve512", "inv")
 
 
 def flops(kind: str, m: int, n: int) -> float:
-    """Additions and multiplications of a factorization of an m x n matrix, m >= n, to first order."""
-    return {"cholesky": n**3 / 3, "lu": m * n**2 - n**3 / 3, "qr": 2 * m * n**2 - 2 * n**3 / 3}[kind]
+    """Additions and multiplications of a routine with an m x n matrix, m >= n, to first order."""
+    if kind.startswith("solve"):
+        return 2 * n**3 / 3 + 2 * n**2 * int(kind.removeprefix("solve"))
+    counts = {"cholesky": n**3 / 3, "lu": m * n**2 - n**3 / 3, "qr": 2 * m * n**2 - 2 * n**3 / 3, "inv": 2 * n**3}
+    return counts[kind]
+
+
+def layout(kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
+    """The layout in which pblas factors a matrix."""
+    plan: Any = {"cholesky": linalg.plan_cholesky, "qr": linalg.plan_qr}.get(kind, linalg.plan_lu)
+    described: MatrixDescriptor = plan(rows, dtype=dtype).plan.target
+    return described
+
+
+def call(kind: str, a: Any, b: Any, overwrite_a: bool) -> Any:
+    """**Collective.** One call of pblas."""
+    if kind == "cholesky":
+        return linalg.cho_factor(a, overwrite_a=True) if overwrite_a else linalg.cholesky(a)
+    if kind == "qr":
+        return linalg.qr_factor(a)
+    if kind.startswith("solve"):
+        return linalg.solve(a, b, overwrite_a=overwrite_a)
+    return (linalg.inv if kind == "inv" else linalg.lu_factor)(a, overwrite_a=overwrite_a)
+
+
+class InPlace:
+    """A matrix that calls of pblas overwrite."""
+
+    def __init__(self, ctx: pblas.Context, matrix: Any, desc: MatrixDescriptor) -> None:
+        self._original, self._work = (ctx.from_global(matrix, desc, None) for _ in range(2))
+
+    def run(self, kind: str, b: Any) -> float:
+        """**Collective.** Seconds of one call."""
+        self._work.local[...] = self._original.local
+        return together(lambda: call(kind, self._work, b, overwrite_a=True))
 
 
 class Peer:
-    """ScaLAPACK's factorizations of some matrices of one shape, on one grid with one block size."""
+    """ScaLAPACK's routines on some matrices of one shape, on one grid with one block size."""
 
-    def __init__(self, library: Library, shape: tuple[int, int], nb: int, matrices: dict[str, Any]) -> None:
-        self._library, (self._m, self._n) = library, next(iter(matrices.values())).shape
-        ictxt = library.gridinit(None, "R", *shape)
+    def __init__(self, library: Library, shape: tuple[int, int], nb: int, matrices: dict[str, Any], b: Any) -> None:
+        first = next(iter(matrices.values()))
+        self._library, (self._m, self._n), self._nb = library, first.shape, nb
+        self._ictxt, self._letter = library.gridinit(None, "R", *shape), LETTERS[first.dtype.name]
         desc = MatrixDescriptor.block_cyclic(self._m, self._n, nb, nb, Grid(*shape, "R"))
         rows, columns = ([g for r in ranges for g in range(*r)] for ranges in desc.global_ranges(COMM.rank))
-        self._parts = {kind: np.asfortranarray(x[np.ix_(rows, columns)]) for kind, x in matrices.items()}
-        self._work, self._lld = np.empty((len(rows), len(columns)), order="F"), max(len(rows), 1)
-        self._desc = [1, ictxt, self._m, self._n, nb, nb, 0, 0, self._lld]
-        self._pivots, self._tau = np.empty(self._lld + nb, np.intc), np.empty(len(columns) + nb)
-        self._scratch = np.empty(2 * nb * (len(rows) + len(columns) + nb))
+        parts = {id(x): np.asfortranarray(x[np.ix_(rows, columns)]) for x in matrices.values()}
+        self._parts = {kind: parts[id(x)] for kind, x in matrices.items()}
+        apart = 64 // first.itemsize if len(rows) * first.itemsize % 4096 == 0 else 0
+        self._lld = max(len(rows) + apart, 1)
+        self._work = np.empty((self._lld, len(columns)), first.dtype, order="F")[: len(rows)]
+        self._pivots, self._tau = np.empty(self._lld + nb, np.intc), np.empty(len(columns) + nb, first.dtype)
+        self._scratch = np.empty(2 * nb * (len(rows) + len(columns) + nb), first.dtype)
+        self._integers = np.empty(2 * (self._lld + len(columns)) + 8 * nb, np.intc)
+        self._b: dict[int, Any] = {}
+        for nrhs in {int(kind.removeprefix("solve")) for kind in matrices if kind.startswith("solve")}:
+            right = MatrixDescriptor.block_cyclic(self._n, nrhs, nb, nb, Grid(*shape, "R"))
+            places = [g for r in right.global_ranges(COMM.rank)[1] for g in range(*r)]
+            self._b[nrhs] = np.asfortranarray(b[np.ix_(rows, places)])
 
     def run(self, kind: str, inner: int) -> float:
-        """**Collective.** Seconds of pdpotrf, pdgetrf or pdgeqrf."""
+        """**Collective.** Seconds of one call of ScaLAPACK, or of two for an inverse."""
         self._library.block = inner
         self._work[...] = self._parts[kind]
-        info, m, n = np.zeros(1, np.intc), self._m, self._n
-        matrix, scratch = (self._work, 1, 1, self._desc), self._scratch
+        info, m, n, scratch = np.zeros(1, np.intc), self._m, self._n, (self._scratch, len(self._scratch))
+        matrix = self._work, 1, 1, [1, self._ictxt, m, n, self._nb, self._nb, 0, 0, self._lld]
         routines: dict[str, Callable[[], None]] = {
-            "cholesky": lambda: self._library.pdpotrf("L", n, *matrix, info),
-            "lu": lambda: self._library.pdgetrf(m, n, *matrix, self._pivots, info),
-            "qr": lambda: self._library.pdgeqrf(m, n, *matrix, self._tau, scratch, len(scratch), info),
+            "cholesky": lambda: self._routine("potrf")("L", n, *matrix, info),
+            "lu": lambda: self._routine("getrf")(m, n, *matrix, self._pivots, info),
+            "qr": lambda: self._routine("geqrf")(m, n, *matrix, self._tau, *scratch, info),
+            "inv": lambda: self._inverse(matrix, scratch, info),
         }
+        for nrhs, b in self._b.items():
+            x = b.copy(order="F")
+            right = x, 1, 1, [1, self._ictxt, n, nrhs, self._nb, self._nb, 0, 0, max(len(x), 1)]
+            routines[f"solve{nrhs}"] = partial(self._routine("gesv"), n, nrhs, *matrix, self._pivots, *right, info)
         seconds = together(routines[kind])
         assert info[0] == 0, "the matrix is regular"
         return seconds
 
+    def _inverse(self, matrix: Any, scratch: Any, info: Any) -> None:
+        self._routine("getrf")(self._n, self._n, *matrix, self._pivots, info)
+        integers = self._integers, len(self._integers)
+        self._routine("getri")(self._n, *matrix, self._pivots, *scratch, *integers, info)
 
-def scipy_seconds(kind: str, a: Any, work: Any) -> float:
+    def _routine(self, name: str) -> Any:
+        return getattr(self._library, f"p{self._letter}{name}")
+
+
+def scipy_seconds(kind: str, a: Any, work: Any, b: Any) -> float:
     """**Collective.** Seconds of SciPy's LAPACK on rank 0; the other ranks sleep."""
     seconds = 0.0
     if COMM.rank == 0:
         np.copyto(work, a)
-        lapack = scipy.linalg.lapack
+        lapack, letter = scipy.linalg.lapack, LETTERS[a.dtype.name]
+
+        def routine(name: str, *arrays: Any, **options: Any) -> Any:
+            return getattr(lapack, f"{letter}{name}")(*arrays, **options)
+
         routines: dict[str, Callable[[], Any]] = {
-            "cholesky": lambda: lapack.dpotrf(work, lower=1, overwrite_a=1, clean=0),
-            "lu": lambda: lapack.dgetrf(work, overwrite_a=1),
-            "qr": lambda: lapack.dgeqrf(work, lwork=64 * work.shape[1], overwrite_a=1),
+            "cholesky": lambda: routine("potrf", work, lower=1, overwrite_a=1, clean=0),
+            "lu": lambda: routine("getrf", work, overwrite_a=1),
+            "qr": lambda: routine("geqrf", work, lwork=64 * work.shape[1], overwrite_a=1),
+            "inv": lambda: routine(
+                "getri", *routine("getrf", work, overwrite_a=1)[:2], lwork=64 * work.shape[1], overwrite_lu=1
+            ),
         }
+        solve: Callable[[], Any] = lambda: routine("gesv", work, b, overwrite_a=1)  # noqa: E731
         with threadpool_limits(COMM.size, user_api="blas"):
             start = time.perf_counter()
-            routines[kind]()
+            routines.get(kind, solve)()
             seconds = time.perf_counter() - start
     request = COMM.Ibarrier()
     while not request.Test():
@@ -108,53 +172,57 @@ def scipy_seconds(kind: str, a: Any, work: Any) -> float:
 
 
 def gemm_seconds(operations: float, x: Any, y: Any, out: Any) -> float:
-    """**Collective.** Seconds of the product's share of each rank, scaled to the operations of a factorization."""
+    """**Collective.** Seconds of the product's share of each rank, scaled to the operations of a routine."""
     return together(lambda: np.matmul(x, y, out=out)) * operations / (2 * x.size * y.shape[1] * COMM.size)
 
 
 def measured(
     ctx: pblas.Context, peer: Library | None, matrices: dict[str, Any], repeats: int, blocks: list[int]
 ) -> list[dict[str, Any]]:
-    """**Collective.** The rows of the table for matrices of one shape, by the factorizations that take them."""
-    m, n = next(iter(matrices.values())).shape
-    rows, report = MatrixDescriptor.row_wise(m, n, ctx.nprocs), []
-    width, work = max(n // ctx.nprocs, 1), np.empty((m, n), order="F")
-    share = np.ones((min(m, 2048), n)), np.ones((n, width), order="F"), np.empty((min(m, 2048), width), order="F")
+    """**Collective.** The rows of the table for matrices of one shape, by the routines that take them."""
+    first = next(iter(matrices.values()))
+    (m, n), dtype, report = first.shape, first.dtype, []
+    rows, width, work = MatrixDescriptor.row_wise(m, n, ctx.nprocs), max(n // ctx.nprocs, 1), np.empty_like(first)
+    share = [np.ones(shape, dtype, order="F") for shape in ((min(m, 2048), n), (n, width), (min(m, 2048), width))]
+    right = np.asfortranarray(np.random.default_rng(1).standard_normal((m, 512)).astype(dtype))
     peers = {}
     if peer is not None:
         grids = [(1, COMM.size), (COMM.size, 1)] if COMM.size < 4 else [(2, COMM.size // 2), (1, COMM.size)]
-        peers = {(g, nb): Peer(peer, g, nb, matrices) for g in grids for nb in blocks}
+        peers = {(g, nb): Peer(peer, g, nb, matrices, right) for g in grids for nb in blocks}
     for kind, matrix in matrices.items():
-        plan, factor = OURS[kind]
-        w = plan(rows, dtype="float64").plan.target
-        placed = {"pblas": ctx.from_global(matrix, w, None), "rows": ctx.from_global(matrix, rows, None)}
-        columns: dict[str, Callable[[], float]] = {
-            name: partial(together, partial(factor, x)) for name, x in placed.items()
-        }
+        b = right[:, : int(kind.removeprefix("solve") or 1)] if kind.startswith("solve") else right[:, :0]
+        w = layout(kind, rows, dtype.name)
+        x = ctx.from_global(b, MatrixDescriptor.column_wise(m, b.shape[1], ctx.nprocs), None)
+        in_place = InPlace(ctx, matrix, w)
+        columns: dict[str, Callable[[], float]] = {} if kind == "qr" else {"pblas": partial(in_place.run, kind, x)}
+        for name, desc in (("copied" if columns else "pblas", w), ("rows", rows)):
+            placed = ctx.from_global(matrix, desc, None)
+            columns[name] = partial(together, partial(call, kind, placed, x, overwrite_a=False))
         columns |= {
-            "SciPy": partial(scipy_seconds, kind, matrix, work),
+            "SciPy": partial(scipy_seconds, kind, matrix, work, b),
             "GEMM": partial(gemm_seconds, flops(kind, m, n), *share),
         }
         for name, inner in (("stock", STOCK), ("tuned", TUNED)) if peers else ():
-            best = min(peers, key=lambda key: peers[key].run(kind, inner))
+            usable = {key: x for key, x in peers.items() if kind != "inv" or 1 in key[0]}  # pdgetri may hang on 2 x 2
+            best = min(usable, key=lambda key: peers[key].run(kind, inner))
             columns[name] = partial(peers[best].run, kind, inner)
-        report.append(row(kind, m, n, rounds(columns, repeats, warm=1)))
+        report.append(row(kind, m, n, dtype.name, rounds(columns, repeats, warm=1)))
     return report
 
 
-def square(n: int) -> dict[str, Any]:
-    """A random matrix of n rows for LU and QR, and a positive definite one."""
-    a = np.asfortranarray(np.random.default_rng(0).standard_normal((n, n)))
-    spd = np.asfortranarray(np.minimum(np.arange(n)[:, None], np.arange(n)) + np.eye(n) * n)
-    return {"cholesky": spd, "lu": a, "qr": a}
+def square(n: int, dtype: str) -> dict[str, Any]:
+    """A random matrix of n rows for each routine, and a positive definite one for Cholesky."""
+    a = np.asfortranarray(np.random.default_rng(0).standard_normal((n, n)).astype(dtype))
+    spd = np.minimum(np.arange(n)[:, None], np.arange(n)) + np.eye(n) * n
+    return dict.fromkeys(KINDS, a) | {"cholesky": np.asfortranarray(spd.astype(dtype))}
 
 
-def row(kind: str, m: int, n: int, times: dict[str, list[float]]) -> dict[str, Any]:
-    """The figures of one factorization."""
+def row(kind: str, m: int, n: int, dtype: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    """The figures of one routine."""
     summary = {
         name: {"best_s": min(x), "median_s": statistics.median(x), "worst_s": max(x)} for name, x in times.items()
     }
-    return {"routine": kind, "m": m, "n": n, "columns": summary}
+    return {"routine": kind, "m": m, "n": n, "dtype": dtype, "columns": summary}
 
 
 def show(report: list[dict[str, Any]]) -> None:
@@ -166,13 +234,9 @@ def show(report: list[dict[str, Any]]) -> None:
         table.add_column(title, justify="right")
     for figures in report:
         best = {name: summary["best_s"] for name, summary in figures["columns"].items()}
-        cells = [
-            figures["routine"],
-            str(figures["m"]),
-            str(figures["n"]),
-            *(f"{1e3 * best[name]:.1f}" for name in names),
-        ]
-        table.add_row(*cells, *(f"{best[name] / best['pblas']:.2f}" for name in others))
+        times = [f"{1e3 * best[name]:.1f}" if name in best else "" for name in names]
+        ratios = [f"{best[name] / best['pblas']:.2f}" if name in best else "" for name in others]
+        table.add_row(figures["routine"], str(figures["m"]), str(figures["n"]), *times, *ratios)
     CONSOLE.print(table)
 
 
@@ -185,26 +249,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--sizes", type=integers, default=list(SIZES))
-    parser.add_argument("--kinds", default=",".join(OURS), help="factorizations, with commas between them")
+    parser.add_argument("--kinds", default="cholesky,lu,qr", help="of " + ", ".join(KINDS))
+    parser.add_argument("--dtype", default="float64", choices=LETTERS)
     parser.add_argument("--tall", default="", help="shapes of tall matrices for QR, such as 200000x256,1000000x64")
     parser.add_argument("--blocks", type=integers, default=list(BLOCKS), help="of ScaLAPACK")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
+    parser.add_argument("--library", choices=("debian", "mkl"), default="debian")
     options = parser.parse_args()
-    peer = None if options.alone else Library(ROOT / "build" / "peer")
+    names = MKL if options.library == "mkl" else DEBIAN
+    peer = None if options.alone else Library(ROOT / "build" / "peer", names)
     report = []
     with pblas.Context() as ctx:
         for n in options.sizes:
-            matrices = {kind: x for kind, x in square(n).items() if kind in options.kinds.split(",")}
+            matrices = {kind: x for kind, x in square(n, options.dtype).items() if kind in options.kinds.split(",")}
             report += measured(ctx, peer, matrices, options.rounds, options.blocks)
             show(report[-len(matrices) :])
         for shape in filter(None, options.tall.split(",")):
             m, n = map(int, shape.split("x"))
-            tall = np.asfortranarray(np.random.default_rng(0).standard_normal((m, n)))
+            tall = np.asfortranarray(np.random.default_rng(0).standard_normal((m, n)).astype(options.dtype))
             report += measured(ctx, peer, {"qr": tall}, options.rounds, options.blocks)
             show(report[-1:])
-    write(options.json, {"commit": options.commit, "rounds": options.rounds, "rows": report})
+    write(
+        options.json, {"commit": options.commit, "library": options.library, "rounds": options.rounds, "rows": report}
+    )
 
 
 if __name__ == "__main__":

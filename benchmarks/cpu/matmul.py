@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -32,6 +30,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 import pblas
+from benchmarks.cpu.alone import PAUSE, Alone, sleep_until_called
 from benchmarks.cpu.machine import write
 from benchmarks.rounds import rounds, together
 from pblas import MatrixDescriptor, tp
@@ -41,35 +40,7 @@ from pblas.planner import choose as planner
 from pblas.tp.products import Caller
 
 COMM = MPI.COMM_WORLD
-PAUSE = 0.25
 CONSOLE = Console(quiet=COMM.rank != 0, width=150)
-# A separate process with NumPy and without MPI: for every line that it reads it multiplies once and prints the seconds.
-ALONE = """
-import sys, time, numpy as np
-m, n, k, threads = map(int, sys.argv[1:])
-from threadpoolctl import threadpool_limits
-threadpool_limits(threads)
-rng = np.random.default_rng(0)
-a, b, d = rng.random((m, k)), rng.random((k, n)), np.empty((m, n))
-np.matmul(a, b, out=d)
-for line in sys.stdin:
-    start = time.perf_counter(); np.matmul(a, b, out=d); print(time.perf_counter() - start, flush=True)
-"""
-
-
-def sleep_until_called(work: Callable[[], float]) -> float:
-    """Seconds of `work` on rank 0, while the other ranks sleep outside MPI."""
-    if COMM.rank == 0:
-        COMM.Barrier()
-        time.sleep(0.02)
-        seconds = work()
-        for rank in range(1, COMM.size):
-            COMM.send(seconds, rank, 7)
-        return seconds
-    COMM.Barrier()
-    while not COMM.Iprobe(0, 7):
-        time.sleep(5e-3)
-    return float(COMM.recv(source=0, tag=7))
 
 
 def timed(work: Callable[[], Any]) -> float:
@@ -88,28 +59,6 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, kept)
-
-
-class Alone:
-    """NumPy in a separate process, which sleeps between calls."""
-
-    def __init__(self, m: int, n: int, k: int) -> None:
-        arguments = [sys.executable, "-c", ALONE, *map(str, (m, n, k, COMM.size))]
-        environment = {"PATH": "/usr/bin:/bin"}
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(arguments, stdin=pipe, stdout=pipe, text=True, env=environment)
-
-    def run(self) -> float:
-        """Seconds of one product."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return float(self.process.stdout.readline())
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.communicate()
 
 
 def layouts(plan: str, m: int, n: int, k: int) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
@@ -180,7 +129,8 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
         contexts = {transport: pblas.Context(transport=transport, threads=1) for transport in transports}
         rng = np.random.default_rng(0)
         a, b, d = (rng.random(s) if COMM.rank == 0 else None for s in ((m, k), (k, n), (m, n)))
-        alone = Alone(m, n, k) if COMM.rank == 0 else None
+        arrays = f"rng.random(({m}, {k})), rng.random(({k}, {n})), np.empty(({m}, {n}))"
+        alone = Alone(f"rng = np.random.default_rng(0); a, b, d = {arrays}")
 
         def numpy_on_rank_0(a: Any = a, b: Any = b, d: Any = d) -> float:
             with threadpool_limits(COMM.size, user_api="blas"):
@@ -188,7 +138,7 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
 
         columns: dict[str, Callable[[], float]] = {
             "numpy": lambda run=numpy_on_rank_0: sleep_until_called(run),
-            "numpy alone": lambda run=alone.run if alone else None: sleep_until_called(run),
+            "numpy alone": lambda alone=alone: alone.seconds("np.matmul(a, b, out=d)"),
         }
         for plan, transport, _, _ in goals:
             case = Case(contexts[transport], plan, sizes)
@@ -198,8 +148,7 @@ def against_numpy(repeats: int) -> list[dict[str, Any]]:
                 serial = Case(contexts[transport], plan, sizes, overlap=False)
                 columns[f"{plan} {transport} serial"] = lambda case=serial: together(case.execute)
         times = rounds(columns, repeats if n > 1024 else 3 * repeats, pause=PAUSE)
-        if alone:
-            alone.close()
+        alone.close()
         flops = 2.0 * m * n * k
         summaries = {name: summary(seconds, flops) for name, seconds in times.items()}
         numpy_best = summaries["numpy"]["best_s"]

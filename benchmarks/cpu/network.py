@@ -1,13 +1,17 @@
 """How much of the communication do products hide on a real network, and how fast is pdgemm there beside ScaLAPACK?
 
     make peer                                   once, for ScaLAPACK; without it that part is left out
-    python -m benchmarks.cpu.network [--json FILE] [--chart FILE] [--rates none,2gbit,1gbit,500mbit,250mbit]
+    python -m benchmarks.cpu.network [--hosts 2x1] [--rates none,2gbit,1gbit,500mbit,250mbit] [--json FILE]
+    python -m benchmarks.cpu.network --draw --json FILE --chart FILE
 
-Makes hosts on this machine (tests/harness/hosts.py: network namespaces, TCP, a core for each host), limits the rate at
-which each host receives, and runs one rank per host. In each round every column runs once, in rotated order; a time is
-from a barrier to the last rank's return, and the median counts. Columns of a product: with overlap, without it, and
-the GEMMs of a rank alone. The transfer is the bytes that the plan receives over the rate. A product whose communication
-is hidden takes hardly more than the longer of the GEMMs and the transfer.
+Makes hosts on this machine (tests/harness/hosts.py: network namespaces, TCP, a core for each host in turn) and limits
+the rate at which each host receives. In each round every column runs once, in rotated order; a time is from a barrier
+to the last rank's return, and the median counts. Columns of a product: with overlap, without it, and the GEMMs of a
+rank alone. The transfer is the bytes that a host receives over the rate. A product whose communication is hidden takes
+hardly more than the longer of the GEMMs and the transfer: the bound. Columns of pdgemm: pblas, ScaLAPACK as built and
+tuned (`benchmarks.cpu.scalapack`), and the GEMM of a rank alone.
+
+Rows of a file that are measured again are replaced, so several short runs can fill it.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,8 @@ os.environ |= {"OPENBLAS_NUM_THREADS": "1"}
 RATES = {"none": None, "2gbit": 2e9 / 8, "1gbit": 1e9 / 8, "500mbit": 5e8 / 8, "250mbit": 2.5e8 / 8}
 """Bytes per second that a host receives."""
 PRODUCTS = ("AG+GEMM", "GEMM+RS", "GEMM+AR", "SUMMA")
-BLOCKS, GRIDS = (64, 128, 256), ((1, 2), (2, 1))
+BLOCKS, GRIDS = (64, 128, 256), {2: ((1, 2), (2, 1)), 4: ((2, 2),)}
+PARTS = ("products", "pdgemm")
 PEER = ROOT / "build" / "peer"
 _SUMMA_BLOCK = 128
 
@@ -58,7 +63,7 @@ def products(n: int, rate: float | None, repeats: int) -> list[dict[str, Any]]:
             make(n, n, p) for make in (pblas.MatrixDescriptor.row_wise, pblas.MatrixDescriptor.column_wise)
         )
         whole = pblas.MatrixDescriptor.replicated(n, n, p)
-        grid = pblas.MatrixDescriptor(n, n, _SUMMA_BLOCK, _SUMMA_BLOCK, pblas.Grid(p, 1))
+        grid = pblas.MatrixDescriptor(n, n, _SUMMA_BLOCK, _SUMMA_BLOCK, pblas.Grid(2, p // 2))
         x, y, out = np.ones((n // p, n)), np.ones((n, n)), np.ones((n // p, n))
         layouts = ((rows, rows, rows), (columns, rows, columns), (columns, rows, whole), (grid, grid, grid))
         for name, (a, b, d) in zip(PRODUCTS, layouts, strict=True):
@@ -70,24 +75,27 @@ def products(n: int, rate: float | None, repeats: int) -> list[dict[str, Any]]:
                 "gemm": partial(together, partial(np.matmul, x, y, out=out)),
             }
             times = {key: statistics.median(seconds) for key, seconds in rounds(works, repeats).items()}
-            received = planned[True].plan.max_received_nbytes
+            plan = planned[True].plan
+            received = plan.max_network_nbytes or plan.max_received_nbytes
             report.append(
                 {
                     "product": name,
-                    "plan": planned[True].plan.name,
+                    "plan": plan.name,
                     "n": n,
                     "received_nbytes": received,
                     "transfer_s": None if rate is None else received / rate,
                     "columns": times,
                 }
             )
-            for plan in planned.values():
-                plan.close()
+            for each in planned.values():
+                each.close()
     return report
 
 
 def pdgemm(n: int, repeats: int) -> list[dict[str, Any]]:
     """**Collective.** The pdgemm of pblas, and of Debian's ScaLAPACK as it is and tuned, on the same arrays."""
+    from mpi4py import MPI
+
     from benchmarks.cpu.scalapack import columns
     from benchmarks.rounds import rounds
     from pblas import scalapack
@@ -96,7 +104,7 @@ def pdgemm(n: int, repeats: int) -> list[dict[str, Any]]:
 
     report = []
     peer = Library(PEER, DEBIAN)
-    for shape in GRIDS:
+    for shape in GRIDS[MPI.COMM_WORLD.size]:
         for nb in BLOCKS:
             ours = Timed(scalapack, *shape, n, nb)
             theirs = Timed(peer, *shape, n, nb, ours)
@@ -112,79 +120,85 @@ def job(options: argparse.Namespace) -> None:
     """**Collective.** The part that ranks run: measure, and write the figures on rank 0."""
     from mpi4py import MPI
 
-    report: dict[str, Any] = {"rate": options.rate}
-    report["products"] = products(options.n, RATES[options.rate], options.repeats)
-    if PEER.exists():
-        report["pdgemm"] = pdgemm(options.n, options.repeats)
+    rows = products(options.n, RATES[options.rate], options.repeats) if "products" in options.parts else []
+    if "pdgemm" in options.parts and PEER.exists():
+        rows += pdgemm(options.n, options.repeats)
     if MPI.COMM_WORLD.rank == 0:
-        options.job.write_text(json.dumps(report))
+        options.job.write_text(json.dumps(rows))
 
 
-def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rates, on two hosts of one rank each."""
-    from tests.harness.hosts import Hosts, leave
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The rows of all rates, on the given hosts."""
+    from tests.harness.hosts import Hosts, leave, parse_ranks
 
     signal.signal(signal.SIGTERM, leave)  # the hosts are removed then too
 
-    report = []
-    python, mpiexec = sys.executable, str(Path(sys.executable).parent / "mpiexec")
+    python, mpiexec, ranks = sys.executable, str(Path(sys.executable).parent / "mpiexec"), parse_ranks(options.hosts)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(PEER)} if PEER.exists() else dict(os.environ)
-    with Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
+    with Hosts(len(ranks)) as hosts, tempfile.TemporaryDirectory() as folder:
         for rate in options.rates:
             hosts.limit(None if rate == "none" else rate)
             path = Path(folder, "job.json")
             rank = [python, "-m", "mpi4py", "-m", "benchmarks.cpu.network", "--job", str(path), "--rate", rate]
-            rank += ["--n", str(options.n), "--repeats", str(options.repeats)]
-            subprocess.run(hosts.command(mpiexec, (1, 1), rank), check=True, cwd=ROOT, env=environment, timeout=900)
-            report.append(json.loads(path.read_text()))
-            show(report[-1])
-    return report
+            rank += ["--n", str(options.n), "--repeats", str(options.repeats), "--parts", ",".join(options.parts)]
+            subprocess.run(hosts.command(mpiexec, ranks, rank), check=True, cwd=ROOT, env=environment, timeout=900)
+            for row in json.loads(path.read_text()):
+                yield {"hosts": options.hosts, "rate": rate, "commit": options.commit} | row
 
 
-def show(measured: dict[str, Any]) -> None:
-    """Print the figures of one rate: milliseconds, and ratios."""
-    print(f"rate {measured['rate']}")
-    for row in measured["products"]:
-        times, limit = row["columns"], goal(row)
-        bound = (
-            ""
-            if limit is None
-            else f", transfer {1e3 * row['transfer_s']:.0f}, {times['overlap'] / limit:.2f} of the goal"
-        )
-        print(
-            f"  {row['product']:8} overlap {1e3 * times['overlap']:.0f} ms, serial {1e3 * times['serial']:.0f}, "
-            f"gemm {1e3 * times['gemm']:.0f}{bound}"
-        )
-    for row in measured.get("pdgemm", ()):
-        times = row["columns"]
-        ratios = ", ".join(f"{key} / pblas {times[key] / times['pblas']:.2f}" for key in ("stock", "tuned"))
-        print(
-            f"  pdgemm {row['grid'][0]} x {row['grid'][1]}, nb {row['nb']}: {1e3 * times['pblas']:.0f} ms, {ratios}",
-            flush=True,
-        )
+def show(row: dict[str, Any]) -> None:
+    """Print a row: milliseconds, and ratios."""
+    times = row["columns"]
+    if "product" in row:
+        limit = goal(row)
+        figures = f"overlap {1e3 * times['overlap']:.0f} ms, serial {1e3 * times['serial']:.0f}, "
+        figures += f"gemm {1e3 * times['gemm']:.0f}"
+        if limit is not None:
+            figures += f", transfer {1e3 * row['transfer_s']:.0f}, {times['overlap'] / limit:.2f} of the goal"
+    else:
+        ratios = (f"{key} / pblas {times[key] / times['pblas']:.2f}" for key in ("stock", "tuned", "GEMM"))
+        figures = f"{row['nb']}: {1e3 * times['pblas']:.0f} ms, {', '.join(ratios)}"
+    print(f"{row['hosts']} {row['rate']:7} {_name(row):10} {figures}", flush=True)
 
 
-def chart(report: list[dict[str, Any]]) -> str:
-    """Time against rate for each product, with the GEMMs and the transfer as lines; SVG."""
+def _name(row: dict[str, Any]) -> str:
+    return row["product"] if "product" in row else f"pdgemm {'x'.join(map(str, row['grid']))}"
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row measures."""
+    return row["hosts"], row["rate"], row["n"], _name(row), row.get("nb")
+
+
+def chart(rows: list[dict[str, Any]]) -> str:
+    """Time against rate for each product on two hosts, with the GEMMs, the transfer and the bound as lines; SVG."""
     from benchmarks.charts.scaling_chart import Line, lines_chart
 
-    limited = sorted((each for each in report if RATES[each["rate"]]), key=lambda each: RATES[each["rate"]] or 0.0)
     panels = {}
-    for i, name in enumerate(PRODUCTS):
-        rows = [(8e-9 * (RATES[each["rate"]] or 0.0), each["products"][i]) for each in limited]
-        lines = [Line(key, tuple((x, row["columns"][key]) for x, row in rows)) for key in ("overlap", "serial", "gemm")]
-        panels[name] = [*lines, Line("ideal", tuple((x, row["transfer_s"]) for x, row in rows))]
-    return lines_chart(
-        panels, "seconds", "ideal: the transfer alone; gemm: the products of a rank alone", x_label="Gbit/s"
-    )
+    for name in PRODUCTS:
+        points: dict[str, list[tuple[float, float]]] = {}
+        for rate, nbytes_per_second in sorted(RATES.items(), key=lambda item: item[1] or 0.0):
+            for row in rows:
+                if nbytes_per_second and row["rate"] == rate and row["hosts"] == "2x1" and _name(row) == name:
+                    times = row["columns"]
+                    both = {"transfer": row["transfer_s"], "ideal": max(times["gemm"], row["transfer_s"])}
+                    for key, seconds in (times | both).items():
+                        points.setdefault(key, []).append((8e-9 * nbytes_per_second, seconds))
+        panels[name] = [Line(key, tuple(each)) for key, each in points.items()]
+    note = "gemm: the products of a rank alone; ideal: the longer of GEMM and transfer"
+    return lines_chart(panels, "seconds", note, x_label="Gbit/s")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", type=lambda text: text.split(","), default=list(RATES), help="%(default)s")
+    split = partial(str.split, sep=",")
+    parser.add_argument("--hosts", default="2x1", help="ranks of the hosts, as 2x2 or 4x1 (%(default)s)")
+    parser.add_argument("--rates", type=split, default=list(RATES), help="%(default)s")
+    parser.add_argument("--parts", type=split, default=list(PARTS), help="%(default)s")
     parser.add_argument("--n", type=int, default=2048, help="rows and columns (%(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="rounds (%(default)s)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--json", type=Path, help="write all figures to this file, or read them from it")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--chart", type=Path, help="write the chart, SVG, to this file")
     parser.add_argument("--commit", default="", help="commit that is measured, for the file")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
@@ -193,14 +207,19 @@ def main() -> None:
     if options.job:
         job(options)
         return
-    report = measure(options)
-    if options.json:
-        from benchmarks.cpu.machine import header
+    rows = {}
+    if options.json and options.json.exists():
+        rows = {_key(row): row for row in json.loads(options.json.read_text())["rows"]}
+    for row in () if options.draw else measure(options):
+        show(row)
+        rows[_key(row)] = row
+        if options.json:  # after every row, since a run may be ended early
+            from benchmarks.cpu.machine import header
 
-        text = json.dumps(header() | {"commit": options.commit, "rates": report}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+            text = json.dumps(header() | {"rows": list(rows.values())}, indent=1)
+            options.json.write_text(text + "\n", encoding="utf-8")
     if options.chart:
-        options.chart.write_text(chart(report), encoding="utf-8")
+        options.chart.write_text(chart(list(rows.values())), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How fast are Cholesky and LU by panels on one GPU, compared with cuSOLVER?
+"""How fast are Cholesky, LU and QR by panels on one GPU, compared with cuSOLVER?
 
-python -m mpi4py -m benchmarks.gpu.factor [--sizes 8192 16384 32768] [--widths 256 512] [--json FILE]
+python -m mpi4py -m benchmarks.gpu.factor [--kinds cholesky lu qr tall] [--sizes 8192 16384] [--json FILE]
 
 Columns of one n, on the same random float64 matrix, are timed in rounds of rotated order. "blocked NB" is pblas'
 factorization in place, by panels of NB columns; "local" is pblas with cuSOLVER for the whole matrix; "cuSOLVER" is
-cusolverDnXpotrf or Xgetrf called by itself. The copy of A to W is not counted in any of them. Each result is checked
-with a random vector x: norm(P A x - L U x), over n norm(A) norm(x) eps, is at most 30.
+cusolverDnXpotrf, Xgetrf or Xgeqrf called by itself. The copy of A to W is not counted in any of them, except in the
+columns "with Q", calls of `linalg.qr`. Each result is checked with a random vector x: norm(P A x - L U x), over
+n norm(A) norm(x) eps, is at most 30.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import cupy
 from rich.console import Console
 
 import pblas
+from benchmarks.gpu.qr import QrCase, TallCase
 from benchmarks.gpu.rows import about, rotated, write_json
 from pblas import MatrixDescriptor, linalg
 from pblas.backends.cuda.lapack import Lapack
@@ -28,6 +30,8 @@ from pblas.backends.cuda.lapack import Lapack
 MOST = 30.0
 EPS = 2.0**-53
 FLOPS = {"cholesky": 1 / 3, "lu": 2 / 3}
+KINDS = (*FLOPS, "qr", "tall")
+TALL = 4_000_000, 128
 
 
 class Case:
@@ -41,7 +45,7 @@ class Case:
     """
 
     def __init__(self, ctx: pblas.Context, kind: str, n: int, widths: list[int]) -> None:
-        self.kind, self.n = kind, n
+        self.kind, self.n, self.flops = kind, n, FLOPS[kind] * n**3
         rng = cupy.random.RandomState(n)
         self.a: Any = cupy.empty((n, n), order="F")
         for j in range(0, n, 1024):
@@ -58,7 +62,7 @@ class Case:
         self.pivots: Any = cupy.zeros(n, cupy.int64)
         self._info: Any = cupy.zeros(1, cupy.int64)
         self._memory: list[Any] = []
-        self._lapack = Lapack(self._empty)
+        self._lapack = Lapack(self._empty, self._memory.append)
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self._plans: list[Any] = []
         self.columns: dict[str, Callable[[], None]] = {"cuSOLVER": self._library}
@@ -147,8 +151,8 @@ def main() -> None:
     """Measure all sizes, print the medians, and write them to a file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", type=int, default=[8192, 16384, 32768])
-    parser.add_argument("--widths", nargs="+", type=int, default=[512, 1024])
-    parser.add_argument("--kinds", nargs="+", choices=list(FLOPS), default=list(FLOPS))
+    parser.add_argument("--widths", nargs="+", type=int)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -156,8 +160,14 @@ def main() -> None:
     with pblas.Context(backend="cuda", timeout=120.0) as ctx:
         name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
         for kind in options.kinds:
-            for n in options.sizes:
-                case = Case(ctx, kind, n, options.widths)
+            for n in options.sizes if kind != "tall" else [TALL[1]]:
+                case: Any
+                if kind == "tall":
+                    case = TallCase(ctx, *TALL)
+                elif kind == "qr":
+                    case = QrCase(ctx, n, n, options.widths or [])
+                else:
+                    case = Case(ctx, kind, n, options.widths or [512, 1024])
                 names = list(case.columns)
                 ratios = {column: round(case.check(column), 3) for column in names}
                 first = {column: round(1e3 * case.seconds(column), 1) for column in names}
@@ -166,10 +176,10 @@ def main() -> None:
                     for column in rotated(names, turn):
                         times[column].append(1e3 * case.seconds(column))
                 medians = {column: round(statistics.median(values), 2) for column, values in times.items()}
-                over = {column: round(medians["cuSOLVER"] / value, 3) for column, value in medians.items()}
-                tflops = {column: round(FLOPS[kind] * n**3 / value / 1e9, 1) for column, value in medians.items()}
+                over = {column: round(medians[names[0]] / value, 3) for column, value in medians.items()}
+                tflops = {column: round(case.flops / value / 1e9, 1) for column, value in medians.items()}
                 wrong = {column: value for column, value in ratios.items() if not value <= MOST}
-                report = {"kind": kind, "n": n, "ms": medians, "cuSOLVER / this": over, "TF/s": tflops}
+                report = {"kind": kind, "n": n, "ms": medians, f"{names[0]} / this": over, "TF/s": tflops}
                 reports.append(report | {"second run, ms": first, "residuals": ratios, "wrong": wrong})
                 console.print(reports[-1], highlight=False, markup=False)
                 if options.json:

@@ -30,6 +30,7 @@ _LEAST, _MOST = 3, 25  # rounds of a row
 _PLANNED_ROUNDS = 8  # that fit into a row's time; with them a median ignores three disturbed ones
 _PAUSE = 0.1  # seconds; BLAS threads poll for about as long after a product, and would disturb the next one
 _BLOCK = 128
+_TALL = 32  # rows of a tall matrix for each column
 _SLOWNESS = 4.0  # of a factorization, compared with a product of as many operations
 
 
@@ -292,6 +293,20 @@ def _solve(bench: Bench) -> Case:
     return Case(row, lambda: linalg.solve(a, b), lambda: np.linalg.solve(left, right))
 
 
+def _qr(bench: Bench) -> Case:
+    """Q and R of a tall matrix, as in a regression."""
+
+    def work(n: int) -> float:
+        return 4.0 * _TALL * n**3 - 4 / 3 * n**3
+
+    n = bench.size(lambda n: _SLOWNESS * work(n))
+    a = bench.matrix(MatrixDescriptor.row_wise(_TALL * n, n, bench.ctx.nprocs))
+    whole = bench.whole(a)
+    size = f"{_TALL * n} x {n}, float64"
+    row = Row("factorizations", "qr of a tall matrix", size, "np.linalg.qr", work(n), "GFLOP/s")
+    return Case(row, lambda: linalg.qr(a), lambda: np.linalg.qr(whole))
+
+
 CASES: tuple[Callable[[Bench], Case], ...] = (
     lambda bench: _product(bench, "rows", ("row", "row", "row")),
     lambda bench: _product(bench, "k split", ("column", "row", "column")),
@@ -302,5 +317,6 @@ CASES: tuple[Callable[[Bench], Case], ...] = (
     _redistribute,
     _cholesky,
     _solve,
+    _qr,
 )
 """The rows of the table."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,11 @@ class IndexRuns:
             else IndexRuns.whole(plan.inner.count(rank))
         )
 
+    @property
+    def is_shallow(self) -> bool:
+        """Whether products over runs of this length are slow, so that the runs of K are packed in panels."""
+        return len(self.runs) > 1 and sum(length for *_, length in self.runs) < _DEEP * len(self.runs)
+
     def flipped(self) -> IndexRuns:
         """With first and second exchanged."""
         if self._flipped is None:
@@ -154,8 +159,7 @@ def gemm_runs(
         multiply(alpha, packed_x, packed_y, beta, packed_z, conj=conj)
         z[place] = packed_z
         return
-    shallow = len(k.runs) > 1 and sum(length for *_, length in k.runs) < _DEEP * len(k.runs)
-    if packs and shallow and len(m.runs) == len(n.runs) == 1:
+    if packs and k.is_shallow and len(m.runs) == len(n.runs) == 1:
         (m_x, m_z, rows), (n_y, n_z, columns) = m.runs[0], n.runs[0]
         target = z[m_z : m_z + rows, n_z : n_z + columns]
         for panel in _grouped(k.runs):
@@ -175,6 +179,23 @@ def gemm_runs(
                 options = {"finish": finish.of(itemgetter(block))} if finish and last else {}
                 multiply(alpha, left, right, scale, target, conj=conj, **options)
                 scale = 1.0
+
+
+def side_by_side(x: Array, k: IndexRuns) -> tuple[Array, IndexRuns]:
+    """X[:, k] with its short runs copied side by side, for several products with them, and the new runs.
+
+    X and k themselves, if a product over each run is fast.
+
+    >>> x, k = side_by_side(np.arange(8).reshape(2, 4), IndexRuns([(0, 0, 1), (2, 1, 1)]))
+    >>> x.tolist(), k.runs
+    ([[0, 2], [4, 6]], [(0, 0, 2)])
+    """
+    if not k.is_shallow:
+        return x, k
+    starts = accumulate((length for *_, length in k.runs), initial=0)
+    runs = [(start, second, length) for start, (_, second, length) in zip(starts, k.runs, strict=False)]
+    parts = (x[:, first : first + length] for first, _, length in k.runs)
+    return x[:, k.first] if k.packed else _side_by_side(list(parts)), IndexRuns(runs)
 
 
 def _part(x: Array, i: int, rows: int, j: int, columns: int) -> Array:

@@ -143,7 +143,7 @@ class Constructors(Creation):
         with self.runtime.local_step("from_function"):
             if not callable(function):
                 raise errors.ArgumentError(f"from_function: expected f(i, j), got {type(function).__name__}")
-        return self.from_global(function, desc, dtype=dtype)
+        return self._distributed("from_function", function, desc, 0, dtype)
 
     @collective
     def replicate(self, array: Array) -> DistMatrix:
@@ -164,7 +164,7 @@ class Constructors(Creation):
             source = self._checked_matrix(verb, array)
             m, n = source.shape
             desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs)
-        return self.from_global(source, desc, None)
+        return self._distributed(verb, source, desc, None, None)
 
     @collective
     def from_parts(self, x_local: Array, axis: int = 0) -> DistMatrix:

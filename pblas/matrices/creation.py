@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 Layout = MatrixDescriptor | tuple[int, int]
 """A descriptor, or a shape (m, n) for `MatrixDescriptor.default`."""
 
+_FOR_NONE = {
+    "from_global": "the m x n array there, or the rank that has it as root=",
+    "from_local": "an array of shape desc.local_shape(rank), which may be empty",
+    "from_parts": "an array of 0 rows (or columns) there, if the rank has none",
+    "replicate": "the m x n array, on every rank",
+}
+"""What a rank passes in place of None, by the name of the call."""
+
 
 class Creation:
     """The methods of a context that create matrices; all of them are **collective**."""
@@ -62,7 +70,11 @@ class Creation:
             DescriptorError: the array does not have the shape of the descriptor.
             DTypeError: a dtype that pblas does not multiply.
         """
-        verb, by_function, backend = "from_global", callable(array), self.runtime.backend
+        return self._distributed("from_global", array, desc, root, dtype)
+
+    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: Any) -> DistMatrix:
+        """**Collective.** `from_global`, under the name of the call that the user made."""
+        by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
         source, dtype_index = None, -1
         if desc is None and not by_function:
@@ -93,7 +105,7 @@ class Creation:
             source = backend.reading(source)
         with backend.writing(local) as part:
             if by_function:
-                self._fill_by(array, part, desc)
+                self._fill_by(verb, array, part, desc)
             else:
                 with self.runtime.collective_section(verb):
                     if root is None:
@@ -309,26 +321,26 @@ class Creation:
             self.runtime.agree(f"{verb}: allocate", {})
         return local
 
-    def _fill_by(self, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
+    def _fill_by(self, verb: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""
-        verb = "from_global: evaluate the function"
+        step = f"{verb}: evaluate the function"
 
         def checked(i: Array, j: Array) -> Array:
             value = entries(i, j)
             block = np.asarray(value)
-            context = f"from_global: the function f(i, j) returned {type(value).__name__}"
+            context = f"{verb}: the function f(i, j) returned {type(value).__name__}"
             _check_conversion(context, block.dtype, local.dtype)
             return block
 
-        with self.runtime.local_step(verb):
+        with self.runtime.local_step(step):
             try:
                 _fill(local, desc, self.runtime.rank, checked)
             except errors.DTypeError:
                 raise
             except Exception as caught:
-                text = f"from_global: the function f(i, j) raised {type(caught).__name__}: {caught}"
+                text = f"{verb}: the function f(i, j) raised {type(caught).__name__}: {caught}"
                 raise errors.ArgumentError(text) from caught
-        self.runtime.agree(verb, {})
+        self.runtime.agree(step, {})
 
     def _checked_matrix(self, verb: str, array: Any) -> Array:
         """An array of two dimensions, in host or GPU memory.
@@ -339,9 +351,7 @@ class Creation:
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
         if array is None:
-            remedy = "an array of shape desc.local_shape(rank), which may be empty"
-            if verb == "from_global":
-                remedy = "the m x n array there, or the rank that has it as root="
+            remedy = _FOR_NONE[verb]
             raise errors.ArgumentError(f"{verb}: the array is None on rank {self.runtime.rank}; pass {remedy}")
         if hasattr(array, "toarray"):  # SciPy's and CuPy's sparse matrices
             raise errors.ArgumentError(
@@ -391,8 +401,9 @@ class Creation:
             m, n = desc
             desc = MatrixDescriptor.default(m, n, self.runtime.nprocs)
         if not isinstance(desc, MatrixDescriptor):
+            got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(
-                f"{verb}: desc must be a MatrixDescriptor or a shape (m, n), got {type(desc).__name__}"
+                f"{verb}: desc must be a MatrixDescriptor or a shape, as (3, 4) for 3 rows, got {got}"
             )
         self.runtime.check_place(verb, desc, "the matrix")
         return desc

@@ -29,7 +29,7 @@ def selection(shape: tuple[int, int], key: Any) -> Selection:
 
     Args:
         shape: of the matrix (global).
-        key: an integer or a slice with step 1, or two of them; or Ellipsis (global).
+        key: an integer or a slice with step 1, or two of them; an Ellipsis stands for the others (global).
 
     Raises:
         ArgumentError: another key.
@@ -38,8 +38,7 @@ def selection(shape: tuple[int, int], key: Any) -> Selection:
     >>> selection((4, 6), (slice(1, None), -1))
     Selection(i0=1, i1=4, j0=5, j1=6)
     """
-    parts = key if isinstance(key, tuple) else (key,)
-    parts = (slice(None),) if parts == (Ellipsis,) else parts
+    parts = _without_ellipsis(key)
     if not 1 <= len(parts) <= 2:
         raise errors.ArgumentError(f"DistMatrix: expected one or two indices or slices, got A[{_shown(key)}]")
     if not all(isinstance(part, slice) or _is_index(part) for part in parts):
@@ -56,7 +55,21 @@ def selection(shape: tuple[int, int], key: Any) -> Selection:
 
 def is_element(key: Any) -> bool:
     """Whether a key is two integers, which select one element."""
-    return isinstance(key, tuple) and len(key) == 2 and all(map(_is_index, key))
+    return isinstance(key, tuple) and len(parts := _without_ellipsis(key)) == 2 and all(map(_is_index, parts))
+
+
+def _without_ellipsis(key: Any) -> tuple[Any, ...]:
+    """The parts of a key, with whole slices in place of its only Ellipsis.
+
+    >>> _without_ellipsis((..., 1)), _without_ellipsis(...), _without_ellipsis((0, ..., 1))
+    ((slice(None, None, None), 1), (slice(None, None, None), slice(None, None, None)), (0, 1))
+    """
+    parts = key if isinstance(key, tuple) else (key,)
+    places = [i for i, part in enumerate(parts) if part is Ellipsis]
+    if len(places) != 1:
+        return parts
+    (place,) = places
+    return (*parts[:place], *[slice(None)] * (3 - len(parts)), *parts[place + 1 :])
 
 
 def _is_index(part: Any) -> bool:
@@ -78,6 +91,8 @@ def _shown(key: Any) -> str:
     """
     if isinstance(key, tuple):
         return ", ".join(map(_shown, key))
+    if key is Ellipsis:
+        return "..."
     if not isinstance(key, slice):
         return repr(key)
     start, stop, step = ("" if bound is None else repr(bound) for bound in (key.start, key.stop, key.step))

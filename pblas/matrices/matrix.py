@@ -164,7 +164,8 @@ class DistMatrix(Operators):
         m x 1. Only A[i, j] is collective: it reads one element.
 
         Args:
-            key: one or two integers or slices with step 1; negative ones count from the end (global).
+            key: one or two integers or slices with step 1, of which an Ellipsis takes the place of the others;
+                negative integers count from the end (global).
 
         Returns:
             A view; for A[i, j] a Python float or complex number, equal on all ranks.
@@ -291,6 +292,20 @@ class DistMatrix(Operators):
         raise errors.ArgumentError(
             "a DistMatrix is distributed and cannot be converted to an array: A.to_global() collects it, A.local is "
             "this rank's part"
+        )
+
+    def __array_function__(self, function: Any, *_: Any) -> Any:
+        """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
+        name, module = function.__name__, function.__module__
+        if name in ("shape", "ndim", "size"):
+            return getattr(self, name)
+        if name in ("iscomplexobj", "isrealobj"):
+            return (self.dtype.kind == "c") == (name == "iscomplexobj")
+        remedy = "pblas.linalg may have it, " if module == "numpy.linalg" else ""
+        if name in dir(self):
+            remedy = f"A.{name}() does it on the ranks, "
+        raise errors.ArgumentError(
+            f"{module}.{name} takes no DistMatrix, which is distributed: {remedy}A.to_global() collects it as an array"
         )
 
     def __reduce__(self) -> NoReturn:

@@ -166,6 +166,7 @@ def cho_factor(
     algorithm: FactorizationAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
+    check: bool = True,
 ) -> CholeskyFactor:
     """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
 
@@ -176,6 +177,8 @@ def cho_factor(
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that, as in `cholesky`:
             then the factor is in the memory of A (global).
         progress: as in `cholesky` (global).
+        check: False: the call does not look whether A is positive definite. `F.info` does, and `F.solve`, `F.inv`,
+            `F.logdet` and `F.det` do so first and raise the error. On GPUs the look waits for the GPU (global).
 
     Returns:
         The factor F: `F.solve(B)`, `F.logdet()`, `F.inv()`.
@@ -193,7 +196,7 @@ def cho_factor(
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             upper = not checked_flag(verb, "lower", lower)
-        options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a}
+        options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a, "check": check}
         return cho_factored(verb, a, progress=reports.stage("factor"), **options)
 
 
@@ -205,6 +208,7 @@ def cho_factored(
     upper: bool = False,
     overwrite_a: bool = False,
     progress: StageReport = None,
+    check: bool = True,
 ) -> CholeskyFactor:
     """**Collective.** `cho_factor` inside another call.
 
@@ -215,10 +219,11 @@ def cho_factored(
         upper: read the upper triangle (global).
         overwrite_a: as in `cholesky` (global).
         progress: called with the done part of the work (local).
+        check: as in `cho_factor` (global).
     """
-    options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a}
+    options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a, "check": check}
     plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
-    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
+    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress, check=check)
     return CholeskyFactor(factored, without_lld(a.desc))
 
 

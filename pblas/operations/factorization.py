@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, g
 from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.execute.factorization.cholesky import RunCholesky
+from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.execute.factorization.lu import RunLu
 from pblas.execute.factorization.pivoted_qr import RunPivotedQr
 from pblas.execute.factorization.qr import RunQr
@@ -16,12 +17,13 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.collective import is_writeable
 from pblas.operations.arguments.product import check_like_planned, enough_ranks
-from pblas.operations.linalg_errors import NotPositiveDefiniteError
+from pblas.operations.linalg_errors import not_positive_definite
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.plans.pivoted_qr import PivotedQrPlan
 from pblas.plans.plan import Topology
@@ -29,6 +31,8 @@ from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.dtypes import Array
@@ -41,6 +45,7 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
     LuPlan: RunLu,
     QrPlan: RunQr,
     TsqrPlan: RunTsqr,
+    CholeskyQrPlan: RunCholeskyQr,
     PivotedQrPlan: RunPivotedQr,
 }
 
@@ -51,21 +56,26 @@ class Factored(NamedTuple):
     Args:
         w: the factor, in block columns (global).
         info: of LU: 0, or the first k, counted from 1, for which U[k, k] is 0; of Cholesky: 0, since a
-            failure raises (global).
+            failure raises; a function that looks at it, if the look is deferred (global).
         pivots: row i was exchanged with row pivots[i], with indices that begin with 1; None for Cholesky (global).
     """
 
     w: DistMatrix
-    info: int
+    info: int | Callable[[], int]
     pivots: Array | None
 
 
 class Execution(NamedTuple):
-    """The arguments of one execution: W, which is `out` because it is factored in place."""
+    """The arguments of one execution: W, which is `out` because it is factored in place.
+
+    Args:
+        check: look at INFO at the end, and raise an error; otherwise `Factored.info` looks at it (global).
+    """
 
     verb: str
     out: DistMatrix
     progress: StageReport
+    check: bool = True
 
 
 class PlannedFactorization(PlannedOperation[Execution]):
@@ -113,7 +123,9 @@ class PlannedFactorization(PlannedOperation[Execution]):
             *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
         )
 
-    def factored(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> Factored:
+    def factored(
+        self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None, check: bool = True
+    ) -> Factored:
         """**Collective.** A copy of A in block columns, factored.
 
         Args:
@@ -121,6 +133,7 @@ class PlannedFactorization(PlannedOperation[Execution]):
             a: the matrix, checked (global).
             in_place: factor A itself: see `Overwriting` (global).
             progress: called with the done part of the work (local).
+            check: see `Execution` (global).
 
         Raises:
             NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
@@ -131,12 +144,14 @@ class PlannedFactorization(PlannedOperation[Execution]):
             w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
         else:
             w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(Execution(verb, w, progress))
+        self.run(Execution(verb, w, progress, check))
         if progress is not None:
             progress(1.0)
         executor = self._executor
         assert executor is not None, "it has run"
-        return Factored(w, executor.info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
+        has_raised = check and self.plan.operation == "cholesky"
+        info = executor.taken_info() if not check else 0 if has_raised else executor.info
+        return Factored(w, info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
 
     def check_execution(self, runtime: Runtime, a: Any, out: Any = None) -> None:
         """**Collective.** Agree on the matrices of an execution, which must be as planned."""
@@ -164,13 +179,8 @@ class PlannedFactorization(PlannedOperation[Execution]):
         executor = self._executor
         assert executor is not None, "it has run"
         executor.finish()
-        if executor.info and self.plan.operation == "cholesky":
-            k = executor.info
-            text = (
-                f"{execution.verb}: A is not positive definite: its leading {k} x {k} block is not; factor it with "
-                f"lu_factor, or add a multiple of the identity"
-            )
-            raise agreed(NotPositiveDefiniteError(text, k))
+        if execution.check and self.plan.operation == "cholesky" and executor.info:
+            raise agreed(not_positive_definite(execution.verb, executor.info))
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
@@ -256,6 +266,7 @@ def prepared(
     out: Any = None,
     returns: bool = False,
     overwrite_a: Any = False,
+    check: Any = True,
 ) -> tuple[PlannedT, Overwriting]:
     """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
 
@@ -268,10 +279,17 @@ def prepared(
         out: as in `cholesky` (global).
         returns: whether the factor is brought back to the layout of A (global).
         overwrite_a: as in `cholesky` (global).
+        check: as in `cho_factor` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a)
-    made = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a, check)
+    made = planned_with(cls, verb, plan, a)
     return made, _overwriting(verb, a, plan) if overwrite_a else KEPT
+
+
+def planned_with(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:
+    """**Collective.** The planned factorization of a plan on which the ranks have agreed; the context keeps it."""
+    made: PlannedT = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
+    return made
 
 
 def _agreed(
@@ -283,17 +301,18 @@ def _agreed(
     returns: bool,
     algorithm: Any,
     overwrite_a: Any = False,
+    check: Any = True,
 ) -> FactorizationPlan:
     """**Collective.** The plan of a factorization, after all checks."""
     runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
         uplo = _checked(cls, verb, a.desc, upper, algorithm, gpus=runtime.backend.gpus)
-        overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
+        overwrite_a, check = checked_flag(verb, "overwrite_a", overwrite_a), checked_flag(verb, "check", check)
         if out is not None:
             arguments.check_out(verb, out, a)
     signature = None if out is None else out.signature()
-    options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a}
+    options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
     runtime.agree(verb, {**options, **a.signature()})
     topology = runtime.topology
     return cls.choose(

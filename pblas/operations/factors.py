@@ -14,7 +14,7 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.product import checked_trans
 from pblas.operations.condition import reciprocal_condition
 from pblas.operations.factored_matrix import FactoredMatrix
-from pblas.operations.linalg_errors import SingularMatrixError
+from pblas.operations.linalg_errors import SingularMatrixError, not_positive_definite
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
@@ -48,8 +48,15 @@ class Factor(FactoredMatrix, ABC):
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
         super().__init__(factored.w, desc)
-        self.info: int = factored.info
+        self._info = factored.info
         self._pivots = factored.pivots
+
+    @property
+    def info(self) -> int:
+        """LAPACK's INFO, equal on all ranks: 0, or the place, from 1, where the factorization failed (global)."""
+        if not isinstance(self._info, int):
+            self._info = self._info()
+        return self._info
 
     @abstractmethod
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
@@ -127,16 +134,24 @@ class Factor(FactoredMatrix, ABC):
             )
             raise agreed(SingularMatrixError(text, k))
 
+    def _check_factored(self, verb: str) -> None:
+        """Raise an error, on all ranks, if the factorization did not reach its end."""
+
     def _diagonal(self, verb: str) -> Array:
         """**Collective.** The diagonal of the factor of a square matrix, equal on all ranks."""
         with self._runtime.local_step(verb):
             self._order(verb)
+        self._check_factored(verb)
         diagonal: Array = self._w.diagonal()
         return diagonal
 
 
 class CholeskyFactor(Factor):
-    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
+    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`.
+
+    Attributes:
+        info: 0; with check=False the order of the first leading block that is not positive definite (global).
+    """
 
     def solve(self, b: DistMatrix | Array, *, progress: ProgressTarget = False) -> Any:
         """**Collective.** X with A X = B.
@@ -164,6 +179,13 @@ class CholeskyFactor(Factor):
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
             return np.prod(self._diagonal("det").real) ** 2
+
+    def _check_factored(self, verb: str) -> None:
+        """Raise NotPositiveDefiniteError, on all ranks, if `cho_factor` has not looked at INFO."""
+        if self.info:
+            raise agreed(not_positive_definite(verb, self.info))
+
+    _check_invertible = _check_factored
 
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:  # noqa: ARG002 - always "N": A is Hermitian
         return Sweep("L"), Sweep("L", "C")

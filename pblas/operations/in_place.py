@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pblas import errors
+import numpy as np
+
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -44,7 +45,6 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
     Source: LAPACK xPOTRF.
     """
-    check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
     try:
         factored = planned.factored(verb, a)
@@ -67,11 +67,11 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
-    check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedLu, verb, a, returns=True)
     factored = planned.factored(verb, a)
     redistribute(factored.w, out=a)
     assert factored.pivots is not None, "LU has pivots"
+    assert isinstance(factored.info, int), "it has been looked at"
     return factored.info, factored.pivots
 
 
@@ -109,24 +109,15 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
 
     Source: LAPACK xLASWP.
     """
-    runtime = a.runtime
-    check_in_host_memory(verb, a)
+    runtime, arrays = a.runtime, a.runtime.backend.arrays
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
     x = redistribute(a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
     with runtime.local_step(verb):
-        runtime.backend.arrays.swap_rows(x.stored(verb), pivots, backward=backward)
+        arrays.begin()
+        arrays.swap_rows(x.stored(verb), pivots, backward=backward)
+        arrays.settle()
     redistribute(x, out=a)
-
-
-def check_in_host_memory(verb: str, a: DistMatrix) -> None:
-    """Raise BackendError, on all ranks, on a context of GPUs: ScaLAPACK's INFO and IPIV are arrays of the host."""
-    with a.runtime.local_step(verb):
-        if a.runtime.backend.gpus:
-            raise errors.BackendError(
-                f"{verb}: this context is on GPUs, and ScaLAPACK's factorizations run on CPUs; call "
-                f"pblas.linalg.cholesky, cho_factor or lu_factor, or make the context with backend='mpi'"
-            )
 
 
 def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
@@ -145,7 +136,8 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
             local = x.computed(verb)
             if local.dtype.kind == "c":
                 columns = [j for ends in x.desc.global_ranges(a.runtime.rank)[1] for j in range(*ends)]
-                local.imag[columns, range(len(columns))] = 0
+                arrays = a.runtime.backend.arrays
+                arrays.fill(local.imag, np.array(columns, np.intp), np.arange(len(columns)), 0)
         redistribute(x, out=a, uplo=uplo)
     return info
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pblas import errors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.factorization import prepared
-from pblas.operations.in_place import check_in_host_memory
 from pblas.operations.pivoted_qr import PlannedPivotedQr
 from pblas.operations.qr import PlannedQr
 from pblas.operations.redistribution import redistribute
@@ -44,7 +44,7 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
 
     Source: LAPACK xGEQRF, xGELQF.
     """
-    check_in_host_memory(verb, a)
+    _check_in_host_memory(verb, a)
     tall = a if orientation == "QR" else a.H
     planned, _ = prepared(PlannedQr, verb, tall, returns=True)
     q = planned.reflectors(verb, tall)
@@ -64,7 +64,7 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
     Source: LAPACK xGEQP3.
     """
-    check_in_host_memory(verb, a)
+    _check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedPivotedQr, verb, a, returns=True)
     w, tau, order = planned.factored_columns(verb, a)
     redistribute(w, out=a)
@@ -81,7 +81,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
 
     Source: LAPACK xLARFT.
     """
-    check_in_host_memory(verb, v)
+    _check_in_host_memory(verb, v)
     runtime, m = v.runtime, v.shape[0]
     transport = runtime.topology.transport(runtime.nprocs)
     desc = choose_qr(without_lld(v.desc), v.dtype.name, runtime.nprocs, transport, returns=True).w
@@ -175,3 +175,13 @@ def _collected_tau(verb: str, w: DistMatrix, shape: tuple[int, int]) -> Array:
     for start, part in (x for parts in runtime.backend.gather(mine) for x in parts):
         tau[start : start + len(part)] = part
     return tau
+
+
+def _check_in_host_memory(verb: str, a: DistMatrix) -> None:
+    """Raise BackendError, on all ranks, on a context of GPUs: V and TAU are computed in memory of the host."""
+    with a.runtime.local_step(verb):
+        if a.runtime.backend.gpus:
+            raise errors.BackendError(
+                f"{verb}: this context is on GPUs, and ScaLAPACK's QR factorizations run on CPUs; call "
+                f"pblas.linalg.qr, qr_factor or lstsq, or make the context with backend='mpi'"
+            )

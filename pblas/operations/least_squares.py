@@ -167,5 +167,5 @@ def _zeros(verb: str, like: DistMatrix, m: int) -> DistMatrix:
     runtime, desc = like.runtime, resized(like.desc, (m, like.shape[1]))
     z = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
     with runtime.local_step(verb):
-        z.stored(verb)[...] = 0
+        runtime.backend.clear(z.stored(verb))
     return z

@@ -36,6 +36,15 @@ class NotPositiveDefiniteError(_LinAlgError):
     """
 
 
+def not_positive_definite(verb: str, k: int) -> NotPositiveDefiniteError:
+    """The error of a call that factored a matrix whose leading k x k block is not positive definite."""
+    text = (
+        f"{verb}: A is not positive definite: its leading {k} x {k} block is not; factor it with lu_factor, or add a "
+        f"multiple of the identity"
+    )
+    return NotPositiveDefiniteError(text, k)
+
+
 class SingularMatrixError(_LinAlgError):
     """A matrix that is exactly singular: `info` is the first diagonal element, from 1, of a triangle that is 0.
 

@@ -8,13 +8,22 @@ from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import Execution, Overwriting, PlannedFactorization, planned, prepared
+from pblas.operations.cholesky_qr import CholeskyQrFactor, orthonormalized
+from pblas.operations.factorization import (
+    Execution,
+    Overwriting,
+    PlannedFactorization,
+    planned,
+    planned_with,
+    prepared,
+)
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors
 from pblas.operations.stacking import without_lld
 from pblas.planner.choose_qr import Algorithm, choose_qr
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import TsqrPlan
 
 if TYPE_CHECKING:
@@ -52,9 +61,18 @@ class PlannedQr(PlannedFactorization):
             self.check_execution(self._runtime, a)
             return self.factor("execute", a)
 
-    def factor(self, verb: str, a: DistMatrix) -> QrFactor:
-        """**Collective.** `execute` with checked arguments."""
-        return QrFactor(self.reflectors(verb, a), without_lld(a.desc))
+    def factor(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> QrFactor:
+        """**Collective.** `execute` with checked arguments; see `reflectors`. CholeskyQR leaves A as it is."""
+        if not isinstance(self.plan, CholeskyQrPlan):
+            return QrFactor(self.reflectors(verb, a, in_place=in_place, progress=progress), without_lld(a.desc))
+        w = redistribute(a, self.plan.w)
+        r = orthonormalized(verb, w, self._executor)
+        if r is None:
+            assert self.plan.fallback is not None, "a plan that is executed has one"
+            return planned_with(PlannedQr, verb, self.plan.fallback, a).factor(verb, a, progress=progress)
+        if progress is not None:
+            progress(1.0)
+        return CholeskyQrFactor(w, r, without_lld(a.desc))
 
     def reflectors(
         self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None
@@ -81,19 +99,16 @@ class PlannedQr(PlannedFactorization):
 
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
-        """Raise BackendError on GPUs, ArgumentError for an algorithm that is unknown or does not fit (local)."""
-        if gpus:
-            raise errors.BackendError(
-                f"{verb}: QR factorizations run on CPUs, this context is on GPUs; copy the matrix to a context with "
-                f"backend='mpi', for example by A.save(path) and ctx.load(path)"
-            )
+        """Raise ArgumentError for an algorithm that is unknown or does not fit; BackendError for TSQR on GPUs."""
         if algorithm not in get_args(Algorithm):
             names = ", ".join(map(repr, get_args(Algorithm)))
             raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
-        if algorithm == "tsqr" and not desc.m >= desc.n > 0:
+        if algorithm == "tsqr" and gpus:
+            raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+        if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
             raise errors.ArgumentError(
-                f"{verb}: algorithm='tsqr' is for matrices with columns and at least as many rows; A is {desc.m} x "
-                f"{desc.n}: leave algorithm out"
+                f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+                f"{desc.m} x {desc.n}: leave algorithm out"
             )
 
     @classmethod
@@ -107,10 +122,10 @@ class PlannedQr(PlannedFactorization):
         returns: bool,
         uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
         algorithm: Any,
-        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
+        gpus: bool = False,
     ) -> FactorizationPlan:
         """The plan of a factorization; see `choose_qr`."""
-        return choose_qr(a, dtype, nprocs, transport, algorithm, returns=returns)
+        return choose_qr(a, dtype, nprocs, transport, algorithm, returns=returns, gpus=gpus)
 
 
 def factored(
@@ -131,8 +146,9 @@ def factored(
         progress: called with the done part of the work (local).
     """
     plan, overwriting = prepared(PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
-    reflectors = plan.reflectors(verb, a, in_place=overwriting.in_place, progress=progress)
-    return QrFactor(reflectors, without_lld(a.desc)), overwriting
+    if isinstance(plan.plan, CholeskyQrPlan):  # A is needed if it is too ill-conditioned
+        overwriting = overwriting._replace(in_place=False)
+    return plan.factor(verb, a, in_place=overwriting.in_place, progress=progress), overwriting
 
 
 def plan_qr(
@@ -170,7 +186,8 @@ def qr_factor(
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
-            "local" on one rank; "auto" chooses (global).
+            "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q in place of
+            reflectors; "local" on one rank; "auto" chooses (global).
         overwrite_a: A is not needed any more. A tall matrix in rows that "tsqr" leaves where they are, in memory of the
             context, is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A

@@ -63,11 +63,13 @@ class QrFactor(FactoredMatrix):
                     what = "rows" if side == "L" else "columns"
                     raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
             runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
-            return multiplied(verb, self._reflectors, c, side=side, trans=trans)
+            return self.applied(verb, c, trans, side=side)
 
-    def applied(self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport) -> DistMatrix:
-        """**Collective.** op(Q) C inside another call, with checked arguments; see `apply_q`."""
-        return multiplied(verb, self._reflectors, c, trans=trans, progress=progress)
+    def applied(
+        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+    ) -> DistMatrix:
+        """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
+        return multiplied(verb, self._reflectors, c, side=side, trans=trans, progress=progress)
 
     def q(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** Q, a new matrix.
@@ -114,9 +116,12 @@ class QrFactor(FactoredMatrix):
         """
         verb = "r"
         with self._runtime.call(verb):
-            k, (m, n) = self._count(verb, mode), self.shape
-            rows = self._w[: min(k, m), :]
-            return redistribute(rows, resized(self._desc, (k, n)), uplo="U")
+            return self._upper(verb, self._count(verb, mode))
+
+    def _upper(self, verb: str, k: int) -> DistMatrix:  # noqa: ARG002 - subclasses use it
+        """**Collective.** The first k rows of R, and zeros below it."""
+        m, n = self.shape
+        return redistribute(self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")
 
     def _count(self, verb: str, mode: Any) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
 
 from pblas.execute.factorization.reflectors import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
 from pblas.matrices.matrix import DistMatrix
@@ -13,8 +16,6 @@ from pblas.operations.stacking import without_lld
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.execute.factorization.tsqr import Tree
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
@@ -61,7 +62,8 @@ class PlannedReflectors(PlannedOperation[_Execution]):
         assert isinstance(self.plan, PanelReflectorsPlan), "there are two kinds"
         return RunPanelReflectors(self.plan, runtime.backend, self._dtype)
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:  # noqa: ARG002 - its callers check
+    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
+        runtime.backend.arrays.begin()  # the callers have checked the arguments
         return execution
 
     def _operands(self, execution: _Execution, result: DistMatrix) -> ReflectorsOperands:
@@ -112,7 +114,7 @@ def multiplied(
 
     planned = runtime.plans.get(plan, make)
     turn: Literal["N", "C"] = "N" if side == "L" else "C"
-    x = redistribute(c, plan.x, trans=turn) if isinstance(c, DistMatrix) else _identity(verb, plan.x, q.w)
+    x = redistribute(c, plan.x, trans=turn) if isinstance(c, DistMatrix) else identity(verb, plan.x, q.w)
     planned.run(_Execution(verb, q, x, progress))
     if progress is not None:
         progress(1.0)
@@ -121,18 +123,17 @@ def multiplied(
     return x if x.desc == desc else redistribute(x, desc, trans=turn)
 
 
-def _identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** The first columns of the identity, of the dtype of another matrix."""
     runtime = like.runtime
     x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
     with runtime.local_step(verb):
-        local, (rows, columns) = x.stored(verb), desc.global_ranges(runtime.rank)
-        local[...] = 0
-        place = {j: j_loc for j_loc, j in enumerate(j for ends in columns for j in range(*ends))}
-        i_loc = 0
-        for start, stop in rows:
-            for i in range(start, min(stop, desc.n)):
-                if i in place:
-                    local[i_loc + i - start, place[i]] = 1
-            i_loc += stop - start
+        local, backend = x.stored(verb), runtime.backend
+        rows, columns = (
+            np.concatenate([np.arange(0), *itertools.starmap(np.arange, ranges)])
+            for ranges in desc.global_ranges(runtime.rank)
+        )
+        _, i_loc, j_loc = np.intersect1d(rows, columns, assume_unique=True, return_indices=True)
+        backend.clear(local)
+        backend.arrays.fill(local, i_loc, j_loc, 1)
     return x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
     ...     pblas.tril(ctx.ones((2, 3))).to_global().tolist()
     [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
     """
-    return redistribute(a, _layout(a), uplo="L", diagonal=k)
+    return _triangle("tril", a, "L", k)
 
 
 def triu(a: DistMatrix, k: int = 0) -> DistMatrix:
@@ -52,7 +52,7 @@ def triu(a: DistMatrix, k: int = 0) -> DistMatrix:
     Raises:
         ArgumentError: not a matrix, or k is not an integer.
     """
-    return redistribute(a, _layout(a), uplo="U", diagonal=k)
+    return _triangle("triu", a, "U", k)
 
 
 def vstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
@@ -83,9 +83,15 @@ def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
     return _stacked("hstack", matrices, 1)
 
 
-def _layout(a: Any) -> MatrixDescriptor | None:
-    """The descriptor of a matrix, without its leading dimension; None if it is no matrix, which `redistribute` says."""
-    return without_lld(a.desc) if isinstance(a, DistMatrix) else None
+def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
+    """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
+    if not isinstance(a, DistMatrix):
+        fail_without_context(verb, errors.ArgumentError(f"{verb}: expected a DistMatrix, got {type(a).__name__}"))
+    with a.runtime.call(verb):
+        with a.runtime.local_step(verb):
+            if isinstance(k, bool) or not isinstance(k, int | np.integer):
+                raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
+        return redistribute(a, without_lld(a.desc), uplo=uplo, diagonal=int(k))
 
 
 def without_lld(desc: MatrixDescriptor, shape: tuple[int, int] | None = None, **blocks: int) -> MatrixDescriptor:
@@ -112,7 +118,8 @@ def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
     parts = list(matrices) if isinstance(matrices, list | tuple) else []
     runtime = next((x.runtime for x in parts if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        text = f"{verb}: expected a list of matrices, got {type(matrices).__name__}"
+        got = "one without matrices" if isinstance(matrices, list | tuple) else type(matrices).__name__
+        text = f"{verb}: expected a list or a tuple of matrices, got {got}"
         fail_without_context(verb, errors.ArgumentError(text))
     with runtime.call(verb):
         return _stack(runtime, verb, parts, axis)

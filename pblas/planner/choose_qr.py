@@ -8,12 +8,17 @@ from typing import Literal
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.planner.choose_factorization import block_columns, panel_width
 from pblas.plans.base import Transport
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import QrPlan, TsqrPlan
 
-Algorithm = Literal["auto", "blocked", "tsqr", "local"]
+Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _TALL = 4
 """Rows of each rank at least, over the columns of the matrix, for the tree: its merges then take little of the time."""
+_TALL_ON_GPUS, _WIDEST_OF_CHOLESKY = 32, 512
+"""On GPUs, rows of each rank at least, over the columns, and columns at most, for Cholesky factors of Gram matrices."""
+_WIDEST_ON_GPUS = 256
+"""Columns of a panel on GPUs: a block of 32 columns is multiplied with all of them, beside the updates."""
 
 
 def choose_qr(
@@ -24,7 +29,8 @@ def choose_qr(
     algorithm: Algorithm = "auto",
     *,
     returns: bool = False,
-) -> QrPlan | TsqrPlan:
+    gpus: bool = False,
+) -> QrPlan | TsqrPlan | CholeskyQrPlan:
     """The plan of a QR factorization.
 
     Args:
@@ -32,9 +38,11 @@ def choose_qr(
         dtype: name of the dtype (global).
         nprocs: ranks of the context (global).
         transport: how the ranks exchange data (global).
-        algorithm: "blocked", "tsqr" for a matrix with columns and no fewer rows, or "local"; "auto" chooses (global).
-        returns: whether reflectors are brought back to the layout of A, as LAPACK stores them: not those of a tree
-            (global).
+        algorithm: "blocked", "tsqr" or "cholesky" for a matrix with columns and no fewer rows, or "local"; "auto"
+            chooses (global).
+        returns: whether reflectors are brought back to the layout of A, as LAPACK stores them: only those of block
+            columns are (global).
+        gpus: whether the matrix is in GPU memory: then there is no tree (global).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
     (4288, 4096)
@@ -42,6 +50,14 @@ def choose_qr(
     0
     """
     m, n = a.shape
+    is_tall = gpus and not returns and 0 < n <= _WIDEST_OF_CHOLESKY and _TALL_ON_GPUS * n * nprocs <= m
+    if algorithm == "cholesky" or (algorithm == "auto" and is_tall):
+        fallback = choose_qr(a, dtype, nprocs, transport, "blocked", gpus=gpus)
+        assert isinstance(fallback, QrPlan), "by blocks"
+        why = "a tall matrix in rows: only Gram matrices travel"
+        return CholeskyQrPlan(a, _rows(a, nprocs)[0], why, dtype, nprocs, transport, fallback=fallback)
+    if gpus:
+        return _on_gpus(a, dtype, nprocs, transport, algorithm)
     if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
@@ -53,12 +69,29 @@ def choose_qr(
     return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport, returns)
 
 
+def _on_gpus(a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm) -> QrPlan:
+    """The plan on GPUs: by panels, whose kernel is faster than cuSOLVER on one GPU too, unless that is asked for."""
+    m, n = a.shape
+    kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
+    w, why = block_columns(a, 1 if algorithm == "local" else nprocs, kind, gpus=True, widest=_WIDEST_ON_GPUS)
+    if w.nprocs == 1 and w.nb > _WIDEST_ON_GPUS:
+        w = MatrixDescriptor.column_wise(m, n, 1, nb=_WIDEST_ON_GPUS)
+    nb = w.nb if w.inb is None else max(w.nb, w.inb)
+    w = replace(w, m=m + nb, mb=m + nb)
+    if algorithm == "local":
+        return QrPlan(a, w, "algorithm='local'", dtype, nprocs, transport, library="cuSOLVER", tail=n)
+    return QrPlan(a, w, why, dtype, nprocs, transport, library="a kernel")
+
+
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
     """The internal layout of a tall matrix with columns, and the reason for it."""
     m, n = a.shape
     if _is_split(a):
         w = MatrixDescriptor(m, n, a.mb, max(n, 1), a.grid, a.rsrc, 0, imb=a.imb)
-        return w, "each rank has enough rows: they stay where they are, and only R travels"
+        alone = w.nprocs == 1
+        return w, "one rank has all rows" if alone else (
+            "each rank has enough rows: they stay where they are, and only R travels"
+        )
     ranks = nprocs
     while ranks > 1 and not _is_split(MatrixDescriptor.row_wise(m, n, ranks)):
         ranks -= 1

@@ -16,8 +16,13 @@ from typing import ClassVar, Literal, NamedTuple
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, Transport, ranks_text
+from pblas.plans.lookahead import StepWork, makespan
 from pblas.plans.redistribution import RedistributionPlan, described
 
+_DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
+"""Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
+Cholesky of a diagonal block, of a solve with it, of LU of a panel; and the columns for which a GEMM runs at half its
+rate."""
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
 _BUFFERS = 2
@@ -70,9 +75,8 @@ class FactorizationPlan(Plan):
         returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
-        library: that factors panels; "cuSOLVER" if the matrix is in GPU memory (global).
-        triangle: for Cholesky, order of the largest triangle of an update that the library's symmetric product updates;
-            0 for none (global).
+        library: that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global).
+        triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
         tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
     """
 
@@ -86,8 +90,8 @@ class FactorizationPlan(Plan):
     transport: Transport = "message"
     returns: bool = False
     uplo: Literal["L", "U"] = "L"
-    library: Literal["LAPACK", "cuSOLVER"] = "LAPACK"
-    triangle: int = 0
+    library: Literal["LAPACK", "cuSOLVER", "a kernel"] = "LAPACK"
+    triangles: range = range(0)
     tail: int = 0
 
     # Each factorization defines these
@@ -109,6 +113,11 @@ class FactorizationPlan(Plan):
     @abstractmethod
     def _trapezoid(self) -> Trapezoid | None:
         """The elements of W that are used; None for all."""
+
+    @property
+    def step_work(self) -> list[StepWork]:
+        """Multiplications of each step, with the costs of panels on CPUs; empty if they are not known."""
+        return []
 
     @property
     @abstractmethod
@@ -205,11 +214,11 @@ class FactorizationPlan(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """W, two panels of far ranks, and for Cholesky the rows of a panel that belong to a rank's columns."""
-        w, buffers = self.w.max_local_nelements, 0 if self._is_read_in_place else _BUFFERS
+        """W, and two panels of far ranks."""
+        w, buffers = (self.w.lld or self.w.m) * self.w.columns.max_count, 0 if self._is_read_in_place else _BUFFERS
         panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * (w + (buffers + 1) * panel * (self.w.nprocs > 1)) + moved
+        return self.itemsize * (w + buffers * panel * (self.w.nprocs > 1)) + moved
 
     @property
     def _is_read_in_place(self) -> bool:
@@ -269,6 +278,9 @@ class FactorizationPlan(Plan):
             last = f", the last one of {self.steps[-1].width}" if self.tail else ""
             yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{last}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
+            if self.library == "LAPACK" and self.step_work:
+                share = self.multiplications / self.nprocs / makespan(self.step_work, self.w.nprocs)
+                yield "estimate", f"{share:.0%} of the GEMM rate of all ranks, if the messages are hidden"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +312,20 @@ class CholeskyPlan(FactorizationPlan):
         return 1.0
 
     @property
+    def step_work(self) -> list[StepWork]:
+        """A panel is a diagonal block and a solve; a block column is updated from its diagonal block on."""
+        n = self.w.m
+        return [
+            StepWork(
+                panel.owner,
+                _DIAGONAL * panel.width**3 / 6 + _SOLVE * (n - panel.stop) * panel.width**2 / 2,
+                panel.width + _HALF,
+                panel.width * (n - panel.start - panel.width / 2),
+            )
+            for panel in self.steps
+        ]
+
+    @property
     def _trapezoid(self) -> Trapezoid:
         return Trapezoid("L")
 
@@ -328,8 +354,7 @@ class LuPlan(FactorizationPlan):
     @property
     def multiplications(self) -> float:
         """n^3 / 3 if m = n."""
-        m, n = sorted(self.a.shape, reverse=True)
-        return (m * n**2) / 2 - n**3 / 6
+        return _lu_multiplications(*self.a.shape)
 
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows from the diagonal on."""
@@ -340,9 +365,36 @@ class LuPlan(FactorizationPlan):
         return 1.5
 
     @property
+    def step_work(self) -> list[StepWork]:
+        """A panel is factored from its diagonal on; other columns are solved with its diagonal block, and updated.
+
+        Columns after the last panel are not steps: a matrix of fewer rows than columns has no estimate.
+        """
+        m = self.w.m
+        return [
+            StepWork(
+                panel.owner,
+                _PANEL * _lu_multiplications(m - panel.start, panel.width),
+                max(m - panel.stop, 0) * (panel.width + _HALF) + _SOLVE * panel.width**2 / 2,
+                panel.width,
+            )
+            for panel in (self.steps if self.a.m >= self.a.n else ())
+        ]
+
+    @property
     def _trapezoid(self) -> None:
         return None
 
     @property
     def _equation(self) -> str:
         return "P A = L U"
+
+
+def _lu_multiplications(m: int, n: int) -> float:
+    """Multiplications of LU of an m x n matrix, to first order.
+
+    >>> _lu_multiplications(6, 6), _lu_multiplications(3, 6) == _lu_multiplications(6, 3)
+    (72.0, True)
+    """
+    m, n = max(m, n), min(m, n)
+    return m * n**2 / 2 - n**3 / 6

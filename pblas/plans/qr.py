@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import ranks_text
-from pblas.plans.factorization import FactorizationPlan, Panel
+from pblas.plans.factorization import FactorizationPlan, Panel, panels
 from pblas.plans.redistribution import described
 
 _ASK_ALL = 64
@@ -42,6 +42,13 @@ class QrPlan(FactorizationPlan):
 
     name: ClassVar[str] = "QrPlan"
     operation: ClassVar[str] = "qr_factor"
+
+    @property
+    def steps(self) -> list[Panel]:
+        """The panels that are factored, in order; one for all if the library takes the whole matrix (global)."""
+        if self.tail and self.a.m:
+            return [Panel(0, self.w.n, self.w.grid.rank(0, 0), 0)] if self.w.n else []
+        return [panel for panel in panels(self.w) if panel.start < self.a.m]
 
     @property
     def target(self) -> MatrixDescriptor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pblas.plans.cholesky_qr import PASSES, CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, columns_from
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, TreeReflectorsPlan
@@ -50,6 +51,17 @@ def tsqr(plan: TsqrPlan, view: View) -> Iterator[Phase]:
     for merge in plan.merges(view.rank):
         if merge.receives:
             yield Phase(1, (-(-n // 3), n, n), before=view.traffic(merge.peer, plan.itemsize * n * n))
+
+
+def cholesky_qr(plan: CholeskyQrPlan, view: View) -> Iterator[Phase]:
+    """Each pass multiplies a rank's rows with themselves, waits for the Gram matrices of the others, and divides."""
+    yield from redistribute(plan.copy, view)
+    n, m_loc = plan.w.n, plan.w.local_shape(view.rank)[0]
+    nbytes = plan.itemsize * n * n
+    for _ in range(PASSES):
+        yield Phase(1, (n, n, m_loc))
+        traffic = sum((view.traffic(peer, nbytes) for peer in range(plan.nprocs) if peer != view.rank), Traffic())
+        yield Phase(1, (-(-m_loc // 2), n, n), before=traffic)
 
 
 def panel_reflectors(plan: PanelReflectorsPlan, view: View) -> Iterator[Phase]:

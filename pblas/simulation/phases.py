@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pblas.plans.base import Plan
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.factorization import CholeskyPlan, LuPlan
 from pblas.plans.matrix_vector import MatrixVectorPlan
@@ -72,6 +73,7 @@ _PHASES: dict[type[Plan], Callable[[Any, View], Iterator[Phase]]] = {
     LuPlan: factorization.factorization,
     QrPlan: factorization.factorization,
     TsqrPlan: factorization.tsqr,
+    CholeskyQrPlan: factorization.cholesky_qr,
     PanelReflectorsPlan: factorization.panel_reflectors,
     TreeReflectorsPlan: factorization.tree_reflectors,
     SubstitutionPlan: factorization.substitution,

@@ -215,8 +215,10 @@ class Run(factors.Run):
         kinds = kinds[: 2 if name == "geqpf" and self.dtype.kind == "c" else 1]
         asked = [np.zeros(1, kind) for kind in kinds]
         self._call(which, name, *arguments, *(x for work in asked for x in (work, -1)))
-        works = [np.zeros(max(1, int(work[0].real)), work.dtype) for work in asked]
-        return self._call(which, name, *arguments, *(x for work in works for x in (work, len(work))))
+        sizes = [max(1, int(work[0].real)) for work in asked]
+        # ScaLAPACK's answer is too small for some blocks with MB other than NB.
+        works = [np.zeros(2 * size + 4096, work.dtype) for size, work in zip(sizes, asked, strict=True)]
+        return self._call(which, name, *arguments, *(x for pair in zip(works, sizes, strict=True) for x in pair))
 
     def _elements(self, what: str, vector: Array, axis: int, count: int) -> list[Any]:
         """**Collective.** The elements of TAU or IPIV that belong to sub(A), equal on all processes that have them."""

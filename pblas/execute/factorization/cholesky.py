@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pblas.execute.factorization.factorization import RunFactorization
-from pblas.execute.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 
 class _Block(NamedTuple):
-    """A block column: its first row and column, of the columns that are updated, and its width (local)."""
+    """A block column: its first row and column, of the elements that are updated, and its width (local)."""
 
     row: int
     column: int
@@ -21,13 +20,6 @@ class _Block(NamedTuple):
 
 class RunCholesky(RunFactorization):
     """Runs a CholeskyPlan on one rank. The block columns above their diagonal blocks are not touched."""
-
-    _packed: Any = None
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
-        return super().workspace_nbytes + (0 if self._packed is None else int(self._packed.nbytes))
 
     def start(self) -> None:
         """The imaginary parts on the diagonal are not used: a NaN there would spread in the updates."""
@@ -56,47 +48,34 @@ class RunCholesky(RunFactorization):
             for step in self._steps[s + 1 :]
             if step.owner == self._rank and first <= step.j_loc < last
         ]
-        own = panel[blocks[0].row :][: last - first] if _is_triangle(blocks) else self._own_rows(panel, blocks)
-        self._update_blocks(self.w[start:, first:last], panel, own.T, blocks, panel.shape[0])
+        c = self.w[start:, first:last]
+        for together in [blocks] if _is_triangle(blocks) else [[block] for block in blocks]:
+            self._update_triangle(c, panel, together, len(panel))
 
-    def _update_blocks(self, c: Array, left: Array, right: Array, blocks: list[_Block], stop: int) -> None:
-        """C -= L R^H from the diagonal blocks down to row `stop`, in few wide GEMMs.
+    def _update_triangle(self, c: Array, panel: Array, blocks: list[_Block], stop: int) -> None:
+        """C -= L L^H from the diagonal blocks down to row `stop`, for block columns whose rows are neighbours.
 
-        One GEMM updates the rectangle below the first half of the columns. Two triangles of half as many block columns
-        remain: above the rectangle, and to its right. If the plan says so, the library updates small triangles at once.
+        The library's symmetric product updates what the plan says. Otherwise one GEMM updates the rectangle below the
+        first half of the columns, and two triangles of half as many block columns remain: above it, and to its right.
 
         Args:
             c: rows after panel k, and the columns of `blocks` (local).
-            left: L[i, k] (local).
-            right: L[j, k]^T for the columns of `blocks` (local).
+            panel: L[i, k] (local).
             blocks: block columns, of c (local).
             stop: one past the last row (local).
         """
-        middle, column = len(blocks) // 2, blocks[-1].column + blocks[-1].width
-        width = column - blocks[0].column
-        if self.plan.w.nb < width <= self.plan.triangle and _is_triangle(blocks):
-            rows = slice(blocks[0].row, stop)
-            self._arrays.subtract_square(left[rows], c[rows, blocks[0].column : column])
+        top, left, _ = blocks[0]
+        width = blocks[-1].column + blocks[-1].width - left
+        if width in self.plan.triangles:
+            self._arrays.subtract_square(panel[top:stop], c[top:stop, left : left + width])
             return
+        middle = len(blocks) // 2
+        row, end = (blocks[middle].row, blocks[middle].column) if middle else (top, left + width)
         if middle:
-            row, column, _ = blocks[middle]
-            self._update_blocks(c, left, right, blocks[:middle], row)
-            self._update_blocks(c, left, right, blocks[middle:], stop)
-        else:
-            row = blocks[0].row
-        columns, rows = slice(blocks[0].column, column), slice(row, stop)
-        self._arrays.gemm(-1, left[rows], right[:, columns], 1, c[rows, columns], conj=(False, True))
-
-    def _own_rows(self, panel: Array, blocks: list[_Block]) -> Array:
-        """L[j, k] of several block columns j, one below the other."""
-        if self._packed is None:  # such updates are in order, on the main lane
-            widest = max(step.width for step in self._steps)
-            self._packed = own_memory(self._backend, panel.itemsize * self._end * widest)
-        end = blocks[-1].column + blocks[-1].width
-        own: Array = self._arrays.array(self._packed, (end, panel.shape[1]), panel.dtype)
-        for row, column, width in blocks:
-            self._arrays.assign(panel[row : row + width], own[column : column + width])
-        return own
+            self._update_triangle(c, panel, blocks[:middle], row)
+            self._update_triangle(c, panel, blocks[middle:], stop)
+        right = panel[top : top + end - left].T  # L[j, k]^T of these columns
+        self._arrays.gemm(-1, panel[row:stop], right, 1, c[row:stop, left:end], conj=(False, True))
 
 
 def _is_triangle(blocks: list[_Block]) -> bool:

@@ -13,6 +13,7 @@ before it launches the hundreds of kernels that factor the next panel, and looks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pblas.execute.factorization.block_columns import BlockColumns, Part
@@ -60,14 +61,8 @@ class RunFactorization(ABC):
         self._columns = BlockColumns(self._home, self._parts)
         self._signals: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
-        shape = 1 + max(map(self.npivots, self._steps), default=0), len(self._steps)
-        integer = self._arrays.pivot_dtype
-        self._headers = self._arrays.array(
-            own_memory(backend, shape[0] * shape[1] * integer.itemsize), shape, integer, "F"
-        )
+        self._headers = self._new_headers()
         """Of each panel, in a column: INFO of the panel, and what `npivots` announces (global)."""
-        self.info: int = 0
-        """LAPACK's INFO of the last execution, after `finish`, equal on all ranks (global)."""
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.w: Array
@@ -136,11 +131,26 @@ class RunFactorization(ABC):
             self._factor_and_send(s + 1)
 
     def finish(self) -> None:
-        """Complete W, after the closing agreement: no other rank reads W any more. INFO is that of the first panel."""
-        infos = self._backend.reading(self._headers)[0] if self._steps else ()
-        self.info = next((step.start + int(info) for step, info in zip(self._steps, infos, strict=True) if info), 0)
+        """Complete W, after the closing agreement: no other rank reads W any more."""
         del self.w
         self._home.release()
+
+    @property
+    def info(self) -> int:
+        """LAPACK's INFO of the last execution, that of the first panel with one, equal on all ranks (global)."""
+        return _first_info(self._backend, self._steps, self._headers)
+
+    def taken_info(self) -> Callable[[], int]:
+        """A function that looks at INFO of the last execution, whatever is executed before it is called (local)."""
+        headers, self._headers = self._headers, self._new_headers()
+        return partial(_first_info, self._backend, self._steps, headers)
+
+    def _new_headers(self) -> Array:
+        shape = 1 + max(map(self.npivots, self._steps), default=0), len(self._steps)
+        integer = self._arrays.pivot_dtype
+        memory = own_memory(self._backend, shape[0] * shape[1] * integer.itemsize)
+        headers: Array = self._arrays.array(memory, shape, integer, "F")
+        return headers
 
     # Each factorization defines these
 
@@ -217,3 +227,9 @@ class RunFactorization(ABC):
                 transfer = self._backend.channel.receive(self._header(s), owner, TAG_HEADER)
             self._backend.wait(transfer.done, f"panel {s} of a factorization, of rank {owner}")
             self._backend.sync()
+
+
+def _first_info(backend: HostRanks, steps: list[Panel], headers: Array) -> int:
+    """INFO of the first panel that has one, counted from the first column; 0 if there is none (global)."""
+    infos = backend.reading(headers)[0] if steps else ()
+    return next((step.start + int(info) for step, info in zip(steps, infos, strict=True) if info), 0)

@@ -29,8 +29,7 @@ def apply_block(arrays: Any, panel: Array, k: int, c: Array, *, adjoint: bool, c
     if not k or not n_loc:
         return
     head, tail, t = arrays.unit_lower(panel[:k, :k]), panel[k:m, :k], panel[m : m + k, :k]
-    memory = arrays.empty(2 * c.itemsize * k * n_loc)
-    both = arrays.array(memory, (k, 2 * n_loc), c.dtype)
+    both = arrays.scratch((k, 2 * n_loc), c.dtype)
     w, tw = both[:, :n_loc], both[:, n_loc:]
     # W = V^H C
     arrays.gemm(1, head.T, c[:k], 0, w, conj=(not conj, False))
@@ -46,11 +45,11 @@ class RunQr(RunFactorization):
     """Runs a QrPlan on one rank."""
 
     def factor(self, s: int) -> None:
-        """W[k:, k] = H[k] R[k, k] by LAPACK, and T[k] below it."""
+        """W[k:, k] = H[k] R[k, k] by the library, and T[k] below it; T of each block if it takes several at once."""
         panel = self._steps[s]
         columns, m = self.w[:, panel.j_loc : panel.j_loc + panel.width], self.plan.a.m
         k = self._reflectors(panel)
-        self._arrays.qr(columns[panel.start : m], columns[m : m + k, :k])
+        self._arrays.qr(columns[panel.start : m], columns[m : m + min(k, self.plan.w.nb), :k])
 
     def update(self, s: int, panel: Array, first: int, last: int) -> None:
         """C[k:] = H[k]^H C[k:]."""

@@ -89,6 +89,9 @@ class RunPanelReflectors:
         for s in mine:
             panel = self._steps[s]
             part = self._columns.fetch(s)
+            with self._arrays.beside():
+                arrived = self._arrays.mark()
+            self._arrays.follow(arrived)
             self._columns.request(s + 1)
             c, k = x.x[panel.start :, n_loc - plan.columns(panel, self._rank) :], min(panel.stop, m) - panel.start
             apply_block(self._arrays, part, k, c, adjoint=plan.adjoint, conj=plan.conj)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.execute.index_runs import IndexRuns, gemm_runs
+from pblas.execute.index_runs import IndexRuns, gemm_runs, side_by_side
 from pblas.execute.one_dimensional.gather import Gather
 from pblas.execute.one_dimensional.local_gemm import widened
 
@@ -55,12 +55,17 @@ class RunAllGatherGemm:
         self._gather.begin()
         arrays, beta = self._arrays, x.beta
         total = widened(x, self._total, arrays)
+        left, inner, source = x.left, IndexRuns.whole(0), -1
         for step, n, k in self._steps:
             right = self._gather.fetch(step)
-            if self._along_k and step.source != self._steps[0][0].source:
-                beta = 1.0
+            if step.source != source:
+                if self._along_k and source >= 0:
+                    beta = 1.0
+                # All pieces of a shard are multiplied with the same columns of op(A).
+                packs = self._along_k and arrays.packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
+                (left, inner), source = side_by_side(x.left, k) if packs else (x.left, k), step.source
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] is on, or arrived from, rank step.source)
-            gemm_runs(x.alpha, x.left, right, beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
+            gemm_runs(x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, arrays.packs)
         if x.finish is not None:
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
         elif total is not x.result:

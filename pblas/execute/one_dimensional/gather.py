@@ -113,11 +113,11 @@ class Gather:
     def begin(self) -> None:
         """Start to send the own shard to other nodes and to receive the pieces that this rank receives for its node."""
         channel, shard, rank = self._backend.channel, self._source_matrix.local, self._backend.rank
+        is_sent = shard.size and self._sends_to
+        cuts = pieces(shard.shape[1], self._plan.chunks) if is_sent else ()
+        parts = [(piece, self._tight(shard[:, c0:c1])) for piece, c0, c1 in cuts]
         self._leaving = [
-            channel.send(shard[:, c0:c1], receiver(group, rank, piece), TAG)
-            for group in self._sends_to
-            if shard.size
-            for piece, c0, c1 in pieces(shard.shape[1], self._plan.chunks)
+            channel.send(part, receiver(group, rank, piece), TAG) for group in self._sends_to for piece, part in parts
         ]
         self._read = 0  # far pieces that this rank has read
         self._arrived = 0  # own pieces that have arrived
@@ -159,6 +159,13 @@ class Gather:
             self._backend.wait(transfer.done, "AllGatherGemm: sending the own shard")
         self._leaving = []
         self._source_matrix.release()
+
+    def _tight(self, part: Array) -> Array:
+        """A piece without gaps: MPI packs strided memory in many small steps, one for each poll of a TCP connection."""
+        if not self._backend.arrays.packs or part.flags.forc:
+            return part
+        tight: Array = part.copy(order="K")
+        return tight
 
     def _release(self) -> None:
         """Note that the piece of the last fetch is read, and signal it to its receiver if that needs the memory."""

@@ -312,7 +312,10 @@ def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
 def check_not_conjugated(verb: str, name: str, x: Any) -> None:
     """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
     if isinstance(x, DistMatrix) and x.conjugated:
-        raise errors.ArgumentError(f"{verb}: {name} is a conjugated view (.H), which cannot be written or added")
+        raise errors.ArgumentError(
+            f"{verb}: {name} is a conjugated view (.H or .conj()), which cannot be written or added here; "
+            f"pass its copy(), or write to it by x[...] = y"
+        )
 
 
 def checked_trans(verb: str, name: str, value: Any) -> Trans:

@@ -16,11 +16,9 @@ import cupy
 import numpy as np
 import torch.distributed as dist
 
-sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
-
-import pblas  # noqa: E402
-from pblas import Grid, MatrixDescriptor, linalg, tp  # noqa: E402
-from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge  # noqa: E402
+import pblas
+from pblas import Grid, MatrixDescriptor, linalg, tp
+from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
 
 SECONDS = 60.0
 
@@ -95,6 +93,7 @@ def errors(ctx: pblas.Context) -> None:
 
 
 def main() -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
     warnings.filterwarnings("ignore", "PBLAS_SHARE_GPU=1 is for tests", pblas.PblasWarning)
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=SECONDS))
     group = dist.group.WORLD

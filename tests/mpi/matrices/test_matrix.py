@@ -294,7 +294,7 @@ def test_a_submatrix_is_the_slice_of_numpy_in_place(ctx: Context) -> None:
         (slice(None, None, 2), slice(None)),
         (slice(None, None, -1), slice(None)),
         (slice(None),) * 3,
-        (..., 0),
+        (..., 0, ...),
         None,
         ([0, 1], slice(None)),
         (slice(0.5, 2), slice(None)),

@@ -10,7 +10,6 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
-from pblas.operations import in_place
 from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, lu_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -87,6 +86,18 @@ def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, 
     assert len(results) == 1
 
 
+def test_columns_of_whole_pages_are_a_line_apart(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, a = 32, positive(32, np.dtype(np.float64))
+    monkeypatch.setattr("pblas.planner.choose_factorization._PAGE", 8 * n)
+    w = linalg.plan_cholesky(MatrixDescriptor.row_wise(n, n, P), dtype="float64").plan.w
+    assert w.lld == n + 8
+    for desc in (w, MatrixDescriptor.row_wise(n, n, P)):
+        matrix = ctx.from_global(a, desc, None)
+        assert cholesky_ratio(a, collected(linalg.cholesky(matrix))) <= MOST
+        x = linalg.cho_factor(matrix, overwrite_a=True).solve(a[0])
+        assert solve_ratio(a, x[:, None], a[0][:, None]) <= MOST
+
+
 @pytest.mark.parametrize("bad", [-1.0, 0.0, np.nan])
 def test_info_is_the_first_bad_pivot(contexts: Contexts, bad: float) -> None:
     n = NB * P + 2 * NB + 1
@@ -148,16 +159,25 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
     assert collected(linalg.cholesky(square)).tolist() == np.eye(6).tolist()
 
 
-def test_scalapack_on_gpus_is_refused_with_the_remedy(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_look_at_info_may_be_deferred(ctx: pblas.Context) -> None:
+    """The factor knows INFO of its own execution, and the first call that needs the factor raises."""
+    bad = positive(4 * NB, np.dtype(float))
+    good = bad.copy()
+    bad[NB, NB] = -1
+    factors = [linalg.cho_factor(ctx.from_global(a, root=None), check=False) for a in (bad, good)]
+    assert [same_on_all_ranks(factor.info) for factor in factors] == [NB + 1, 0]
+    for call in ("logdet", "inv", "det", lambda factor: factor.solve(np.ones(4 * NB))):
+        factor = linalg.cho_factor(ctx.from_global(bad, root=None), check=False)
+        with pytest.raises(pblas.NotPositiveDefiniteError) as caught:
+            call(factor) if callable(call) else getattr(factor, call)()
+        assert same_on_all_ranks(caught.value.info) == NB + 1
+    x = factors[1].solve(np.ones(4 * NB))
+    assert solve_ratio(good, x[:, None], np.ones((4 * NB, 1))) <= MOST
     matrix = ctx.eye(6)
-    monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
-    for call in (
-        lambda: in_place.factor_cholesky("p?potrf", matrix, "L"),
-        lambda: in_place.factor_lu("p?getrf", matrix),
-    ):
-        raises_on_all_ranks(pblas.BackendError, "linalg.cholesky", call)
-    monkeypatch.undo()
-    assert linalg.cholesky(matrix).shape == (6, 6)
+    for wrong in some_wrong():
+        mistaken = ctx.rank in wrong
+        raises_on_all_ranks(pblas.MismatchError, "", lambda: linalg.cho_factor(matrix, check=not mistaken))  # noqa: B023
+    assert linalg.cho_factor(matrix).info == 0
 
 
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])

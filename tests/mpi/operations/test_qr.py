@@ -23,6 +23,7 @@ from tests.mpi.operations.test_redistribution import Guarded
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message", "mixed")
 P = COMM.size
+ALGORITHMS: tuple[Algorithm, ...] = ("auto", "blocked", "local", "tsqr", "cholesky")
 
 
 def check(a: Any, factor: linalg.QrFactor) -> tuple[Any, Any]:
@@ -45,7 +46,9 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
     m, n = rng.choice(sizes), rng.choice(sizes)
     if seed % 3 == 0:
         m, n = rng.choice([40, 90]), rng.choice([1, 2, 3])
-    algorithm: Algorithm = rng.choice(["auto", "blocked", "local", "tsqr" if m >= n > 0 else "auto"])
+    algorithm = rng.choice(ALGORITHMS)
+    if algorithm in ("tsqr", "cholesky") and not m >= n > 0:
+        algorithm = "auto"
     a, offset = general(m, n, dtype, seed), rng.choice([0, 3])
     desc = some_descriptor(rng, m + offset + 1, n + offset, P)
     guarded = Guarded(ctx, desc, dtype, (offset, offset + m, offset, offset + n), rng.choice(["own", "shared"]))
@@ -98,7 +101,7 @@ def special(m: int, n: int) -> dict[str, Any]:
     return matrices | more | large | {"identity": np.eye(m, n), "reversed": np.eye(m, n)[:, ::-1]}
 
 
-@pytest.mark.parametrize("algorithm", ["blocked", "tsqr"])
+@pytest.mark.parametrize("algorithm", ["blocked", "tsqr", "cholesky"])
 def test_special_matrices(ctx: pblas.Context, algorithm: Algorithm) -> None:
     m, n = 16 * P + 3, 13
     for name, a in special(m, n).items():
@@ -192,7 +195,7 @@ def test_wrong_arguments(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) ->
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
     raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.qr(np.eye(6)))
     monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
-    raises_on_all_ranks(pblas.BackendError, "backend='mpi'", lambda: linalg.qr(square))
+    raises_on_all_ranks(pblas.BackendError, "leave it out", lambda: linalg.qr(square, algorithm="tsqr"))
     monkeypatch.undo()
     assert abs(collected(factor.apply_q(square, trans="C")) - np.eye(6)).max() < 1e-15
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -188,7 +189,44 @@ def test_operands_and_keys_that_do_not_fit_are_refused_with_the_remedy(ctx: pbla
     raises_on_all_ranks(DTypeError, "; pass dtype='float64'", lambda: a.astype(int))
     raises_on_all_ranks(ArgumentError, "got A[::2]; A.to_global() gives", lambda: a[::2])
     raises_on_all_ranks(ArgumentError, "got A[[0, 2]]; A.to_global() gives", lambda: a[[0, 2]])
+    raises_on_all_ranks(ArgumentError, "A.to_global() gives", lambda: a[X > 1])
+    raises_on_all_ranks(ArgumentError, "integers and slices", lambda: a[..., ...])
     raises_on_all_ranks(OutOfRangeError, "row 9 does not exist, the matrix has 3 rows; got A[9, 1:]", lambda: a[9, 1:])
+
+
+@pytest.mark.mpi
+def test_functions_of_numpy_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    a: Any = _matrix(ctx, X)
+    text = "numpy.sum takes no DistMatrix, which is distributed: A.sum() does"
+    raises_on_all_ranks(ArgumentError, text, lambda: np.sum(a))
+    assert a.sum() == X.sum()
+    raises_on_all_ranks(ArgumentError, "pblas.linalg may have it", lambda: np.linalg.solve(a, a))
+    assert np.shape(a) == a.shape
+    assert not np.iscomplexobj(a)
+    raises_on_all_ranks(ArgumentError, "A.to_global() collects it", lambda: np.vstack([a, a]))
+
+
+@pytest.mark.mpi
+def test_a_conjugated_view_is_written_by_the_remedy(ctx: pblas.Context) -> None:
+    a = _matrix(ctx, X * 1j)
+    view = a.H
+    raises_on_all_ranks(ArgumentError, "or write to it by x[...] = y", lambda: operator.iadd(view, 1.0))
+    view[...] = view + 1.0
+    assert np.array_equal(_whole(a), X * 1j + 1)
+
+
+@pytest.mark.mpi
+def test_sizes_that_are_no_shape_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    shapes: Any = 3, (3,), (3, 4, 5)
+    for sizes in shapes:
+        raises_on_all_ranks(ArgumentError, f"as (3, 4) for 3 rows, got {sizes}", partial(ctx.zeros, sizes))
+    function: Any = lambda i: i  # noqa: E731 - one argument, not two
+    text = "from_function: the function f(i, j) raised TypeError"
+    raises_on_all_ranks(ArgumentError, text, lambda: ctx.from_function(function, (3, 4)))
+    nothing: Any = None
+    raises_on_all_ranks(ArgumentError, "pass the m x n array, on every rank", lambda: ctx.replicate(nothing))
+    raises_on_all_ranks(ArgumentError, "pass an array of 0 rows", lambda: ctx.from_parts(nothing))
+    raises_on_all_ranks(ArgumentError, "got one without matrices", lambda: pblas.vstack([]))
 
 
 def _whole(matrix: pblas.DistMatrix) -> Any:

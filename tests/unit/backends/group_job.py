@@ -19,13 +19,11 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
-
-import pblas  # noqa: E402
-from pblas import errors  # noqa: E402
-from pblas.backends.agreement import Agreement  # noqa: E402
-from pblas.backends.process_group import peers_of  # noqa: E402
-from pblas.backends.process_group.peers import GroupPeers  # noqa: E402
+import pblas
+from pblas import errors
+from pblas.backends.agreement import Agreement
+from pblas.backends.process_group import peers_of
+from pblas.backends.process_group.peers import GroupPeers
 
 SECONDS = 20.0
 """Deadline of everything that ends, on a busy machine."""
@@ -78,11 +76,11 @@ def pieces(peers: GroupPeers) -> None:
         return (1000.0 * sender + number + np.arange(shape[0] * shape[1], dtype=float)).reshape(shape)
 
     for order in ("F", "C"):
-        wide = [np.full((100, 9), -99.0, order=order) for _ in range(6)]  # type: ignore[call-overload]
+        wide = [np.full((100, 9), -99.0, order=order) for _ in range(6)]
         targets = [x[: 70 + number, :5] for number, x in enumerate(wide)]
         expected = [channel.receive(x, behind, 3) for x in targets]
         signal_expected = channel.await_signal(behind, 4)
-        sent = [channel.send(np.asarray(piece(rank, number), order=order), ahead, 3) for number in range(6)]  # type: ignore[call-overload]
+        sent = [channel.send(np.asarray(piece(rank, number), order=order), ahead, 3) for number in range(6)]
         sent.append(channel.signal(ahead, 4))
         for transfer in [*reversed(expected), signal_expected, *sent]:
             wait(transfer.done)
@@ -90,6 +88,12 @@ def pieces(peers: GroupPeers) -> None:
             assert np.array_equal(x[: 70 + number, :5], piece(behind, number))
             assert (x[70 + number :] == -99).all()
             assert (x[:, 5:] == -99).all()
+    own.close()
+
+
+def collectives(peers: GroupPeers) -> None:
+    own = peers.duplicate()
+    channel, rank, size = own.channel(), own.rank, own.size
     counts = [(3 * other) % 5 for other in range(size)]
     out, x = np.full(sum(counts), -99.0), np.full(counts[rank], float(rank))
     wait(channel.all_gather(x, out, counts).done)
@@ -114,7 +118,7 @@ def contexts(part: Any) -> None:
     name, text = everywhere(lambda: pblas.Context(process_group=world, timeout=SECONDS))
     assert name == "BackendError"
     assert "backend 'nvshmem' is not available" in text
-    name, text = everywhere(lambda: pblas.init_nvshmem(process_group=3))  # type: ignore[arg-type]
+    name, text = everywhere(lambda: pblas.init_nvshmem(process_group=3))
     assert name == "ArgumentError"
     assert "process_group must be a group of torch.distributed" in text
     name, text = outcome(lambda: pblas.Context(process_group=part))
@@ -145,6 +149,7 @@ def missing(peers: GroupPeers, folder: Path) -> None:
 
 
 def main() -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
     folder = sys.argv[1] if len(sys.argv) > 1 else None
     dist.init_process_group(
         "gloo",
@@ -162,6 +167,7 @@ def main() -> None:
     else:
         agreements(peers)
         pieces(peers)
+        collectives(peers)
         contexts(part)
         dist.destroy_process_group()
         Agreement(peers.duplicate(), SECONDS).agree("the end, as that of NVSHMEM")

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
 from pblas.planner.choose_factorization import choose_factorization
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.base import Plan, Transport
+from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import FactorizationPlan, panels
+from pblas.plans.lookahead import makespan
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
@@ -71,6 +74,16 @@ def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
     check_traffic(plan)
 
 
+@given(plans())
+def test_the_last_rank_ends_after_its_work_and_before_that_of_all_ranks(plan: FactorizationPlan) -> None:
+    work = plan.step_work
+    each = [0.0] * plan.w.nprocs
+    for s, step in enumerate(work):
+        each[step.owner] += step.panel + sum(before.depth * step.weight for before in work[:s])
+    assert max(each) * (1 - 1e-9) <= makespan(work, plan.w.nprocs) <= sum(each) * (1 + 1e-9)
+    assert ("estimate" in plan.explain()) == bool(work and (plan.w.nprocs > 1 or len(work) > 1))
+
+
 @given(plans(), descriptors(), st.booleans())
 def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor, lu: bool) -> None:
     w = plan.w if plan.w.m == plan.w.n else MatrixDescriptor.column_wise(b.m, b.m, 2, nb=2)
@@ -85,6 +98,7 @@ def qr_plans(draw: st.DrawFn) -> QrPlan | TsqrPlan:
         algorithm = "auto"
     nprocs, transport = desc.nprocs + draw(st.integers(0, 2)), draw(st.sampled_from(TRANSPORTS))
     plan = choose_qr(desc, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport, algorithm)  # type: ignore[arg-type]
+    assert not isinstance(plan, CholeskyQrPlan), "not asked for"
     if isinstance(plan, QrPlan):  # more panels and ranks than such small matrices get
         ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
         plan = replace(plan, w=MatrixDescriptor.column_wise(desc.m + nb, desc.n, ranks, nb=nb))
@@ -94,6 +108,29 @@ def qr_plans(draw: st.DrawFn) -> QrPlan | TsqrPlan:
 @given(qr_plans())
 def test_traffic_of_a_qr_factorization(plan: QrPlan | TsqrPlan) -> None:
     check_traffic(plan)
+
+
+@given(descriptors(), st.integers(0, 2), st.sampled_from(TRANSPORTS))
+def test_traffic_of_gram_matrices(desc: MatrixDescriptor, more: int, transport: Transport) -> None:
+    desc = replace(desc, m=desc.m + desc.n)
+    plan = choose_qr(desc, "float64", desc.nprocs + more, transport, "cholesky")
+    assert isinstance(plan, CholeskyQrPlan)
+    check_traffic(plan)
+    assert "blocked Householder" in plan.explain()
+
+
+def test_plans_on_gpus() -> None:
+    """Panels of 256 columns, also on one GPU; one panel for cuSOLVER, whatever the shape; Gram matrices if tall."""
+    square = MatrixDescriptor.row_wise(32768, 32768, 4)
+    for nprocs, algorithm in ((1, "auto"), (4, "auto"), (4, "blocked")):
+        plan = choose_qr(replace(square, grid=Grid(nprocs, 1)), "float64", nprocs, "push", algorithm, gpus=True)  # type: ignore[arg-type]
+        assert (plan.w.nb, plan.w.nprocs, plan.w.m) == (256, nprocs, 32768 + 256)
+    for m, n in ((300, 700), (700, 300), (0, 3), (3, 0)):
+        plan = choose_qr(MatrixDescriptor.row_wise(m, n, 2), "float64", 2, "push", "local", gpus=True)
+        assert plan.w.nprocs == 1
+        assert [panel[:2] for panel in plan.steps] == ([(0, n)] if m and n else [])
+    for m, n, name in ((8191, 64, "QrPlan"), (8192, 64, "CholeskyQrPlan"), (1 << 20, 513, "QrPlan")):
+        assert choose_qr(MatrixDescriptor.row_wise(m, n, 4), "float64", 4, "push", gpus=True).name == name
 
 
 @given(qr_plans(), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())

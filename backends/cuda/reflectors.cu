@@ -1,0 +1,438 @@
+// Householder reflectors of a panel by one kernel, and kernels that make the triangle T of a block of reflectors.
+//
+// The CTAs of `factor_panel` wait for each other, so all of them must be resident: there are fewer than multiprocessors.
+// A block of WIDTH columns at most is factored at a time, in shared memory, each CTA with its rows. A column takes one
+// wait: the sums of conj(x[r, j]) x[r, c] over the rows r > j give the reflector of column j, its products with the
+// columns c > j, and those with the reflectors c < j. Then the block is multiplied with the other columns of the panel:
+// with those before it for T, with those after it to update them.
+//
+// Sums have one order: over the rows of a CTA, then over the CTAs.
+
+enum { LANES = 32, THREADS = 256, WARPS = THREADS / LANES, WIDTH = 32, STAGE = 32, PAD = 33, GROUPS = 4, ROWS = 128 };
+enum { OWNED = WIDTH / WARPS, BATCH = 8 };  // columns of a warp; CTAs whose sums are awaited at once
+
+__device__ __forceinline__ void arrive(unsigned* arrived) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(arrived) : "memory");
+}
+__device__ __forceinline__ unsigned arrivals(const unsigned* arrived) {
+    unsigned count;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(arrived) : "memory");
+    return count;
+}
+// A line is 8 bytes of data, each 4 of them with a flag that is stored with them. Source: NCCL, protocol LL.
+__device__ __forceinline__ void write_line(uint4* line, uint4 x) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
+}
+__device__ __forceinline__ uint4 read_line(const uint4* line) {
+    uint4 x;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(line));
+    return x;
+}
+
+// An element as lines.
+template <class T>
+struct Lines {
+    enum { COUNT = (sizeof(T) + 7) / 8 };
+    uint4 lines[COUNT];
+    __device__ __forceinline__ void send(uint4* to, T x, unsigned flag) {
+        unsigned words[2 * COUNT] = {};
+        memcpy(words, &x, sizeof(T));
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) write_line(to + i, make_uint4(words[2 * i], flag, words[2 * i + 1], flag));
+    }
+    // Whether the element has arrived.
+    __device__ __forceinline__ bool receive(const uint4* from, unsigned flag) {
+        bool complete = true;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            lines[i] = read_line(from + i);
+            complete = complete && lines[i].y == flag && lines[i].w == flag;
+        }
+        return complete;
+    }
+    __device__ __forceinline__ T element() const {
+        unsigned words[2 * COUNT];
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) words[2 * i] = lines[i].x, words[2 * i + 1] = lines[i].z;
+        T x;
+        memcpy(&x, words, sizeof(T));
+        return x;
+    }
+};
+
+// Return when all CTAs have called it as often as this one.
+__device__ void wait_for_all(unsigned* arrived, unsigned& expected) {
+    expected += gridDim.x;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        arrive(arrived);
+        while (arrivals(arrived) < expected) continue;
+    }
+    __syncthreads();
+}
+
+template <class T>
+__device__ __forceinline__ T shifted(T x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
+__device__ __forceinline__ float2 shifted(float2 x, int mask) {
+    return make_float2(shifted(x.x, mask), shifted(x.y, mask));
+}
+__device__ __forceinline__ double2 shifted(double2 x, int mask) {
+    return make_double2(shifted(x.x, mask), shifted(x.y, mask));
+}
+__device__ __forceinline__ float2 complex_of(float x, float y, float2) { return make_float2(x, y); }
+__device__ __forceinline__ double2 complex_of(double x, double y, double2) { return make_double2(x, y); }
+__device__ __forceinline__ float complex_of(float x, float, float) { return x; }
+__device__ __forceinline__ double complex_of(double x, double, double) { return x; }
+
+template <class T>
+__device__ __forceinline__ T negative(T x, T y) {
+    T r = zero(T());
+    subtract(r, x, y);
+    return r;
+}
+
+// Below this sum of squares a column that began with elements of size 1 is taken as 0.
+__device__ __forceinline__ float negligible(float) { return 1e-30f; }
+__device__ __forceinline__ double negligible(double) { return 1e-280; }
+__device__ __forceinline__ int largest_exponent(float) { return 120; }
+__device__ __forceinline__ int largest_exponent(double) { return 1000; }
+
+// H^H [alpha; x] = [beta; 0] with H = I - tau [1; scale x] [1; scale x]^H; `tail` is norm(x)^2. Source: LAPACK, xLARFG.
+template <class T, class Real>
+__device__ void reflector(T alpha, Real tail, Real& beta, T& tau, T& scale) {
+    Real re = real(alpha), im = imaginary(alpha), square = tail + re * re + im * im;
+    beta = re, tau = scale = zero(T());
+    if ((tail == 0 && im == 0) || square < negligible(Real())) return;
+    beta = re > 0 ? -sqrt(square) : sqrt(square);
+    tau = complex_of((beta - re) / beta, -im / beta, T());
+    re -= beta;
+    Real inverse = 1 / (re * re + im * im);
+    scale = complex_of(re * inverse, -im * inverse, T());
+}
+
+// The sums of the elements of all CTAs with rows in `lines`, an element for each lane, and the element of a last line.
+// All warps take part, and each gets the sums. `parts` are WARPS * LANES elements of shared memory.
+template <class T>
+__device__ T sum_of_ctas(const uint4* lines, int ctas, const uint4* last, unsigned flag, bool is_sent, T* parts, T& row) {
+    int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES;
+    T sum = row = zero(T());
+    const int size = Lines<T>::COUNT;
+    for (int first = warp; is_sent && first < ctas; first += BATCH * WARPS) {
+        Lines<T> batch[BATCH];
+        bool complete;
+        do {
+            complete = true;
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                int b = first + i * WARPS;
+                if (b < ctas) complete = batch[i].receive(lines + (b * WIDTH + lane) * size, flag) && complete;
+            }
+        } while (!complete);
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+            if (first + i * WARPS < ctas) add(sum, batch[i].element());
+    }
+    if (is_sent) {
+        Lines<T> top;
+        while (!top.receive(last + lane * size, flag)) continue;
+        row = top.element();
+    }
+    parts[warp * LANES + lane] = sum;
+    __syncthreads();
+    sum = zero(T());
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) add(sum, parts[w * LANES + lane]);
+    return sum;
+}
+
+// P := V^H C for the rows of this CTA, WIDTH x `columns` elements of P, of which columns are `LANES` elements apart.
+// Four groups of threads each take a quarter of the rows of a stage, 4 x 4 elements of P for each thread.
+template <class T>
+__device__ void multiply_rows(const T* v, int ldv, int count, const T* c, integer ld, int columns, T* stage, T* p) {
+    int group = threadIdx.x / 64, i0 = threadIdx.x % 8, j0 = threadIdx.x % 64 / 8;
+    int row = threadIdx.x % STAGE, column = threadIdx.x / STAGE;
+    T sums[4][4], next[4];
+#pragma unroll
+    for (int a = 0; a < 4; ++a)
+#pragma unroll
+        for (int b = 0; b < 4; ++b) sums[a][b] = zero(T());
+    for (int r = 0; r < count + STAGE; r += STAGE) {  // a stage is loaded while the one before is multiplied
+#pragma unroll
+        for (int a = 0; a < 4; ++a) {
+            int k = column + 8 * a;
+            next[a] = r + row < count && k < columns ? __ldcg(c + r + row + k * ld) : zero(T());
+        }
+        if (r) {
+            int first = r - STAGE + group * (STAGE / GROUPS);
+#pragma unroll
+            for (int k = 0; k < STAGE / GROUPS; ++k) {
+                T left[4], right[4];
+#pragma unroll
+                for (int a = 0; a < 4; ++a) {
+                    left[a] = conj(v[(i0 + 8 * a) * ldv + first + k]);
+                    right[a] = stage[(j0 + 8 * a) * PAD + first + k - (r - STAGE)];
+                }
+#pragma unroll
+                for (int a = 0; a < 4; ++a)
+#pragma unroll
+                    for (int b = 0; b < 4; ++b) add(sums[a][b], left[a], right[b]);
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int a = 0; a < 4; ++a) stage[(column + 8 * a) * PAD + row] = next[a];
+        __syncthreads();
+    }
+    for (int g = 0; g < GROUPS; ++g) {
+        if (group == g)
+#pragma unroll
+            for (int a = 0; a < 4; ++a)
+#pragma unroll
+                for (int b = 0; b < 4; ++b) {
+                    T& sum = stage[(j0 + 8 * b) * PAD + i0 + 8 * a];
+                    if (g) add(sums[a][b], sum);
+                    sum = sums[a][b];
+                }
+        __syncthreads();
+    }
+    for (int k = column; k < columns; k += WARPS) p[k * LANES + row] = stage[k * PAD + row];
+    __syncthreads();
+}
+
+// C -= V W for the rows of this CTA; W is WIDTH x `columns`, of which columns are LANES elements apart.
+template <class T>
+__device__ void update_rows(const T* v, int ldv, int count, int width, const T* w, int columns, T* c, integer ld,
+                            T* stage) {
+    int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, j0 = warp % 4 * 8;
+    for (int k = warp; k < LANES; k += WARPS) stage[k * PAD + lane] = k < columns ? __ldcg(w + k * LANES + lane) : zero(T());
+    __syncthreads();
+    for (int r = warp / 4 * 64 + lane; r < count; r += ROWS) {
+        bool both = r + LANES < count;
+        T sums[2][8];
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int b = 0; b < 8; ++b) sums[a][b] = (a == 0 || both) && j0 + b < columns ? __ldcg(c + r + a * LANES + (j0 + b) * ld) : zero(T());
+        for (int k = 0; k < width; ++k) {
+            T upper = v[k * ldv + r], lower = both ? v[k * ldv + r + LANES] : zero(T());
+#pragma unroll
+            for (int b = 0; b < 8; ++b) {
+                T y = stage[(j0 + b) * PAD + k];
+                subtract(sums[0][b], upper, y);
+                subtract(sums[1][b], lower, y);
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int b = 0; b < 8; ++b)
+                if ((a == 0 || both) && j0 + b < columns) c[r + a * LANES + (j0 + b) * ld] = sums[a][b];
+    }
+    __syncthreads();
+}
+
+// X := R and V of an m x n panel, WIDTH columns at a time; tau, and L = I + the lower triangle of V^H V diag(conj(tau))
+// below its diagonal, of order min(m, n).
+//
+// `ldv` is the odd number of rows that the tile of a CTA has; shared memory holds WIDTH * (ldv + 2 * PAD + WIDTH) + THREADS
+// elements. `exchange` has WIDTH * ((n + 1) * gridDim.x + n) elements, and `lines`, which are 0 before, 2 * WIDTH * (gridDim.x + 1) of
+// an element.
+template <class T, class Real>
+__device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange,
+                             uint4* lines, unsigned* arrived) {
+    extern __shared__ double2 memory[];
+    T *v = (T*)memory, *stage = v + WIDTH * ldv, *t = stage + WIDTH * PAD, *gram = t + WIDTH * PAD, *parts = gram + WIDTH * WIDTH;
+    int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, grid = gridDim.x, cta = blockIdx.x;
+    // Largest elements, and products with the other columns, of each CTA; T^H V^H C
+    T *largest = exchange, *products = largest + grid * WIDTH, *w = products + (integer)grid * WIDTH * n;
+    unsigned expected = 0;
+    int k = m < n ? m : n;
+    for (int start = 0; start < k; start += WIDTH) {
+        int columns = k - start < WIDTH ? k - start : WIDTH, rows = m - start;
+        int height = (rows + grid - 1) / grid < WIDTH ? WIDTH : (rows + grid - 1) / grid;
+        int ctas = (rows + height - 1) / height, begin = cta * height;
+        int count = rows - begin < height ? (rows - begin > 0 ? rows - begin : 0) : height;
+        T* own = x + start + begin;  // the first row of this CTA
+        // The block, with each column scaled by a power of 2, so that no square overflows or underflows
+        for (int c = warp; c < WIDTH; c += WARPS) {
+            Real most = 0;
+            for (int r = lane; r < ldv; r += LANES) {
+                T element = c < columns && r < count ? __ldcg(own + r + (start + c) * ld) : zero(T());
+                v[c * ldv + r] = element;
+                most = fmax(most, fmax(fabs(real(element)), fabs(imaginary(element))));
+            }
+            for (int mask = LANES / 2; mask; mask /= 2) most = fmax(most, shifted(most, mask));
+            if (lane == 0) largest[cta * WIDTH + c] = complex_of(most, Real(0), T());
+        }
+        wait_for_all(arrived, expected);
+        Real most = 0;
+        for (int b = warp; b < ctas; b += WARPS) most = fmax(most, real(__ldcg(largest + b * WIDTH + lane)));
+        parts[warp * LANES + lane] = complex_of(most, Real(0), T());
+        __syncthreads();
+        for (int b = 0; b < WARPS; ++b) most = fmax(most, real(parts[b * LANES + lane]));
+        int limit = largest_exponent(Real()), exponent = most > 0 && isfinite(most) ? ilogb(most) : 0;
+        exponent = exponent > limit ? limit : exponent < -limit ? -limit : exponent;
+        Real down = ldexp(Real(1), -exponent), up = ldexp(Real(1), exponent);
+        for (int c = warp; c < columns; c += WARPS) {
+            Real factor = lane_of(down, c);
+            for (int r = lane; r < count; r += LANES) v[c * ldv + r] = times(v[c * ldv + r], factor);
+        }
+        __syncthreads();
+        T own_tau = zero(T()), own_scale = zero(T());  // of the reflector with the number of this lane
+        for (int j = 0; j < columns; ++j) {
+            // The sums of this CTA, and row j, go to all CTAs, in one of two buffers
+            uint4* sums = lines + j % 2 * (grid + 1) * WIDTH * Lines<T>::COUNT;
+            unsigned flag = start + j + 1;
+            int first = cta == 0 ? j + 1 : 0;
+            T own_sums[OWNED];
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) own_sums[i] = zero(T());
+#pragma unroll 2
+            for (int r = first + lane; r < count; r += LANES) {
+                T left = conj(v[j * ldv + r]);
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i) add(own_sums[i], left, v[(warp + i * WARPS) * ldv + r]);
+            }
+#pragma unroll
+            for (int mask = LANES / 2; mask; mask /= 2)
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i) add(own_sums[i], shifted(own_sums[i], mask));
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) {
+                int c = warp + i * WARPS;
+                if (lane == i && cta < ctas) Lines<T>().send(sums + (cta * WIDTH + c) * Lines<T>::COUNT, own_sums[i], flag);
+                if (lane == OWNED + i && cta == 0)
+                    Lines<T>().send(sums + (grid * WIDTH + c) * Lines<T>::COUNT, v[c * ldv + j], flag);
+            }
+            T row, sum = sum_of_ctas(sums, ctas, sums + grid * WIDTH * Lines<T>::COUNT, flag, lane < columns, parts, row);
+            Real beta;
+            T tau_j, scale;
+            reflector(lane_of(row, j), real(lane_of(sum, j)), beta, tau_j, scale);
+            T product_j = row;  // v[j]^H x[c], for the columns c > j
+            add(product_j, conj(scale), sum);
+            product_j = times(conj(tau_j), product_j);
+            T change = times(scale, product_j);
+            T changes[OWNED];
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) {
+                int c = warp + i * WARPS;
+                T top_change = lane_of(product_j, c);
+                changes[i] = lane_of(change, c);
+                if (cta == 0 && lane == 0 && c > j) subtract(v[c * ldv + j], top_change, one(T()));
+            }
+#pragma unroll 2
+            for (int r = first + lane; r < count; r += LANES) {
+                T left = v[j * ldv + r];
+#pragma unroll
+                for (int i = 0; i < OWNED; ++i)
+                    if (warp + i * WARPS > j) subtract(v[(warp + i * WARPS) * ldv + r], left, changes[i]);
+            }
+            if (warp == 0) {
+                T inner = conj(row);  // v[c]^H v[j], for the reflectors c < j
+                add(inner, scale, conj(sum));
+                gram[lane * WIDTH + j] = times(conj(own_scale), inner);
+                if (cta == 0 && lane == 0) v[j * ldv + j] = complex_of(beta, Real(0), T());
+            }
+            if (lane == j) own_tau = tau_j, own_scale = scale;
+            __syncthreads();
+        }
+        // V and R in their places; V with its ones and zeros in shared memory
+        for (int c = warp; c < columns; c += WARPS) {
+            T scale = lane_of(own_scale, c);
+            Real factor = lane_of(up, c);
+            for (int r = lane; r < count; r += LANES) {
+                T element = v[c * ldv + r];
+                bool is_v = begin + r > c;
+                element = is_v ? times(element, scale) : times(element, factor);
+                own[r + (start + c) * ld] = element;
+                v[c * ldv + r] = is_v ? element : begin + r == c ? one(T()) : zero(T());
+            }
+        }
+        if (warp == 0) {
+            T sums[WIDTH];  // row `lane` of T times the columns of `gram`; source: LAPACK, xLARFT
+#pragma unroll
+            for (int j = 0; j < WIDTH; ++j) sums[j] = zero(T());
+#pragma unroll
+            for (int i = 0; i < WIDTH; ++i) {
+                T tau_i = lane_of(own_tau, i), element = i == lane ? own_tau : i > lane ? negative(sums[i], tau_i) : zero(T());
+                t[lane * PAD + i] = element;
+#pragma unroll
+                for (int j = i + 1; j < WIDTH; ++j) add(sums[j], element, gram[i * WIDTH + j]);
+            }
+            if (cta == 0 && lane < columns) {
+                tau[start + lane] = own_tau;
+                for (int j = lane + 1; j < columns; ++j)
+                    l[start + j + (start + lane) * ldl] = conj(times(own_tau, gram[lane * WIDTH + j]));
+            }
+        }
+        __syncthreads();
+        // V^H C for the other columns of the panel
+        int others = n - columns;
+        for (int q = 0; count && q < others;) {
+            int end = q < start ? start : others, wide = end - q < LANES ? end - q : LANES;
+            const T* c = own + (q < start ? q : q + columns) * ld;
+            multiply_rows(v, ldv, count, c, ld, wide, stage, products + ((integer)cta * others + q) * LANES);
+            q += wide;
+        }
+        wait_for_all(arrived, expected);
+        for (int q = cta * WARPS + warp; q < others; q += grid * WARPS) {
+            T sum = zero(T());
+            for (int b = 0; b < ctas; ++b) add(sum, __ldcg(products + ((integer)b * others + q) * LANES + lane));
+            if (q < start) {  // a reflector before the block
+                if (lane < columns) l[start + lane + q * ldl] = times(conj(__ldcg(tau + q)), sum);
+                continue;
+            }
+            T transformed = zero(T());  // T^H V^H C
+            for (int i = 0; i < columns; ++i) add(transformed, i <= lane && lane < columns ? conj(t[i * PAD + lane]) : zero(T()), lane_of(sum, i));
+            w[(q - start) * LANES + lane] = transformed;
+        }
+        wait_for_all(arrived, expected);
+        for (int q = start; q < others; q += LANES) {
+            int wide = others - q < LANES ? others - q : LANES;
+            update_rows(v, ldv, count, columns, w + (q - start) * LANES, wide, own + (q + columns) * ld, ld, stage);
+        }
+        wait_for_all(arrived, expected);
+    }
+}
+
+// L := I + the lower triangle of G diag(conj(tau)), below its diagonal, for a G = V^H V. A CTA takes a column.
+template <class T>
+__device__ void scale_columns(T* g, integer ld, int n, const T* tau) {
+    int j = blockIdx.x;
+    for (int i = j + 1 + threadIdx.x; i < n; i += blockDim.x) g[i + j * ld] = times(conj(tau[j]), g[i + j * ld]);
+}
+
+// T := diag(tau) of the columns, times the conjugate transpose of X = L^-1; 0 below the diagonal. A CTA takes a column.
+template <class T>
+__device__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt) {
+    int j = blockIdx.x;
+    for (int i = threadIdx.x; i < n; i += blockDim.x)
+        t[i + j * ldt] = i > j ? zero(T()) : times(tau[j], conj(x[j + i * ldx]));
+}
+
+// Y := X below its diagonal, with ones on the diagonal and zeros above it. A CTA takes a column.
+template <class T>
+__device__ void unit_lower(const T* x, integer ldx, int m, T* y, integer ldy) {
+    integer j = blockIdx.x;
+    for (integer i = threadIdx.x; i < m; i += blockDim.x)
+        y[i + j * ldy] = i > j ? x[i + j * ldx] : i == j ? one(T()) : zero(T());
+}
+
+// Compiled with one OF_DTYPE, by `reflectors.py`.
+#define OF_DTYPE(letter, T, Real)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+        factor_panel_##letter(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl,          \
+                              T* exchange, uint4* lines, unsigned* arrived) {                                                      \
+        factor_panel<T, Real>(x, ld, m, n, ldv, tau, l, ldl, exchange, lines, arrived);                              \
+    }                                                                                                                \
+    extern "C" __global__ void scale_columns_##letter(T* g, integer ld, int n, const T* tau) {                       \
+        scale_columns(g, ld, n, tau);                                                                                \
+    }                                                                                                                \
+    extern "C" __global__ void close_triangle_##letter(const T* x, integer ldx, int n, const T* tau, T* t,           \
+                                                       integer ldt) {                                                \
+        close_triangle(x, ldx, n, tau, t, ldt);                                                                      \
+    }                                                                                                                \
+    extern "C" __global__ void unit_lower_##letter(const T* x, integer ldx, int m, T* y, integer ldy) {              \
+        unit_lower(x, ldx, m, y, ldy);                                                                               \
+    }

@@ -1,0 +1,149 @@
+"""QR of local blocks on a GPU: panels by one kernel, other matrices by cuSOLVER, and the triangles T of blocks.
+
+See `pblas.backends.cpu.lapack.geqrt`. cuSOLVER's geqrf takes 9 us for each column of a panel of 8192 rows, since it
+launches several kernels for it (H200, float64); the kernel's CTAs wait for each other instead.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.lapack import MOST_INVERTED, compiled, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.cuda.lapack import Lapack
+
+_TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
+"""Types of elements and of their real parts, by NumPy's letters of dtypes."""
+_THREADS, _WIDTH, _PAD, _STAGE = 256, 32, 33, 32
+"""Of the kernel of panels, as in reflectors.cu."""
+_LINE = 16
+"""Bytes of a line: 8 of data, with two flags."""
+_ROWS = 256
+"""Rows of a CTA, where there are CTAs enough."""
+MOST_CTAS = 64
+"""CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors."""
+
+
+class Reflectors:
+    """Householder reflectors on the current device.
+
+    Args:
+        lapack: cuSOLVER, with memory for each stream (local).
+        gemm: Z := alpha X Y + beta Z on the stream of a call, as of `DeviceArrays` (local).
+    """
+
+    def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
+        self._lapack, self._gemm = lapack, gemm
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        """Multiprocessors, and bytes of shared memory that a CTA can have."""
+        attributes = cupy.cuda.Device().attributes
+        return attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
+
+    def geqrt(self, stream: int, x: Any, t: Any) -> None:
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: m x n in Fortran order (local).
+            t: nb x min(m, n), in Fortran order, nb <= MOST_INVERTED: the T_b, upper triangular, side by side (local).
+        """
+        nb, k = t.shape
+        if not k:
+            return
+        tau = self._array(stream, "tau", (k, 1), x.dtype)
+        ctas, height = self._shape(x) if k <= nb else (0, 0)
+        if ctas:
+            self._factor(stream, x, tau, ctas, height)
+            self._close(stream, self._array(stream, "triangle", (k, k), x.dtype), tau, t)
+            return
+        self._lapack.geqrf(stream, x, tau)
+        for start in range(0, k, nb):
+            stop = min(start + nb, k)
+            v = self.unit_lower(stream, x[start:, start:stop])
+            gram = self._array(stream, "triangle", (stop - start, stop - start), x.dtype)
+            self._gemm(1, v.T, v, 0, gram, conj=(True, False))
+            scaled = (*place(gram), np.int32(stop - start), _address(tau[start:]))
+            self._launch(stream, "scale_columns", x.dtype.char, stop - start, scaled)
+            self._close(stream, gram, tau[start:stop], t[:, start:stop])
+
+    def unit_lower(self, stream: int, x: Any) -> Any:
+        """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""
+        y = self._array(stream, "unit lower", x.shape, x.dtype)
+        if x.size:
+            arguments = *place(x), np.int32(len(x)), *place(y)
+            self._launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
+        return y
+
+    def _shape(self, x: Any) -> tuple[int, int]:
+        """CTAs of a panel, and rows of their tiles; (0, 0) for a panel that they cannot hold."""
+        (m, n), (processors, nbytes) = x.shape, self._limits
+        fixed = _WIDTH * (2 * _PAD + _WIDTH) + _THREADS
+        most = ((nbytes // x.itemsize - fixed) // _WIDTH - 1) // _STAGE * _STAGE
+        ctas = max(1, min(-(-m // _ROWS), MOST_CTAS, processors))
+        ctas = max(ctas, -(-m // most))
+        height = -(-max(_WIDTH, -(-m // ctas)) // _STAGE) * _STAGE
+        return (ctas, height) if ctas <= processors and min(m, n) <= MOST_INVERTED else (0, 0)
+
+    def _factor(self, stream: int, x: Any, tau: Any, ctas: int, height: int) -> None:
+        """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
+        (m, n), dtype = x.shape, x.dtype
+        triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
+        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
+        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
+        flags = self._array(stream, "flags", (_LINE * (lines + 1), 1), np.dtype(np.uint8))  # the counter comes last
+        runtime.memsetAsync(flags.data.ptr, 0, flags.nbytes, stream)
+        ldv = height + 1  # an odd number, so that columns begin in different banks
+        arguments = (
+            *(*place(x), np.int32(m), np.int32(n), np.int32(ldv)),
+            *(_address(tau), *place(triangle), _address(exchange), _address(flags), _address(flags[_LINE * lines :])),
+        )
+        shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + _THREADS)
+        self._launch(stream, "factor_panel", dtype.char, ctas, arguments, shared)
+
+    def _close(self, stream: int, triangle: Any, tau: Any, t: Any) -> None:
+        """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
+
+        Source: Puglisi, Modification of the Householder method based on the compact WY representation, 1992.
+        """
+        inverse = self._lapack.inverse(stream, triangle, unit=True)
+        k = len(tau)
+        arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
+        self._launch(stream, "close_triangle", t.dtype.char, k, arguments)
+
+    def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+        """Memory of a stream for one use, as an array in Fortran order."""
+        memory = self._lapack.memory(stream, use, shape[0] * shape[1] * dtype.itemsize)
+        return cupy.ndarray(shape, dtype, memory.data, order="F")
+
+    def _launch(
+        self, stream: int, name: str, letter: str, ctas: int, arguments: tuple[Any, ...], shared_nbytes: int = 0
+    ) -> None:
+        """Launch a kernel of reflectors.cu."""
+        function = self._functions.get(name + letter)
+        if function is None:
+            if letter not in self._modules:
+                line = f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
+                self._modules[letter] = compiled("scalars.cuh", "reflectors.cu", last_line=line)
+            function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
+            if shared_nbytes:
+                function.max_dynamic_shared_size_bytes = self._limits[1]
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            function((ctas,), (_THREADS,), arguments, shared_mem=shared_nbytes)
+
+
+def _address(x: Any) -> np.int64:
+    """Address of an array, as kernels take it."""
+    return np.int64(x.data.ptr)

@@ -1,0 +1,38 @@
+"""benchmarks.cpu.factor on two hosts with one rank each, whose network is limited.
+
+    make peer                                   once, for ScaLAPACK
+    python -m benchmarks.cpu.factor_on_hosts --rate 1gbit --kinds cholesky,lu --sizes 2048 --json FILE
+
+Makes the hosts on this machine (tests/harness/hosts.py: network namespaces, TCP, a core for each host). All arguments
+but --rate are those of benchmarks.cpu.factor. Its column "SciPy" means nothing here: a host has one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness.hosts import Hosts, leave
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", help="what a host receives, as 1gbit; without it nothing is limited")
+    options, others = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, leave)  # the hosts are removed then too
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(ROOT / "build" / "peer"), "OPENBLAS_NUM_THREADS": "1"}
+    rank = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.cpu.factor", *others]
+    with Hosts(2) as hosts:
+        hosts.limit(options.rate)
+        command = hosts.command(str(Path(sys.executable).parent / "mpiexec"), (1, 1), rank)
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=900)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Times of tall QR and least squares in heat and dask, for comparison with `benchmarks.cpu.factor --tall`.
+
+    mpiexec -n 2 python -m mpi4py benchmarks/cpu/tall_peers.py heat 1000000x64 200000x256
+    python benchmarks/cpu/tall_peers.py dask 1000000x64 200000x256 --threads 2
+
+In an environment with heat or dask; pblas is not needed. Both use TSQR of a matrix in rows, float64: R alone (heat:
+mode="r"), and Q and R. dask has two chunks of rows, one BLAS thread in each of two threads. The best of some rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+import numpy as np
+
+
+def heat_calls(m: int, n: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], None], bool]:
+    """Calls of heat, a barrier, and whether this rank prints."""
+    import heat as ht
+    from mpi4py import MPI
+
+    ht.random.seed(0)
+    a = ht.random.randn(m, n, dtype=ht.float64, split=0)
+    calls = {"r": lambda: ht.linalg.qr(a, mode="r"), "qr": lambda: ht.linalg.qr(a)}
+    return calls, MPI.COMM_WORLD.Barrier, MPI.COMM_WORLD.rank == 0
+
+
+def dask_calls(m: int, n: int, threads: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], None], bool]:
+    """Calls of dask, with threads of one process."""
+    import dask
+    import dask.array as da
+
+    dask.config.set(scheduler="threads", num_workers=threads)
+    rng = np.random.default_rng(0)
+    a = da.from_array(rng.standard_normal((m, n)), chunks=(-(-m // threads), n))
+    b = da.from_array(rng.standard_normal(m), chunks=-(-m // threads))
+    calls = {
+        "r": lambda: dask.compute(da.linalg.qr(a)[1]),
+        "qr": lambda: dask.compute(*da.linalg.qr(a)),
+        "lstsq": lambda: dask.compute(*da.linalg.lstsq(a, b)[:2]),
+    }
+    return calls, lambda: None, True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("library", choices=["heat", "dask"])
+    parser.add_argument("shapes", nargs="+")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    report = []
+    for shape in options.shapes:
+        m, n = map(int, shape.split("x"))
+        calls, barrier, prints = heat_calls(m, n) if options.library == "heat" else dask_calls(m, n, options.threads)
+        for name, call in calls.items():
+            times = []
+            for _ in range(options.rounds):
+                barrier()
+                start = time.perf_counter()
+                call()
+                barrier()
+                times.append(time.perf_counter() - start)
+            report.append({"library": options.library, "call": name, "m": m, "n": n, "best_s": min(times)})
+            if prints:
+                print(f"{options.library} {name} {shape}: {1e3 * min(times):.1f} ms", flush=True)
+    if options.json and prints:
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
