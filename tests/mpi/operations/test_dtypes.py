@@ -125,7 +125,8 @@ def test_all_gathers_move_8_bits_and_reductions_16() -> None:
     mixed = pblas.plan_matmul(columns, rows, out=rows, dtype="bfloat16", out_dtype="float32").plan
     assert mixed.max_received_nbytes == 4 * count
     gpus = Topology(4, push=True, gpus=True)
-    for k, orders, text in ((64, "CF", ""), (64, "FF", "op(A) is copied"), (60, "CF", "make k a multiple of 16")):
+    cases: Any = ((64, "CF", ""), (64, "FF", "op(A) is copied"), (60, "CF", "make k a multiple of 16"))
+    for k, orders, text in cases:
         descs = MatrixDescriptor.row_wise(64, k, 4, order=orders[0]), MatrixDescriptor.column_wise(k, 64, 4)
         plan = choose("float8_e4m3fn", *descs, rows, nprocs=4, topology=gpus, others=("", "bfloat16"))
         assert any(line.strip().startswith("gemm") and text in line for line in plan.explain().splitlines())
@@ -221,7 +222,7 @@ def test_layers_take_8_bits(ctx: pblas.Context) -> None:
         return array
 
     tokens, inner, outer = (slice(n // p * ctx.rank, n // p * (ctx.rank + 1)) for n in (t, i, o))
-    calls = (
+    calls: Any = (
         (tp.allgather_linear, x[tokens], w[outer], bias[outer], (slice(None), outer)),
         (tp.linear_reduce_scatter, x[:, inner], w[:, inner], bias, (tokens, slice(None))),
         (tp.linear_allreduce, x[:, inner], w[:, inner], bias, (slice(None), slice(None))),
