@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 Name = TypeVar("Name")
 
@@ -28,6 +29,30 @@ def together(work: Callable[[], Any], settle: Callable[[], Any] = lambda: None) 
     work()
     settle()
     return float(comm.allreduce(time.perf_counter() - start, MPI.MAX))
+
+
+def on_first_rank(work: Callable[[], Any], cores: int) -> float:
+    """**Collective.** Seconds of some work on rank 0 with a BLAS thread for each core; the other ranks sleep meanwhile.
+
+    Args:
+        work: the timed function (local).
+        cores: number of BLAS threads (local).
+    """
+    comm = MPI.COMM_WORLD
+    comm.Barrier()
+    seconds = 0.0
+    if comm.rank == 0:
+        with threadpool_limits(cores, "blas"):
+            start = time.perf_counter()
+            work()
+            seconds = time.perf_counter() - start
+        for rank in range(1, comm.size):
+            comm.send(None, rank)
+    while comm.rank and not comm.iprobe(0):
+        time.sleep(1e-3)
+    if comm.rank:
+        comm.recv(source=0)
+    return float(comm.bcast(seconds))
 
 
 def rounds(

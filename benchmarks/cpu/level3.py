@@ -18,7 +18,6 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,11 +32,10 @@ from mpi4py import MPI  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from scipy.linalg import blas as scipy_blas  # noqa: E402
-from threadpoolctl import threadpool_limits  # noqa: E402
 
 import pblas  # noqa: E402
 from benchmarks.cpu.machine import write  # noqa: E402
-from benchmarks.rounds import rounds, together  # noqa: E402
+from benchmarks.rounds import on_first_rank, rounds, together  # noqa: E402
 from pblas import Grid, MatrixDescriptor, blas  # noqa: E402
 from pblas.backends.cpu.gemm import gemm  # noqa: E402
 from tests.peer.library import STOCK, TUNED, Library  # noqa: E402
@@ -158,21 +156,8 @@ class Problem:
         gemm(1.0, self.whole["A"], self.whole["B"][:, : self.product.shape[1]], 0.0, self.product)
 
     def scipy(self, routine: Routine) -> float:
-        """Seconds on rank 0; the others sleep until it is done, so that its threads have their cores."""
-        COMM.Barrier()
-        seconds = 0.0
-        if COMM.rank == 0:
-            with threadpool_limits(len(os.sched_getaffinity(0)), "blas"):
-                start = time.perf_counter()
-                routine.scipy(self.whole)
-                seconds = time.perf_counter() - start
-            for rank in range(1, COMM.size):
-                COMM.send(None, rank)
-        while COMM.rank and not COMM.iprobe(0):
-            time.sleep(1e-3)
-        if COMM.rank:
-            COMM.recv(source=0)
-        return float(COMM.bcast(seconds))
+        """Seconds on rank 0, with all cores."""
+        return on_first_rank(lambda: routine.scipy(self.whole), len(os.sched_getaffinity(0)))
 
     def check(self, routine: Routine, works: dict[str, Callable[[], float]]) -> None:
         """**Collective.** The first results of pblas and ScaLAPACK agree."""
