@@ -22,10 +22,10 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 from scipy.linalg import blas as scipy_blas
+from threadpoolctl import threadpool_limits
 
 import pblas
 from benchmarks.cpu.machine import write
-from benchmarks.cpu.norms import on_first_rank
 from benchmarks.rounds import rounds, together
 from pblas import blas
 
@@ -43,6 +43,13 @@ CASES: dict[str, Case] = {
     "ger": (lambda a, _, x: blas.ger(x, x, a), lambda x, v: scipy_blas.dger(1.0, v, v, a=x, overwrite_a=1)),
     "syr": (lambda a, _, x: blas.syr(x, a), lambda x, v: scipy_blas.dsyr(1.0, v, a=x, lower=1, overwrite_a=1)),
 }
+
+
+def on_first_rank(work: Callable[[], Any], cores: int) -> None:
+    """Run some work on rank 0, with all cores."""
+    if COMM.rank == 0:
+        with threadpool_limits(cores):
+            work()
 
 
 def measure(ctx: pblas.Context, n: int, case: str, cores: int, repeats: int) -> dict[str, list[float]]:
