@@ -66,10 +66,10 @@ def measure(ctx: pblas.Context, n: int, repeats: int) -> dict[str, list[float]]:
         "in two steps": two_steps,
         "in place": lambda: pblas.elementwise("x + y", x=A, y=B_rows, out=A),
     }
-    columns: dict[str, Callable[[], float]] = {name: partial(together, call) for name, call in work.items()}
-    columns["numpy"] = lambda: alone.seconds("np.add(a, b, out=c)")
-    columns["fma, numpy"] = lambda: alone.seconds("np.multiply(a, 2.0, out=c); np.add(c, b, out=c)")
-    times = rounds(columns, repeats, pause=PAUSE)
+    timed: dict[str, Callable[[], float]] = {name: partial(together, call) for name, call in work.items()}
+    timed["numpy"] = lambda: alone.seconds("np.add(a, b, out=c)")
+    timed["fma, numpy"] = lambda: alone.seconds("np.multiply(a, 2.0, out=c); np.add(c, b, out=c)")
+    times = rounds(timed, repeats, pause=PAUSE)
     alone.close()
     return times
 
