@@ -108,7 +108,8 @@ check-cycles: $(VENV)/.dev
 	$(call step,cycles,$(BIN)/python tests/harness/import_cycles.py)
 
 docs: $(VENV)/.dev
-	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html)
+	$(call step,docs,$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html && \
+	    $(BIN)/python tests/harness/links.py docs/_build/html)
 
 # The wheel is made from the sdist, and installed where nothing of this tree is in the path. TAG, if it is set, must name
 # the version. pyroma also asks for the authors' e-mail: they have none yet, and are reached through the repository.
