@@ -381,7 +381,7 @@ def _gather_on_hosts(
     operation, call_args = caller or ("allgather", _NOTHING)
     with runtime.local_step(operation):
         refuse_stream(operation, stream)
-        spec = GatherArguments(runtime, x, out, requested_counts, stored=caller is not None)
+        spec = GatherArguments(runtime, x, out, requested_counts)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     steps, flat = _gathering(operation, spec, counts)

@@ -116,7 +116,7 @@ class Caller:
         self.scales: Scales | None = None
         """Scales of operands of 8 bits; set by `operands` (global)."""
         self._options: dict[str, Any] = {}
-        self._is_agreed, self._batch_of = False, ""
+        self._is_agreed, self._batch_of, self._has_8_bits = False, "", False
 
         self._call = runtime.call(verb)
 
@@ -225,6 +225,7 @@ class Caller:
         known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
         self.dtype = self._result_dtype(x, others[0][1], options, out) if stored else x.dtype
+        self._has_8_bits = x.dtype in FLOAT8
         self.scales = Scales.checked(self.verb, self.runtime, x.dtype, *options.scales)
         if self.scales is not None:
             self.call_args |= self.scales.arguments()
@@ -305,6 +306,8 @@ class Caller:
         desc = self.placed.descs[travels]
         nbytes = desc.m * desc.n * self.dtype.itemsize
         if not backend.gpus:
+            if travels != target and self._has_8_bits:  # collectives of arrays take no such elements
+                return False
             return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(self.dtype) == self.dtype)
         if self.layer is not REDUCE or self.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False

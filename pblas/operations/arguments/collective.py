@@ -85,18 +85,17 @@ class Arguments(ABC):
         runtime: runtime of the context (global).
         x: this rank's array (local).
         out: array that receives the result; None for a new array (local).
-        stored: accept elements of 8 bits (global).
 
     Raises:
         ArgumentError, DTypeError: a wrong argument, raised on this rank only.
     """
 
-    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, *, stored: bool = False) -> None:
+    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
         self.name: str = name
         self.runtime: Runtime = runtime
         self.x: Array = self._array("x", x)
         self._like, self._caller_out = x if makes_arrays(x) else self.x, out
-        self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype, stored=stored)
+        self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype)
         self.out: Array | None = None if out is None else self._array("out", out)
         if self.out is not None and not is_view(self.out, out, runtime.backend):
             raise errors.ArgumentError(
@@ -191,8 +190,8 @@ class Arguments(ABC):
 class GatherArguments(Arguments):
     """Arguments of an all-gather."""
 
-    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None, *, stored: bool = False) -> None:
-        super().__init__("allgather", runtime, x, out, stored=stored)
+    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None) -> None:
+        super().__init__("allgather", runtime, x, out)
         if not self.x.ndim:
             raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
         self.counts: tuple[int, ...] | None = None if counts is None else self.checked_counts(counts)
