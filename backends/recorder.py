@@ -340,6 +340,7 @@ ENGINE: Methods = {
         {"bytes": first[-1] * wire.itemsize},
     ),
     "copy": lambda lane, _, target: (lane, "copy", "copy", _bytes(target)),
+    "convert": lambda lane, _, target: (lane, "sum", f"convert to {target.dtype}", _bytes(target)),
     "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", _bytes(target)),
 }
 """The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

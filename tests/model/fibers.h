@@ -106,7 +106,6 @@ To bits_of(From from) {
 
 static float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 static unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
-static int __float2int_rn(float x) { return static_cast<int>(std::nearbyint(x)); }
 static double __longlong_as_double(long long x) { return bits_of<double>(x); }
 static double __dadd_rn(double x, double y) { return x + y; }
 static double __dmul_rn(double x, double y) { return x * y; }

@@ -26,6 +26,7 @@ _TRANSLATIONS = {
     'asm("neg.f32 %0, %0;" : "+f"(x));': "x = -x;",
     'asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x));': "y = static_cast<float>(x);",
     'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));': "y = static_cast<double>(x);",
+    'asm("cvt.rni.u32.f32 %0, %1;" : "=r"(y) : "f"(x));': "y = static_cast<word>(std::nearbyint(x));",
     'asm("div.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
     'asm("div.full.f32 %0, %0, %1;" : "+f"(x) : "f"(y));': "x = x / y;",
     'asm("sqrt.rn.f32 %0, %0;" : "+f"(x));': "x = std::sqrt(x);",

@@ -33,7 +33,7 @@ def test_without_mpi_it_names_the_remedy() -> None:
     code = "import sys; sys.modules['mpi4py'] = None; from pblas import tp; tp.default_context()"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 1
-    assert "BackendError: backend 'mpi' is not available" in found.stderr
+    assert "BackendError: Context: backend 'mpi' is not available" in found.stderr
     assert "pip install 'pblas[mpi]'" in found.stderr
 
 

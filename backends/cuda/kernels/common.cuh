@@ -78,16 +78,6 @@ __device__ __forceinline__ float widen(float16 x) {
 
 __device__ __forceinline__ float widen(bfloat16 x) { return __uint_as_float(static_cast<word>(x.bits) << 16); }
 
-__device__ __forceinline__ float widen(float8_e5m2 x) {
-    return widen(float16{static_cast<half_word>(x.bits << 8)});
-}
-
-// A float16 has the same bits with an exponent that is 8 larger.
-__device__ __forceinline__ float widen(float8_e4m3fn x) {
-    if ((x.bits & 0x7f) == 0x7f) return __uint_as_float(0x7fffffff);
-    return 256.0f * widen(float16{static_cast<half_word>((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)});
-}
-
 // Rounds to nearest even, once.
 template <class T, class A>
 __device__ __forceinline__ void narrow(A x, T& narrow_x) {
@@ -98,30 +88,6 @@ __device__ __forceinline__ void narrow(float x, float16& y) { asm("cvt.rn.f16.f3
 
 __device__ __forceinline__ void narrow(float x, bfloat16& y) {
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
-}
-
-// The bits of |x|, rounded to nearest even with MANTISSA bits and the exponent's BIAS. The result is larger than those of
-// any finite number if x is too large.
-template <int MANTISSA, int BIAS>
-__device__ __forceinline__ word rounded_magnitude(float x) {
-    enum { SHIFT = 23 - MANTISSA };
-    const word magnitude = __float_as_uint(x) & 0x7fffffff;
-    if (magnitude >> 23 < 128 - BIAS)  // below the normal numbers, whose distance is the smallest positive number
-        return static_cast<word>(__float2int_rn(__uint_as_float(magnitude) * float(1 << (BIAS - 1 + MANTISSA))));
-    const word half = (1u << (SHIFT - 1)) - 1 + (magnitude >> SHIFT & 1);
-    return ((magnitude + half) >> SHIFT) - ((127 - BIAS) << MANTISSA);
-}
-
-__device__ __forceinline__ void narrow(float x, float8_e4m3fn& y) {
-    const word magnitude = rounded_magnitude<3, 7>(x);
-    y.bits = static_cast<byte>(__float_as_uint(x) >> 24 & 0x80 | (magnitude > 0x7e ? 0x7f : magnitude));
-}
-
-__device__ __forceinline__ void narrow(float x, float8_e5m2& y) {
-    const bool is_nan = (__float_as_uint(x) & 0x7fffffff) > 0x7f800000;
-    const word magnitude = rounded_magnitude<2, 15>(x);
-    y.bits = static_cast<byte>(
-        __float_as_uint(x) >> 24 & 0x80 | (is_nan ? 0x7e : magnitude > 0x7b ? 0x7c : magnitude));
 }
 
 // Arithmetic that rounds as on CPUs with any compiler options: without fused multiply-add or flushed subnormal numbers
@@ -155,6 +121,48 @@ __device__ __forceinline__ double negative(double x) { return -x; }
 __device__ __forceinline__ void round_to(double x, float& y) { asm("cvt.rn.f32.f64 %0, %1;" : "=f"(y) : "d"(x)); }
 
 __device__ __forceinline__ void round_to(double x, double& y) { y = x; }
+
+__device__ __forceinline__ word nearest(float x) {
+    word y;
+    asm("cvt.rni.u32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+// Numbers of 8 bits.
+
+__device__ __forceinline__ float widen(float8_e5m2 x) {
+    return widen(float16{static_cast<half_word>(x.bits << 8)});
+}
+
+// A float16 has the same bits with an exponent that is 8 larger.
+__device__ __forceinline__ float widen(float8_e4m3fn x) {
+    if ((x.bits & 0x7f) == 0x7f) return __uint_as_float(0x7fffffff);
+    return times(256.0f, widen(float16{static_cast<half_word>((x.bits & 0x80) << 8 | (x.bits & 0x7f) << 7)}));
+}
+
+// The bits of |x|, rounded to nearest even with MANTISSA bits and the exponent's BIAS. The result is larger than those of
+// any finite number if x is too large.
+template <int MANTISSA, int BIAS>
+__device__ __forceinline__ word rounded_magnitude(float x) {
+    enum { SHIFT = 23 - MANTISSA };
+    const word magnitude = __float_as_uint(x) & 0x7fffffff;
+    if (magnitude >> 23 < 128 - BIAS)  // below the normal numbers, whose distance is the smallest positive number
+        return nearest(times(__uint_as_float(magnitude), float(1 << (BIAS - 1 + MANTISSA))));
+    const word half = (1u << (SHIFT - 1)) - 1 + (magnitude >> SHIFT & 1);
+    return ((magnitude + half) >> SHIFT) - ((127 - BIAS) << MANTISSA);
+}
+
+__device__ __forceinline__ void narrow(float x, float8_e4m3fn& y) {
+    const word magnitude = rounded_magnitude<3, 7>(x);
+    y.bits = static_cast<byte>(__float_as_uint(x) >> 24 & 0x80 | (magnitude > 0x7e ? 0x7f : magnitude));
+}
+
+__device__ __forceinline__ void narrow(float x, float8_e5m2& y) {
+    const bool is_nan = (__float_as_uint(x) & 0x7fffffff) > 0x7f800000;
+    const word magnitude = rounded_magnitude<2, 15>(x);
+    y.bits = static_cast<byte>(
+        __float_as_uint(x) >> 24 & 0x80 | (is_nan ? 0x7e : magnitude > 0x7b ? 0x7c : magnitude));
+}
 
 // A scalar from the host, which multiplies elements. A real factor scales both parts of a complex element separately,
 // so that an infinite part makes no NaN in the other one. The factor 1 changes no bit.
