@@ -619,7 +619,7 @@ LACK = "no GPU is visible; start the rank where there is one"
 
 def pretend(patch: pytest.MonkeyPatch, state: int) -> None:
     """Let this rank have the GPU and the libraries that `state` describes, whatever it has."""
-    patch.setattr(opening, "gpu_state", lambda _: (state, "" if state == opening.READY else LACK))
+    patch.setattr(opening, "gpu_state", lambda *_, **__: (state, "" if state == opening.READY else LACK))
 
 
 def test_a_rank_without_a_gpu_is_named_on_every_rank_that_insists(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ ROUTINES = {
     "tran": ["d"],
     "tranu": ["z"],
     "tranc": ["c"],
-    **{routine: ["d"] for routine in (*FACTORS, "gemr2d", "trmr2d")},
+    **{routine: ["z" if routine.startswith("un") else "d"] for routine in (*FACTORS, "gemr2d", "trmr2d")},
 }
 COUNT = 8
 
