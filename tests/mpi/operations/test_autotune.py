@@ -152,9 +152,9 @@ def test_algorithms_are_measured_with_the_epilogue(
     operation = PushedMatmul.operation
     followed: set[bool] = set()
 
-    def noted(mm: PushedMatmul, a: Any, b: Any, c: Any, d: Any, extra: Any = None) -> Any:
+    def noted(mm: PushedMatmul, a: Any, b: Any, c: Any, d: Any, extra: Any = None, *rest: Any) -> Any:
         followed.add(bool(extra))
-        return operation(mm, a, b, c, d, extra)
+        return operation(mm, a, b, c, d, extra, *rest)
 
     def taken(**options: Any) -> Algorithm | None:
         run = Run(ctx, case)

@@ -537,7 +537,10 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
 @pytest.mark.parametrize("where", ["shared", "message"])
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(A) columns", "RS to rows", "AR", "Local, all replicated"])
 def test_c_order_costs_as_much_as_f_order(contexts: Contexts, layout: str, where: str) -> None:
-    """The same bytes move and are allocated, and no temporary is as large as an operand's part."""
+    """The same bytes move and are allocated, and temporaries are smaller than an operand's part.
+
+    With messages, pieces of a shard that have gaps are packed: together they are as large as the part.
+    """
     ctx, n = contexts[where], 512  # a part is well above the buffers that NumPy's loops take, 64 KiB an operand
     dims = (Dimension(n), Dimension(n), Dimension(n))
     costs = {}
@@ -556,7 +559,7 @@ def test_c_order_costs_as_much_as_f_order(contexts: Contexts, layout: str, where
             assert not np.isnan(run.D.view.local).any()
             assert backend.arena.live_nbytes == live
             smallest = min(x.view.local.nbytes for x in (run.A, run.B, run.D))
-            assert private < smallest
+            assert private < smallest + (where == "message" and layout.startswith("AG")) * 2**16
             costs[order_a, order_b, order_d] = (
                 backend.channel.received_nbytes - received,
                 planned.workspace_nbytes,
