@@ -85,7 +85,7 @@ class Kernels:
         )
         source, library = folder / f"{names[0]}.cpp", folder / f"{names[0]}.so"
         source.write_text(f'#include "{_HEADER}"\n{code}\n{entries}')
-        command = ["g++", "-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++17", "-O0", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
         done = subprocess.run([*command, "-o", library, source], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         self._library = ctypes.CDLL(str(library))
