@@ -1,8 +1,9 @@
 """Shares the cases of a large parametrized test out to numbers of ranks, when all numbers run.
 
 Laws of many layouts, dtypes and transports have hundreds of cases, and there are five numbers of ranks. A whole run
-tries each case on 2 ranks and on another number, which has some cases of each law; the name of a case decides which. With
-`run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
+tries each case on 2 ranks and on one other number, which the name of the case decides, so that each number has some
+cases of each law. With `run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all
+cases.
 """
 
 from __future__ import annotations
