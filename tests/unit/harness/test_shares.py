@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.shares import LARGE, NO_DIFFERENT, share, sizes_of
+from tests.harness.shares import LARGE, LARGEST, NO_DIFFERENT, share, sizes_of
 
 NUMBERS = (1, 2, 3, 4, 6)
 
@@ -20,12 +20,15 @@ def family(name: str, count: int, **marks: Any) -> list[Any]:
     return [item(f"tests/x.py::{name}[{i}]", **marks) for i in range(count)]
 
 
-def test_each_case_of_a_large_family_runs_on_two_numbers_of_ranks() -> None:
-    cases = family("test_a", 60)
+@pytest.mark.parametrize(("count", "numbers"), [(LARGE, 2), (LARGEST - 1, 2), (LARGEST, 1), (300, 1)])
+def test_each_case_of_a_large_family_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: int) -> None:
+    cases = family("test_a", count)
     kept = {n: share(cases, n) for n in NUMBERS}
     for case in cases:
-        assert [n for n in NUMBERS if case in kept[n]] == list(sizes_of(case.nodeid))
-    assert all(kept.values())
+        found = [n for n in NUMBERS if case in kept[n]]
+        assert found == list(sizes_of(case.nodeid, count))
+        assert len(found) == numbers
+    assert count < 20 or all(kept.values())
 
 
 @pytest.mark.parametrize("marks", [{"skipif": {"reason": "sleeps"}}, {"mpi": {"min_size": 4}}])
