@@ -16,7 +16,7 @@ import pytest
 NO_DIFFERENT = "no different with more than 3 ranks, and slow"
 """The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
 
-LARGE, LARGEST = 4, 24  # cases of a test that are shared out to two numbers of ranks each, to one each
+LARGE, LARGEST = 4, 12  # cases of a test that are shared out to two numbers of ranks each, to one each
 SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
 """Numbers of ranks of a case, by the checksum of its name. Jobs of 2 ranks are the fastest, and most laws show on 2."""
 
