@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pblas.plans.factorization import FactorizationPlan, Panel
 from pblas.plans.qr import QrPlan
+from pblas.plans.without_panels import FactorizationWithoutPanels
 
 PASSES = 3
 """Gram matrices at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class CholeskyQrPlan(FactorizationPlan):
+class CholeskyQrPlan(FactorizationWithoutPanels):
     """A = Q R of a tall matrix in rows: R^H R = Q^H Q and Q := Q R^-1, two or three times, from Q = A on.
 
     The first Gram matrix is shifted by a multiple of the identity, so that its Cholesky factorization succeeds for an
@@ -35,19 +35,8 @@ class CholeskyQrPlan(FactorizationPlan):
     """
 
     name: ClassVar[str] = "CholeskyQrPlan"
-    operation: ClassVar[str] = "qr_factor"
 
     fallback: QrPlan | None = None
-
-    @property
-    def steps(self) -> list[Panel]:
-        """None: no panel moves."""
-        return []
-
-    @property
-    def overlaps_messages(self) -> bool:
-        """False: a rank waits for the Gram matrices of the others."""
-        return False
 
     def received_elements(self, rank: int) -> int:
         """The Gram matrices of the other ranks, and those of the redistribution."""
@@ -76,21 +65,6 @@ class CholeskyQrPlan(FactorizationPlan):
     def extreme_ranks(self) -> set[int]:
         """The first and the last ranks, which have the largest and the smallest parts."""
         return {0, 1 % self.nprocs, self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
-
-    def rows(self, panel: Panel) -> tuple[int, int]:
-        """No rows: no panel moves."""
-        return panel.start, panel.start
-
-    def _shared_projection(self) -> float:
-        return 0.0
-
-    @property
-    def _trapezoid(self) -> None:
-        return None
-
-    @property
-    def _equation(self) -> str:
-        return "A = Q R"
 
     def moves(self) -> str:
         """The data that moves, as text."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pblas.plans.base import ranks_text
-from pblas.plans.factorization import FactorizationPlan, Panel
 from pblas.plans.qr import multiplications
+from pblas.plans.without_panels import FactorizationWithoutPanels
 
 
 @dataclass(frozen=True, slots=True)
-class PivotedQrPlan(FactorizationPlan):
+class PivotedQrPlan(FactorizationWithoutPanels):
     """A P = Q R: in step i the longest column from i on changes places with column i, and becomes a reflector.
 
     All ranks get both columns, and multiply their own columns after i with the reflector.
@@ -25,16 +25,6 @@ class PivotedQrPlan(FactorizationPlan):
 
     name: ClassVar[str] = "PivotedQrPlan"
     operation: ClassVar[str] = "pivoted_qr"
-
-    @property
-    def steps(self) -> list[Panel]:
-        """None: no panel moves."""
-        return []
-
-    @property
-    def overlaps_messages(self) -> bool:
-        """False: a rank waits for the column."""
-        return False
 
     @property
     def count(self) -> int:
@@ -54,17 +44,6 @@ class PivotedQrPlan(FactorizationPlan):
     def multiplications(self) -> float:
         """m n^2 - n^3 / 3 if m >= n."""
         return multiplications(*self.a.shape)
-
-    def rows(self, panel: Panel) -> tuple[int, int]:
-        """No rows: no panel moves."""
-        return panel.start, panel.start
-
-    def _shared_projection(self) -> float:
-        return 0.0
-
-    @property
-    def _trapezoid(self) -> None:
-        return None
 
     @property
     def _equation(self) -> str:

@@ -10,6 +10,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import ranks_text
 from pblas.plans.factorization import FactorizationPlan, Panel, panels
 from pblas.plans.redistribution import described
+from pblas.plans.without_panels import FactorizationWithoutPanels
 
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
@@ -90,7 +91,7 @@ class Merge(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TsqrPlan(FactorizationPlan):
+class TsqrPlan(FactorizationWithoutPanels):
     """A = Q R of a tall matrix in rows: each rank factors its rows, then pairs of ranks factor R of both.
 
     A rank factors its rows in chunks, each together with the R of the chunks before. In step s = 1, 2, 4, ... of the
@@ -107,17 +108,6 @@ class TsqrPlan(FactorizationPlan):
     """
 
     name: ClassVar[str] = "TsqrPlan"
-    operation: ClassVar[str] = "qr_factor"
-
-    @property
-    def steps(self) -> list[Panel]:
-        """None: no panel moves."""
-        return []
-
-    @property
-    def overlaps_messages(self) -> bool:
-        """False: a rank waits for the R of another."""
-        return False
 
     @property
     def members(self) -> int:
@@ -187,21 +177,6 @@ class TsqrPlan(FactorizationPlan):
             return set(range(self.nprocs))
         ends = {self.member(i % self.members) for i in (0, 1, 2, -1)}
         return ends | {0, 1, self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
-
-    def rows(self, panel: Panel) -> tuple[int, int]:
-        """No rows: no panel moves."""
-        return panel.start, panel.start
-
-    def _shared_projection(self) -> float:
-        return 0.0
-
-    @property
-    def _trapezoid(self) -> None:
-        return None
-
-    @property
-    def _equation(self) -> str:
-        return "A = Q R"
 
     def moves(self) -> str:
         """The data that moves, as text."""
