@@ -5,7 +5,6 @@ All work is launched on a stream, and the host waits for nothing: INFO and pivot
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
@@ -13,7 +12,7 @@ import numpy as np
 from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
-from pblas.backends.cuda import streams
+from pblas.backends.cuda.dtype_kernels import DtypeKernels
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -27,22 +26,15 @@ _KINDS = {
 }
 """cuSOLVER's data types, by NumPy's letters of dtypes."""
 _LOWER = 0  # cublasFillMode_t
-_THREADS = 256
 _INVERTING = 128, 4
-"""Threads that invert a triangle, and columns that they invert: `COLUMNS` of lapack.cu."""
+"""Threads that invert a triangle, and columns that they invert: `COLUMNS` of invert.cu."""
 MOST_INVERTED = 512
-"""Order of a triangle that is inverted at most: `WARP` * `PIECES` of lapack.cu."""
+"""Order of a triangle that is inverted at most: `WARP` * `PIECES` of invert.cu."""
 INVERTED = 128
 """Order of the inverted blocks of any triangle; those of a factor may be larger, since they are well conditioned.
 Source: MAGMA, magmablas_dtrsm, inverts blocks of 128."""
 _MOST_EXCHANGES = 512
 """Exchanges of one list: its 4 integers each, and the elements of twice as many rows, are in shared memory."""
-
-
-def compiled(*names: str, last_line: str = "") -> Any:
-    """The module of some source files of this folder, one after the other."""
-    code = "".join(Path(__file__).with_name(name).read_text() for name in names)
-    return cupy.RawModule(code=code + last_line, options=("--std=c++17",))
 
 
 class Lapack:
@@ -64,8 +56,7 @@ class Lapack:
             raise BackendError(
                 f"cuSOLVER does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
             ) from error
-        self._module = compiled("scalars.cuh", "lapack.cu")
-        self._functions: dict[str, Any] = {}
+        self._kernels, self._inversion = DtypeKernels("lapack"), DtypeKernels("invert")
         self._memory: dict[tuple[int, str], Any] = {}
         self._hosts: list[Any] = [np.empty(0, np.uint8)]
         self._sizes: dict[Any, tuple[int, int]] = {}
@@ -92,12 +83,12 @@ class Lapack:
         buffers = self._buffers(stream, cusolverDn.xpotrf_buffer_size, matrix)
         cusolverDn.xpotrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
         found = *place(x), np.int32(n), np.int64(info.data.ptr)
-        self._launch(stream, f"find_nan_{x.dtype.char}", 1, found)
+        self._kernels.launch(stream, "find_nan", x.dtype.char, 1, found)
 
     def lower(self, stream: int, x: Any) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
-            self._launch(stream, f"lower_{x.dtype.char}", x.shape[1], place(x))
+            self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
     def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
         """T^-1 of a lower triangle, in Fortran order with 0 above it, until the next call for the stream.
@@ -111,8 +102,8 @@ class Lapack:
         x = cupy.ndarray((n, n), t.dtype, self.memory(stream, "inverse", t.nbytes).data, order="F")
         threads, columns = _INVERTING
         strides = (np.int64(stride // t.itemsize) for stride in t.strides)
-        self._launch(
-            *(stream, f"invert_{t.dtype.char}", -(-n // columns)),
+        self._inversion.launch(
+            *(stream, "invert", t.dtype.char, -(-n // columns)),
             (np.int64(t.data.ptr), *strides, *place(x), np.int32(n), np.int32(unit)),
             threads=threads,
         )
@@ -167,25 +158,12 @@ class Lapack:
             part = pivots[first : first + count]
             places = np.int64(to.data.ptr), np.int64(origin.data.ptr)
             exchanges = np.int64(part.data.ptr), np.int64(first), np.int32(count), np.int32(backward)
-            self._launch(stream, "list_exchanges", 1, exchanges + places, 4 * 4 * count)
+            letter = x.dtype.char
+            listed = exchanges + places
+            self._kernels.launch(stream, "list_exchanges", letter, 1, listed, shared_nbytes=4 * 4 * count)
             rows = np.int64(x[first:].data.ptr), np.int64(ld), *places, np.int32(2 * count)
-            self._launch(stream, f"move_rows_{x.dtype.char}", x.shape[1], rows, 2 * count * x.itemsize)
-
-    def _launch(
-        self,
-        stream: int,
-        name: str,
-        ctas: int,
-        arguments: tuple[Any, ...],
-        shared_nbytes: int = 0,
-        threads: int = _THREADS,
-    ) -> None:
-        """Launch a kernel of lapack.cu."""
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._module.get_function(name)
-        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
+            nbytes = 2 * count * x.itemsize
+            self._kernels.launch(stream, "move_rows", letter, x.shape[1], rows, shared_nbytes=nbytes)
 
     def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[Any, ...]) -> tuple[int, int, int, int]:
         """cuSOLVER's workspace on the GPU and on the host, addresses and bytes, for a routine on a stream."""

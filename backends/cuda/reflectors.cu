@@ -419,7 +419,7 @@ __device__ void unit_lower(const T* x, integer ldx, int m, T* y, integer ldy) {
         y[i + j * ldy] = i > j ? x[i + j * ldx] : i == j ? one(T()) : zero(T());
 }
 
-// Compiled with one OF_DTYPE, by `reflectors.py`.
+// Compiled with one OF_DTYPE.
 #define OF_DTYPE(letter, T, Real)                                                                                    \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
         factor_panel_##letter(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl,          \

@@ -13,17 +13,15 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pblas.backends.cuda import streams
-from pblas.backends.cuda.lapack import MOST_INVERTED, compiled, place
+from pblas.backends.cuda.dtype_kernels import THREADS, DtypeKernels
+from pblas.backends.cuda.lapack import MOST_INVERTED, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.lapack import Lapack
 
-_TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
-"""Types of elements and of their real parts, by NumPy's letters of dtypes."""
-_THREADS, _WIDTH, _PAD, _STAGE = 256, 32, 33, 32
+_WIDTH, _PAD, _STAGE = 32, 33, 32
 """Of the kernel of panels, as in reflectors.cu."""
 _LINE = 16
 """Bytes of a line: 8 of data, with two flags."""
@@ -43,8 +41,7 @@ class Reflectors:
 
     def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
         self._lapack, self._gemm = lapack, gemm
-        self._modules: dict[str, Any] = {}
-        self._functions: dict[str, Any] = {}
+        self._kernels = DtypeKernels("reflectors")
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
@@ -76,7 +73,7 @@ class Reflectors:
             gram = self._array(stream, "triangle", (stop - start, stop - start), x.dtype)
             self._gemm(1, v.T, v, 0, gram, conj=(True, False))
             scaled = (*place(gram), np.int32(stop - start), _address(tau[start:]))
-            self._launch(stream, "scale_columns", x.dtype.char, stop - start, scaled)
+            self._kernels.launch(stream, "scale_columns", x.dtype.char, stop - start, scaled)
             self._close(stream, gram, tau[start:stop], t[:, start:stop])
 
     def unit_lower(self, stream: int, x: Any) -> Any:
@@ -84,13 +81,13 @@ class Reflectors:
         y = self._array(stream, "unit lower", x.shape, x.dtype)
         if x.size:
             arguments = *place(x), np.int32(len(x)), *place(y)
-            self._launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
+            self._kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
         return y
 
     def _shape(self, x: Any) -> tuple[int, int]:
         """CTAs of a panel, and rows of their tiles; (0, 0) for a panel that they cannot hold."""
         (m, n), (processors, nbytes) = x.shape, self._limits
-        fixed = _WIDTH * (2 * _PAD + _WIDTH) + _THREADS
+        fixed = _WIDTH * (2 * _PAD + _WIDTH) + THREADS
         most = ((nbytes // x.itemsize - fixed) // _WIDTH - 1) // _STAGE * _STAGE
         ctas = max(1, min(-(-m // _ROWS), MOST_CTAS, processors))
         ctas = max(ctas, -(-m // most))
@@ -110,8 +107,8 @@ class Reflectors:
             *(*place(x), np.int32(m), np.int32(n), np.int32(ldv)),
             *(_address(tau), *place(triangle), _address(exchange), _address(flags), _address(flags[_LINE * lines :])),
         )
-        shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + _THREADS)
-        self._launch(stream, "factor_panel", dtype.char, ctas, arguments, shared)
+        shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
+        self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
 
     def _close(self, stream: int, triangle: Any, tau: Any, t: Any) -> None:
         """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
@@ -121,27 +118,12 @@ class Reflectors:
         inverse = self._lapack.inverse(stream, triangle, unit=True)
         k = len(tau)
         arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
-        self._launch(stream, "close_triangle", t.dtype.char, k, arguments)
+        self._kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
 
     def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """Memory of a stream for one use, as an array in Fortran order."""
         memory = self._lapack.memory(stream, use, shape[0] * shape[1] * dtype.itemsize)
         return cupy.ndarray(shape, dtype, memory.data, order="F")
-
-    def _launch(
-        self, stream: int, name: str, letter: str, ctas: int, arguments: tuple[Any, ...], shared_nbytes: int = 0
-    ) -> None:
-        """Launch a kernel of reflectors.cu."""
-        function = self._functions.get(name + letter)
-        if function is None:
-            if letter not in self._modules:
-                line = f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
-                self._modules[letter] = compiled("scalars.cuh", "reflectors.cu", last_line=line)
-            function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
-            if shared_nbytes:
-                function.max_dynamic_shared_size_bytes = self._limits[1]
-        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-            function((ctas,), (_THREADS,), arguments, shared_mem=shared_nbytes)
 
 
 def _address(x: Any) -> np.int64:

@@ -35,9 +35,9 @@ class RunCholeskyQr:
 
     def gram(self, w: Array) -> Array:
         """W^H W of this rank's rows, in host memory (local)."""
-        arrays = self._backend.arrays
+        arrays, n = self._backend.arrays, self._plan.a.n
         arrays.begin()
-        product: Array = arrays.gram(w)
+        product: Array = arrays.gram(w) if w.size else np.zeros((n, n), w.dtype)
         return product
 
     def divide(self, w: Array, r: Array) -> None:
