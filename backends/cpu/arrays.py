@@ -313,10 +313,6 @@ class HostArrays:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H; see `pblas.backends.cpu.lapack.larft`."""
         lapack.larft(v, tau, t)
 
-    def reflector(self, x: Array) -> Any:
-        """X := beta and v with H^H X = (beta, 0, ...); returns tau of H. See `pblas.backends.cpu.lapack.larfg`."""
-        return lapack.larfg(x)
-
     def unit_lower(self, x: Array) -> Array:
         """A copy of a square X with ones on its diagonal and zeros above it (local)."""
         return lapack.unit_lower(x)
