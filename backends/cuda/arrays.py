@@ -74,6 +74,7 @@ class DeviceArrays:
     packs = False
     most_across = 1 << 62
     """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
+    copies_reflectors = True
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -508,7 +509,7 @@ class DeviceArrays:
         self._reflectors.larft(self.stream, v, memory, t)
 
     def unit_lower(self, x: Array) -> Array:
-        """A copy of a square X with ones on its diagonal and zeros above it, until the next call for the lane."""
+        """A copy of X with ones on its diagonal and zeros above it, until the next call for the lane."""
         y: Array = self._reflectors.unit_lower(self.stream, x)
         return y
 

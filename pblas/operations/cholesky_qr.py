@@ -12,7 +12,7 @@ from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reflectors import Reflectors, Side, Trans, identity
+from pblas.operations.reflectors import Reflectors, Side, Trans, identity, in_layout
 from pblas.operations.stacking import resized, without_lld
 from pblas.plans.cholesky_qr import PASSES
 
@@ -149,11 +149,11 @@ class CholeskyQrFactor(QrFactor):
 
     def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
         """**Collective.** `formed` of a factor that is not used afterwards: W itself, if it has the layout of A."""
-        if mode == "complete" or out is not None or not self._w.desc.same_distribution(self._desc):
+        if mode == "complete" or out is not None:
             return self.formed(verb, mode, out, progress)
         if progress is not None:
             progress(1.0)
-        return DistMatrix(self._desc, self._w.stored(verb), self._runtime)
+        return in_layout(verb, self._w, self._desc)
 
     def _upper(self, verb: str, k: int) -> DistMatrix:
         n, like = self.shape[1], self._w
