@@ -459,23 +459,29 @@ class DeviceArrays:
     def _solve_by_inverses(
         self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool, order: int
     ) -> None:
-        """Z := T^-1 Z, by halves, with inverses of blocks of at most `order` rows."""
-        n = len(t)
+        """Z := T^-1 Z, with inverses of blocks of T's diagonal of `order` rows."""
+        inverses = self._lapack.inverses(self.stream, t if uplo == "L" else t.T, unit=unit, order=order)
+        self._multiply_by_inverses(t, inverses, z, uplo=uplo, conj=conj)
+
+    def _multiply_by_inverses(
+        self, t: Array, inverses: Array, z: Array, *, uplo: Literal["L", "U"], conj: bool
+    ) -> None:
+        """Z := T^-1 Z, by halves; `inverses` are those of T's blocks, or of T^T's for an upper triangle."""
+        n, order = len(t), len(inverses)
         if n > order:
             half = -(-n // (2 * order)) * order
             first, second = slice(half), slice(half, n)
             if uplo == "U":
                 first, second = second, first
-            self._solve_by_inverses(t[first, first], z[first], uplo=uplo, unit=unit, conj=conj, order=order)
+            self._multiply_by_inverses(t[first, first], inverses[:, first], z[first], uplo=uplo, conj=conj)
             self.gemm(-1, t[second, first], z[first], 1, z[second], conj=(conj, False))
-            self._solve_by_inverses(t[second, second], z[second], uplo=uplo, unit=unit, conj=conj, order=order)
+            self._multiply_by_inverses(t[second, second], inverses[:, second], z[second], uplo=uplo, conj=conj)
             return
-        stream = self.stream
-        inverse = self._lapack.inverse(stream, t if uplo == "L" else t.T, unit=unit)
-        memory = self._lapack.memory(stream, "right-hand sides", z.nbytes)
+        inverse = inverses[:n] if uplo == "L" else inverses[:n].T
+        memory = self._lapack.memory(self.stream, "right-hand sides", z.nbytes)
         right = self.array(memory, z.shape, z.dtype, "F" if _by_columns(z) else "C")
         self.assign(z, right)
-        self.gemm(1, inverse if uplo == "L" else inverse.T, right, 0, z, conj=(conj, False))
+        self.gemm(1, inverse, right, 0, z, conj=(conj, False))
 
     def lower(self, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
