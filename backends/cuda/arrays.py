@@ -74,6 +74,7 @@ class DeviceArrays:
     packs = False
     most_across = 1 << 62
     """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
+    copies_reflectors = True
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -507,8 +508,14 @@ class DeviceArrays:
         """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cuda.reflectors`."""
         self._reflectors.geqrt(self.stream, x, t)
 
+    def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for a tau in host memory."""
+        memory: Any = self.empty(tau.nbytes).view(tau.dtype)
+        memory.set(tau, cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
+        self._reflectors.larft(self.stream, v, memory, t)
+
     def unit_lower(self, x: Array) -> Array:
-        """A copy of a square X with ones on its diagonal and zeros above it, until the next call for the lane."""
+        """A copy of X with ones on its diagonal and zeros above it, until the next call for the lane."""
         y: Array = self._reflectors.unit_lower(self.stream, x)
         return y
 
