@@ -52,6 +52,8 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
+    copies_reflectors = False
+    """Whether products take a copy of all of V, with its ones and zeros: on a GPU it is sooner than another launch."""
     pivot_dtype = np.dtype(np.intc)
     """Integers of LAPACK: INFO, and numbers of exchanged rows."""
     most_across = 64
@@ -313,12 +315,8 @@ class HostArrays:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H; see `pblas.backends.cpu.lapack.larft`."""
         lapack.larft(v, tau, t)
 
-    def reflector(self, x: Array) -> Any:
-        """X := beta and v with H^H X = (beta, 0, ...); returns tau of H. See `pblas.backends.cpu.lapack.larfg`."""
-        return lapack.larfg(x)
-
     def unit_lower(self, x: Array) -> Array:
-        """A copy of a square X with ones on its diagonal and zeros above it (local)."""
+        """A copy of X with ones on its diagonal and zeros above it (local)."""
         return lapack.unit_lower(x)
 
     # Order

@@ -74,6 +74,7 @@ class DeviceArrays:
     packs = False
     most_across = 1 << 62
     """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
+    copies_reflectors = True
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -459,23 +460,29 @@ class DeviceArrays:
     def _solve_by_inverses(
         self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool, order: int
     ) -> None:
-        """Z := T^-1 Z, by halves, with inverses of blocks of at most `order` rows."""
-        n = len(t)
+        """Z := T^-1 Z, with inverses of blocks of T's diagonal of `order` rows."""
+        inverses = self._lapack.inverses(self.stream, t if uplo == "L" else t.T, unit=unit, order=order)
+        self._multiply_by_inverses(t, inverses, z, uplo=uplo, conj=conj)
+
+    def _multiply_by_inverses(
+        self, t: Array, inverses: Array, z: Array, *, uplo: Literal["L", "U"], conj: bool
+    ) -> None:
+        """Z := T^-1 Z, by halves; `inverses` are those of T's blocks, or of T^T's for an upper triangle."""
+        n, order = len(t), len(inverses)
         if n > order:
             half = -(-n // (2 * order)) * order
             first, second = slice(half), slice(half, n)
             if uplo == "U":
                 first, second = second, first
-            self._solve_by_inverses(t[first, first], z[first], uplo=uplo, unit=unit, conj=conj, order=order)
+            self._multiply_by_inverses(t[first, first], inverses[:, first], z[first], uplo=uplo, conj=conj)
             self.gemm(-1, t[second, first], z[first], 1, z[second], conj=(conj, False))
-            self._solve_by_inverses(t[second, second], z[second], uplo=uplo, unit=unit, conj=conj, order=order)
+            self._multiply_by_inverses(t[second, second], inverses[:, second], z[second], uplo=uplo, conj=conj)
             return
-        stream = self.stream
-        inverse = self._lapack.inverse(stream, t if uplo == "L" else t.T, unit=unit)
-        memory = self._lapack.memory(stream, "right-hand sides", z.nbytes)
+        inverse = inverses[:n] if uplo == "L" else inverses[:n].T
+        memory = self._lapack.memory(self.stream, "right-hand sides", z.nbytes)
         right = self.array(memory, z.shape, z.dtype, "F" if _by_columns(z) else "C")
         self.assign(z, right)
-        self.gemm(1, inverse if uplo == "L" else inverse.T, right, 0, z, conj=(conj, False))
+        self.gemm(1, inverse, right, 0, z, conj=(conj, False))
 
     def lower(self, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
@@ -501,8 +508,14 @@ class DeviceArrays:
         """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cuda.reflectors`."""
         self._reflectors.geqrt(self.stream, x, t)
 
+    def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for a tau in host memory."""
+        memory: Any = self.empty(tau.nbytes).view(tau.dtype)
+        memory.set(tau, cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
+        self._reflectors.larft(self.stream, v, memory, t)
+
     def unit_lower(self, x: Array) -> Array:
-        """A copy of a square X with ones on its diagonal and zeros above it, until the next call for the lane."""
+        """A copy of X with ones on its diagonal and zeros above it, until the next call for the lane."""
         y: Array = self._reflectors.unit_lower(self.stream, x)
         return y
 

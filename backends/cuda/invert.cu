@@ -14,14 +14,13 @@ __device__ __forceinline__ void load_column(T* piece, const T* __restrict__ t, i
     }
 }
 
-// X := T^-1 for a lower triangle T of order n <= WARP * COUNT, perhaps with a diagonal of ones; 0 above it. Element
-// (i, j) of T is i * down + j * across after the first. A warp solves T x = e[j] by columns of T: its lanes hold x, and
-// what is left of the right-hand side. The next column of T is loaded meanwhile.
+// Column j of X := T^-1 for a lower triangle T of order n <= WARP * COUNT, perhaps with a diagonal of ones; 0 above it.
+// Element (i, k) of T is i * down + k * across after the first. A warp solves T x = e[j] by columns of T: its lanes hold
+// x, and what is left of the right-hand side. The next column of T is loaded meanwhile.
 template <int COUNT, class T>
 __device__ __forceinline__ void invert_pieces(const T* __restrict__ t, integer down, integer across, T* __restrict__ x,
-                                              integer ldx, int n, int unit) {
-    int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (j >= n) return;
+                                              integer ldx, int n, int unit, int j) {
+    int lane = threadIdx.x % WARP;
     T rest[COUNT], column[COUNT], next[COUNT];
 #pragma unroll
     for (int p = 0; p < COUNT; ++p) rest[p] = p * WARP + lane == j ? one(T()) : zero(T());
@@ -48,21 +47,25 @@ __device__ __forceinline__ void invert_pieces(const T* __restrict__ t, integer d
         if (p * WARP + lane < n) x[p * WARP + lane + j * ldx] = rest[p];
 }
 
-// The inverse of a triangle of any order up to WARP * PIECES; the common case of columns has an instance of its own.
+// The inverses of the blocks on the diagonal of a triangle of order n, side by side: blocks of `order` rows, of WARP *
+// PIECES at most, and a shorter last one. A warp takes a column; the common case of columns has an instance of its own.
 template <class T>
-__device__ void invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int unit) {
+__device__ void invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int order, int unit) {
+    int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, first = j / order * order;
+    if (j >= n) return;
+    t += first * (down + across), x += first * ldx, n = min(order, n - first), j -= first;
     if (n <= WARP * FEW_PIECES && down == 1)
-        invert_pieces<FEW_PIECES>(t, 1, across, x, ldx, n, unit);
+        invert_pieces<FEW_PIECES>(t, 1, across, x, ldx, n, unit, j);
     else if (n <= WARP * FEW_PIECES)
-        invert_pieces<FEW_PIECES>(t, down, across, x, ldx, n, unit);
+        invert_pieces<FEW_PIECES>(t, down, across, x, ldx, n, unit, j);
     else if (down == 1)
-        invert_pieces<PIECES>(t, 1, across, x, ldx, n, unit);
+        invert_pieces<PIECES>(t, 1, across, x, ldx, n, unit, j);
     else
-        invert_pieces<PIECES>(t, down, across, x, ldx, n, unit);
+        invert_pieces<PIECES>(t, down, across, x, ldx, n, unit, j);
 }
 
-#define OF_DTYPE(letter, T, Real)                                                                       \
-    extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                        \
-        invert_##letter(const T* t, integer down, integer across, T* x, integer ldx, int n, int unit) { \
-        invert(t, down, across, x, ldx, n, unit);                                                       \
+#define OF_DTYPE(letter, T, Real)                                                                           \
+    extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                            \
+        invert_##letter(const T* t, integer down, integer across, T* x, integer ldx, int n, int order, int unit) { \
+        invert(t, down, across, x, ldx, n, order, unit);                                                    \
     }

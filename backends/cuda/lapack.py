@@ -91,20 +91,32 @@ class Lapack:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
     def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
-        """T^-1 of a lower triangle, in Fortran order with 0 above it, until the next call for the stream.
+        """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
+        return self.inverses(stream, t, unit=unit, order=MOST_INVERTED)
+
+    def inverses(self, stream: int, t: Any, *, unit: bool, order: int) -> Any:
+        """Inverses of the blocks on the diagonal of a lower triangle, side by side, until the next call for the stream.
+
+        All of them are computed at once.
 
         Args:
             stream: handle of the CUDA stream (local).
-            t: n x n with any strides, n <= MOST_INVERTED; what is above the diagonal is not read (local).
+            t: n x n with any strides; what is above the diagonal is not read (local).
             unit: take the diagonal of T as ones, and do not read it.
+            order: rows of a block, at most MOST_INVERTED; the last one may be smaller (local).
+
+        Returns:
+            min(n, order) x n, in Fortran order; each inverse is 0 above its diagonal. The rows after those of a smaller
+            last one are not written.
         """
         n = t.shape[0]
-        x = cupy.ndarray((n, n), t.dtype, self.memory(stream, "inverse", t.nbytes).data, order="F")
+        rows = min(n, order)
+        x = cupy.ndarray((rows, n), t.dtype, self.memory(stream, "inverse", rows * n * t.itemsize).data, order="F")
         threads, columns = _INVERTING
         strides = (np.int64(stride // t.itemsize) for stride in t.strides)
         self._inversion.launch(
             *(stream, "invert", t.dtype.char, -(-n // columns)),
-            (np.int64(t.data.ptr), *strides, *place(x), np.int32(n), np.int32(unit)),
+            (np.int64(t.data.ptr), *strides, *place(x), np.int32(n), np.int32(order), np.int32(unit)),
             threads=threads,
         )
         return x

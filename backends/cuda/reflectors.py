@@ -69,12 +69,25 @@ class Reflectors:
         self._lapack.geqrf(stream, x, tau)
         for start in range(0, k, nb):
             stop = min(start + nb, k)
-            v = self.unit_lower(stream, x[start:, start:stop])
-            gram = self._array(stream, "triangle", (stop - start, stop - start), x.dtype)
-            self._gemm(1, v.T, v, 0, gram, conj=(True, False))
-            scaled = (*place(gram), np.int32(stop - start), _address(tau[start:]))
-            self._kernels.launch(stream, "scale_columns", x.dtype.char, stop - start, scaled)
-            self._close(stream, gram, tau[start:stop], t[:, start:stop])
+            self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
+
+    def larft(self, stream: int, x: Any, tau: Any, t: Any) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal.
+
+        Args:
+            stream: handle of the CUDA stream (local).
+            x: m x k with V below its diagonal, in Fortran order, k <= m (local).
+            tau: k elements, k <= MOST_INVERTED (local).
+            t: k x k in Fortran order (local).
+
+        Source: LAPACK, xLARFT.
+        """
+        k = len(tau)
+        v = self.unit_lower(stream, x)
+        gram = self._array(stream, "triangle", (k, k), x.dtype)
+        self._gemm(1, v.T, v, 0, gram, conj=(True, False))
+        self._kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
+        self._close(stream, gram, tau, t)
 
     def unit_lower(self, stream: int, x: Any) -> Any:
         """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""

@@ -12,7 +12,7 @@ from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reflectors import Reflectors, Side, Trans, identity
+from pblas.operations.reflectors import Reflectors, Side, Trans, identity, in_layout
 from pblas.operations.stacking import resized, without_lld
 from pblas.plans.cholesky_qr import PASSES
 
@@ -28,39 +28,58 @@ _NEAR = 0.25
 """norm(G - I) of the last Gram matrix at most: its Cholesky factor then makes Q orthonormal to rounding."""
 
 
-def orthonormalized(verb: str, w: DistMatrix, executor: RunCholeskyQr) -> Array | None:
-    """**Collective.** R with A = Q R, equal on all ranks, for an A in W, which becomes Q.
+def orthonormalized(
+    verb: str, a: DistMatrix, desc: MatrixDescriptor, executor: RunCholeskyQr
+) -> tuple[DistMatrix, Array] | None:
+    """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks.
 
     Args:
         verb: name of the call (global).
-        w: A in rows (global).
+        a: the matrix, which is not changed (global).
+        desc: distribution of Q (global).
         executor: of a CholeskyQrPlan (local).
 
     Returns:
-        None if A is too ill-conditioned: then W is lost.
+        None if A is too ill-conditioned.
     """
-    runtime, n = w.runtime, w.shape[1]
+    runtime, n = a.runtime, a.shape[1]
+    if _is_in_rows(verb, a, desc):
+        x, w = a, DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
+    else:
+        x = w = redistribute(a, desc)
     wide = np.result_type(w.dtype, np.float64)
     r: Array = np.eye(n, dtype=wide)
     for k in range(PASSES):
         with runtime.local_step(verb):
-            own = executor.gram(w.stored(verb))
+            own = executor.gram(x.stored(verb))
         runtime.agree(f"{verb}: Gram matrix", {})
         parts = runtime.backend.gather(own)
         with np.errstate(all="ignore"):
             gram: Any = sum(part.astype(wide) for part in parts)
             is_last = k > 0 and bool(np.linalg.norm(gram - np.eye(n)) <= _NEAR)
-            triangle = _triangle(gram, 0 if k else executor.shift())
+            triangle = _triangle(gram, 0)
+            if not k and (triangle is None or executor.needs_shift(triangle)):
+                triangle = _triangle(gram, executor.shift())
         if triangle is None or (k == PASSES - 1 and not is_last):
             return None
         factor = triangle.astype(w.dtype)
         with runtime.local_step(verb):
-            executor.divide(w.stored(verb), factor)
+            executor.divide(x.stored(verb), w.stored(verb), factor)
+        x = w
         r = np.triu(factor.astype(wide) @ r)
         if is_last:
             break
     runtime.agree(f"{verb}: Q", {})
-    return r.astype(w.dtype)
+    return w, r.astype(w.dtype)
+
+
+def _is_in_rows(verb: str, a: DistMatrix, desc: MatrixDescriptor) -> bool:
+    """**Collective.** Whether all ranks have their rows of W in A, stored by columns: then A is not copied."""
+    with a.runtime.local_step(verb):
+        x = a.stored(verb)
+        by_columns = not x.size or (x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x))
+        fits = by_columns and not a.conjugated and a.desc.same_distribution(desc)
+    return not a.runtime.agree(f"{verb}: rows of A", {}, maxima=(int(not fits),))[0]
 
 
 def _triangle(gram: Array, shift: float) -> Array | None:
@@ -127,6 +146,14 @@ class CholeskyQrFactor(QrFactor):
         if progress is not None:
             progress(1.0)
         return q
+
+    def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `formed` of a factor that is not used afterwards: W itself, if it has the layout of A."""
+        if mode == "complete" or out is not None:
+            return self.formed(verb, mode, out, progress)
+        if progress is not None:
+            progress(1.0)
+        return in_layout(verb, self._w, self._desc)
 
     def _upper(self, verb: str, k: int) -> DistMatrix:
         n, like = self.shape[1], self._w

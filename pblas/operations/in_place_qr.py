@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from pblas import errors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.factorization import prepared
 from pblas.operations.pivoted_qr import PlannedPivotedQr
@@ -44,7 +43,6 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
 
     Source: LAPACK xGEQRF, xGELQF.
     """
-    _check_in_host_memory(verb, a)
     tall = a if orientation == "QR" else a.H
     planned, _ = prepared(PlannedQr, verb, tall, returns=True)
     q = planned.reflectors(verb, tall)
@@ -64,7 +62,6 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
     Source: LAPACK xGEQP3.
     """
-    _check_in_host_memory(verb, a)
     planned, _ = prepared(PlannedPivotedQr, verb, a, returns=True)
     w, tau, order = planned.factored_columns(verb, a)
     redistribute(w, out=a)
@@ -81,20 +78,22 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
 
     Source: LAPACK xLARFT.
     """
-    _check_in_host_memory(verb, v)
     runtime, m = v.runtime, v.shape[0]
     transport = runtime.topology.transport(runtime.nprocs)
-    desc = choose_qr(without_lld(v.desc), v.dtype.name, runtime.nprocs, transport, returns=True).w
+    gpus = runtime.backend.gpus
+    desc = choose_qr(without_lld(v.desc), v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
     runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
     w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
     redistribute(v, out=w[:m, :])
     with runtime.local_step(verb):
-        local = w.stored(verb)
+        local, arrays = w.stored(verb), runtime.backend.arrays
+        arrays.begin()
         for panel in panels(desc):
             if panel.owner == runtime.rank:
                 columns = local[:, panel.j_loc : panel.j_loc + panel.width]
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
-                runtime.backend.arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
+                arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
+        arrays.settle()
     runtime.agree(f"{verb}: T", {})
     return Reflectors(w, None, is_tree=False)
 
@@ -173,18 +172,9 @@ def _collected_tau(verb: str, w: DistMatrix, shape: tuple[int, int]) -> Array:
         for panel in panels(w.desc):
             k = min(panel.stop, m) - panel.start
             if panel.owner == runtime.rank and k > 0:
-                mine.append((panel.start, np.diagonal(local[m : m + k, panel.j_loc : panel.j_loc + k]).copy()))
+                j = np.arange(k)
+                mine.append((panel.start, runtime.backend.arrays.take(local, m + j, panel.j_loc + j)))
     runtime.agree(f"{verb}: TAU", {})
     for start, part in (x for parts in runtime.backend.gather(mine) for x in parts):
         tau[start : start + len(part)] = part
     return tau
-
-
-def _check_in_host_memory(verb: str, a: DistMatrix) -> None:
-    """Raise BackendError, on all ranks, on a context of GPUs: V and TAU are computed in memory of the host."""
-    with a.runtime.local_step(verb):
-        if a.runtime.backend.gpus:
-            raise errors.BackendError(
-                f"{verb}: this context is on GPUs, and ScaLAPACK's QR factorizations run on CPUs; call "
-                f"pblas.linalg.qr, qr_factor or lstsq, or make the context with backend='mpi'"
-            )

@@ -21,8 +21,7 @@ class PlannedPivotedQr(PlannedFactorization):
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
         """Nothing is wrong: the arguments are checked before (local)."""
-        assert algorithm == "auto", (verb, desc)
-        assert not gpus, "a call of ScaLAPACK's has refused them"
+        assert algorithm == "auto", (verb, desc, gpus)
 
     @classmethod
     def choose(
@@ -35,11 +34,11 @@ class PlannedPivotedQr(PlannedFactorization):
         returns: bool,
         uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
         algorithm: Any,
-        gpus: bool = False,  # noqa: ARG003 - `check` has refused them
+        gpus: bool = False,
     ) -> PivotedQrPlan:
-        """Block columns, as for QR without pivoting."""
+        """Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too."""
         w, why = block_columns(a, nprocs, algorithm)
-        return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns)
+        return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns, on_copies=gpus)
 
     def factored_columns(self, verb: str, a: DistMatrix) -> tuple[DistMatrix, Array, Array]:
         """**Collective.** A copy of A in block columns, factored; tau, and the order of the columns, from 0."""

@@ -65,14 +65,13 @@ class PlannedQr(PlannedFactorization):
         """**Collective.** `execute` with checked arguments; see `reflectors`. CholeskyQR leaves A as it is."""
         if not isinstance(self.plan, CholeskyQrPlan):
             return QrFactor(self.reflectors(verb, a, in_place=in_place, progress=progress), without_lld(a.desc))
-        w = redistribute(a, self.plan.w)
-        r = orthonormalized(verb, w, self._executor)
-        if r is None:
+        found = orthonormalized(verb, a, self.plan.w, self._executor)
+        if found is None:
             assert self.plan.fallback is not None, "a plan that is executed has one"
             return planned_with(PlannedQr, verb, self.plan.fallback, a).factor(verb, a, progress=progress)
         if progress is not None:
             progress(1.0)
-        return CholeskyQrFactor(w, r, without_lld(a.desc))
+        return CholeskyQrFactor(*found, without_lld(a.desc))
 
     def reflectors(
         self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None
@@ -277,4 +276,4 @@ def qr(
         if mode == "r":
             return factor.r()
         out = a if overwriting.result and not overwriting.in_place else None
-        return QrResult(factor.formed(verb, mode, out, reports.stage("Q")), factor.r(mode))
+        return QrResult(factor.taken(verb, mode, out, reports.stage("Q")), factor.r(mode))

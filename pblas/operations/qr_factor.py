@@ -105,6 +105,10 @@ class QrFactor(FactoredMatrix):
         out = out if shape == self.shape else None
         return multiplied(verb, self._reflectors, resized(self._desc, shape), out=out, progress=progress)
 
+    def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `formed` of a factor that is not used afterwards, whose memory Q may take."""
+        return self.formed(verb, mode, out, progress)
+
     def r(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.
 

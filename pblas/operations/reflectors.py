@@ -120,7 +120,14 @@ def multiplied(
         progress(1.0)
     if out is not None:
         return redistribute(x, out=out, trans=turn)
-    return x if x.desc == desc else redistribute(x, desc, trans=turn)
+    return in_layout(verb, x, desc) if side == "L" else redistribute(x, desc, trans=turn)
+
+
+def in_layout(verb: str, x: DistMatrix, desc: MatrixDescriptor) -> DistMatrix:
+    """**Collective.** X in another layout: in its own memory if each rank has the same elements, in the same order."""
+    if x.desc.order == desc.order and x.desc.same_distribution(desc):
+        return DistMatrix(desc, x.stored(verb), x.runtime)
+    return redistribute(x, desc)
 
 
 def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:

@@ -57,7 +57,7 @@ def choose_qr(
         why = "a tall matrix in rows: only Gram matrices travel"
         return CholeskyQrPlan(a, _rows(a, nprocs)[0], why, dtype, nprocs, transport, fallback=fallback)
     if gpus:
-        return _on_gpus(a, dtype, nprocs, transport, algorithm)
+        return _on_gpus(a, dtype, nprocs, transport, algorithm, returns)
     if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
@@ -69,7 +69,9 @@ def choose_qr(
     return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport, returns)
 
 
-def _on_gpus(a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm) -> QrPlan:
+def _on_gpus(
+    a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm, returns: bool
+) -> QrPlan:
     """The plan on GPUs: by panels, whose kernel is faster than cuSOLVER on one GPU too, unless that is asked for."""
     m, n = a.shape
     kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
@@ -79,8 +81,8 @@ def _on_gpus(a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport,
     nb = max(w.nb, w.inb or 0)
     w = replace(w, m=m + nb, mb=m + nb)
     if algorithm == "local":
-        return QrPlan(a, w, "algorithm='local'", dtype, nprocs, transport, library="cuSOLVER", tail=n)
-    return QrPlan(a, w, why, dtype, nprocs, transport, library="a kernel")
+        return QrPlan(a, w, "algorithm='local'", dtype, nprocs, transport, returns, library="cuSOLVER", tail=n)
+    return QrPlan(a, w, why, dtype, nprocs, transport, returns, library="a kernel")
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

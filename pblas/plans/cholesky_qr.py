@@ -17,9 +17,9 @@ PASSES = 3
 class CholeskyQrPlan(FactorizationWithoutPanels):
     """A = Q R of a tall matrix in rows: R^H R = Q^H Q and Q := Q R^-1, two or three times, from Q = A on.
 
-    The first Gram matrix is shifted by a multiple of the identity, so that its Cholesky factorization succeeds for an
-    ill-conditioned A. The condition is checked: the last Gram matrix is near the identity, or else A is factored by the
-    plan `fallback`.
+    If A is ill-conditioned, the first Gram matrix is shifted by a multiple of the identity, so that its Cholesky
+    factorization succeeds, and there are three passes. The condition is checked: the last Gram matrix is near the
+    identity, or else A is factored by the plan `fallback`.
 
     Args:
         fallback: the plan for a matrix that is too ill-conditioned, singular, or out of range (global).
@@ -75,5 +75,8 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         """The algorithm, and what is done if it fails."""
-        yield "algorithm", "shifted CholeskyQR3: the Cholesky factors of two or three Gram matrices, each rank its rows"
+        yield (
+            "algorithm",
+            "CholeskyQR: the Cholesky factors of two Gram matrices, or of three with a shift, each rank its rows",
+        )
         yield "fallback", "blocked Householder, if the last Gram matrix shows that A is too ill-conditioned"

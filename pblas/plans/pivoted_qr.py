@@ -17,6 +17,9 @@ class PivotedQrPlan(FactorizationWithoutPanels):
 
     All ranks get both columns, and multiply their own columns after i with the reflector.
 
+    Args:
+        on_copies: whether W is in GPU memory, and a copy of it in host memory is factored (global).
+
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
     >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
@@ -25,6 +28,8 @@ class PivotedQrPlan(FactorizationWithoutPanels):
 
     name: ClassVar[str] = "PivotedQrPlan"
     operation: ClassVar[str] = "pivoted_qr"
+
+    on_copies: bool = False
 
     @property
     def count(self) -> int:
@@ -52,3 +57,5 @@ class PivotedQrPlan(FactorizationWithoutPanels):
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         """The algorithm."""
         yield "algorithm", f"column by column, each the longest that remains, on {ranks_text(self.w.nprocs)}"
+        if self.on_copies:
+            yield "memory", "each rank's CPU factors a copy of W in host memory, and brings it back to the GPU"

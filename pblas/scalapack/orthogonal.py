@@ -46,7 +46,7 @@ def pxgeqpf(call: ReflectorsCall) -> None:
     """**Collective.** sub(A) := R and V with sub(A) P = Q R, as p?geqrf; the longest remaining column comes next.
 
     IPIV gets, for each column of sub(A) P, the column of A that it was, from 1. Each column takes a step with messages,
-    so that this is much slower than p?geqrf.
+    so that this is much slower than p?geqrf. On GPUs each rank's CPU factors a copy in host memory.
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.linalg import get_blas_funcs
 
+from pblas.backends.cpu.lapack import larfg
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,7 +42,7 @@ class RunPivotedQr:
     """W is all (local)."""
 
     def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self._plan, self._backend, self._arrays = plan, backend, backend.arrays
+        self._plan, self._backend = plan, backend
         self._nrm2 = get_blas_funcs("nrm2", dtype=dtype)
         self._tolerance = sqrt(float(np.finfo(dtype).eps) / 2)
         _, columns = plan.w.global_ranges(backend.rank)
@@ -67,7 +69,14 @@ class RunPivotedQr:
         """Nothing remains to be done."""
 
     def run(self, w: Array) -> None:
-        """Factor W."""
+        """Factor W, or a copy in host memory if W is in that of a GPU."""
+        host = self._backend.reading(w)
+        self._factor(host)
+        if host is not w:
+            self._backend.copy(host, w)
+
+    def _factor(self, w: Array) -> None:
+        """Factor W, in host memory."""
         self.order = np.arange(self._plan.w.n)
         norms = np.array([self._nrm2(column) for column in w.T])
         computed = norms.copy()
@@ -99,7 +108,7 @@ class RunPivotedQr:
         at = {j: int(np.searchsorted(self._columns, j)) for j in (i, p) if j in self._columns}
         if p in at:
             column = w[:, at[p]].copy()
-            mine[p] = column, self._arrays.reflector(column[i:])
+            mine[p] = column, larfg(column[i:])
         if i in at and i != p:
             mine[i] = w[:, at[i]].copy(), (norms[at[i]], computed[at[i]])
         both = {j: found for part in self._backend.gather(mine) for j, found in part.items()}

@@ -28,17 +28,20 @@ def apply_block(arrays: Any, panel: Array, k: int, c: Array, *, adjoint: bool, c
     m, n_loc = c.shape
     if not k or not n_loc:
         return
-    head, tail, t = arrays.unit_lower(panel[:k, :k]), panel[k:m, :k], panel[m : m + k, :k]
+    copied = m if arrays.copies_reflectors else k
+    head, tail, t = arrays.unit_lower(panel[:copied, :k]), panel[copied:m, :k], panel[m : m + k, :k]
     both = arrays.scratch((k, 2 * n_loc), c.dtype)
     w, tw = both[:, :n_loc], both[:, n_loc:]
     # W = V^H C
-    arrays.gemm(1, head.T, c[:k], 0, w, conj=(not conj, False))
-    arrays.gemm(1, tail.T, c[k:], 1, w, conj=(not conj, False))
+    arrays.gemm(1, head.T, c[:copied], 0, w, conj=(not conj, False))
+    if copied < m:
+        arrays.gemm(1, tail.T, c[copied:], 1, w, conj=(not conj, False))
     # T W, or T^H W
     arrays.gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
     # C -= V T W
-    arrays.gemm(-1, head, tw, 1, c[:k], conj=(conj, False))
-    arrays.gemm(-1, tail, tw, 1, c[k:], conj=(conj, False))
+    arrays.gemm(-1, head, tw, 1, c[:copied], conj=(conj, False))
+    if copied < m:
+        arrays.gemm(-1, tail, tw, 1, c[copied:], conj=(conj, False))
 
 
 class RunQr(RunFactorization):

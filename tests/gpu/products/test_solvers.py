@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import cupy
@@ -129,9 +132,21 @@ class Local:
         self._whole[2 : 2 + sub.shape[0], 1 : 1 + sub.shape[1]] = sub
         m, n = self._whole.shape
         self._desc = MatrixDescriptor.block_cyclic(m, n, 3, 2, Grid(*SHAPE, "R"))
+        self.places = [np.r_[*itertools.starmap(slice, ranges), :0] for ranges in self._desc.global_ranges(COMM.rank)]
         self.part = cupy.asfortranarray(cupy.asarray(part_of(self._whole, self._desc, COMM.rank)))
         self.desc = [1, ictxt, m, n, 3, 2, 0, 0, max(self.part.shape[0], 1)]
         self.ipiv = np.full(self.part.shape[0] + 3, -7, np.intc)
+
+    def vector(self, axis: int, dtype: Any) -> Any:
+        """TAU or IPIV, with room for this rank's rows or columns; nothing is in it."""
+        return np.full(self.part.shape[axis], -7, dtype)
+
+    def elements(self, vector: Any, axis: int) -> Any:
+        """**Collective.** The elements of TAU or IPIV that were written, in their order; all copies are equal."""
+        found: dict[int, Any] = {}
+        for part in COMM.allgather(dict(zip(self.places[axis].tolist(), vector.tolist(), strict=True))):
+            assert all(found.setdefault(place, value) == value for place, value in part.items())
+        return [found[place] for place in sorted(found) if found[place] != -7]
 
     @property
     def at(self) -> tuple[Any, int, int, list[int]]:
@@ -150,6 +165,73 @@ class Local:
         return result[i, j]
 
 
+@contextmanager
+def scalapacks_grid(backend: Any) -> Iterator[int]:
+    """A context of ScaLAPACK's on GPUs, which ends with the block."""
+    if backend == "nvshmem" and cupy.cuda.runtime.getDeviceCount() < P and not may_share_gpu():
+        pytest.skip("NVSHMEM needs a GPU for each rank")
+    ictxt = scalapack.gridinit(COMM, "R", *SHAPE, backend=backend, timeout=30.0)
+    try:
+        yield ictxt
+    finally:
+        scalapack.gridexit(ictxt)
+
+
+@pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
+@pytest.mark.parametrize("letter", "sdcz")
+def test_scalapacks_orthogonal_factors(backend: Any, letter: str) -> None:
+    """QR, LQ, pivoted QR, products with Q, and least squares in CuPy arrays; TAU and IPIV in memory of the host."""
+    calls: Any = scalapack
+    kind, dtype = "or" if letter in "sd" else "un", np.dtype(dict(zip("sdcz", "fdFD", strict=True))[letter])
+    adjoint = "T" if kind == "or" else "C"
+    routine: Any = lambda name: getattr(calls, f"p{letter}{name}")  # noqa: E731
+    with scalapacks_grid(backend) as ictxt:
+        for (m, n), name in itertools.product(((9 * P + 4, 7), (5, 6 * P + 3)), ("geqrf", "gelqf", "geqpf")):
+            a, k, axis = general(m, n, dtype, m), min(m, n), 0 if name == "gelqf" else 1
+            A = Local(ictxt, a)
+            tau, order = A.vector(axis, dtype), A.vector(1, np.intc)
+            routine(name)(m, n, *A.at, *((order,) if name == "geqpf" else ()), tau)
+            factor, columns = A.collected(), list(range(n))
+            assert len(A.elements(tau, axis)) == k
+            if name == "geqpf":
+                columns = [int(j) - A.at[2] for j in A.elements(order, 1)]
+                assert sorted(columns) == list(range(n))
+                diagonal = np.abs(np.diagonal(factor))
+                assert (diagonal[1:] <= diagonal[:-1] * (1 + 100 * np.finfo(dtype).eps)).all()
+            length = m if axis else n  # rows of Q, which is square
+            whole = Local(ictxt, np.eye(length, dtype=dtype))
+            at = length, length, k, *A.at, tau
+            routine(f"{kind}m{'qr' if axis else 'lq'}")("L", "N", *at, *whole.at)
+            q = whole.collected()
+            if axis:
+                assert max(qr_ratios(a[:, columns], q, np.triu(factor))) <= MOST
+                Q = Local(ictxt, factor[:, :k])
+                routine(f"{kind}gqr")(m, k, k, *Q.at, tau)
+                assert np.abs(Q.collected() - q[:, :k]).max() <= MOST * m * np.finfo(dtype).eps
+            else:
+                assert max(qr_ratios(a.conj().T, q.conj().T, np.tril(factor).conj().T)) <= MOST
+            for side, trans in itertools.product("LR", ("N", adjoint)):
+                c = general(*((length, 3) if side == "L" else (3, length)), dtype, 1)
+                C, op = Local(ictxt, c), q if trans == "N" else q.conj().T
+                routine(f"{kind}m{'qr' if axis else 'lq'}")(side, trans, *c.shape, k, *A.at, tau, *C.at)
+                product = op @ c if side == "L" else c @ op
+                assert np.abs(C.collected() - product).max() <= MOST * length * np.finfo(dtype).eps
+            assert np.array_equal(A.collected(), factor)
+        for (m, n), trans in itertools.product(((6 * P + 3, 5), (5, 6 * P + 3)), ("N", adjoint)):
+            a = general(m, n, dtype)
+            op = a if trans == "N" else a.conj().T
+            b = general(len(op), 2, dtype, 1)
+            A, B = Local(ictxt, a), Local(ictxt, np.concatenate([b, np.zeros((max(m, n) - len(b), 2), dtype)]))
+            assert routine("gels")(trans, m, n, 2, *A.at, *B.at) == 0
+            x, expected = B.collected()[: op.shape[1]], np.linalg.lstsq(op, b, rcond=None)[0]
+            assert np.abs(x - expected).max() <= MOST * np.linalg.cond(op) * m * n * np.finfo(dtype).eps
+            singular = np.array(a)
+            singular[(slice(None), 0) if m > n else 0] = 0
+            A, B = Local(ictxt, singular), Local(ictxt, b := general(max(m, n), 2, dtype, 1))
+            assert same_on_all_ranks(routine("gels")(trans, m, n, 2, *A.at, *B.at)) == 1
+            assert np.array_equal(B.collected(), b)
+
+
 @pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_scalapacks_calls(backend: Any, letter: str) -> None:
@@ -158,10 +240,7 @@ def test_scalapacks_calls(backend: Any, letter: str) -> None:
     routine: Any = lambda name: getattr(calls, f"p{letter}{name}")  # noqa: E731
     n, k = 9 * P + 4, 3
     dtype = np.dtype(dict(zip("sdcz", "fdFD", strict=True))[letter])
-    if backend == "nvshmem" and cupy.cuda.runtime.getDeviceCount() < P and not may_share_gpu():
-        pytest.skip("NVSHMEM needs a GPU for each rank")
-    ictxt = scalapack.gridinit(COMM, "R", *SHAPE, backend=backend, timeout=30.0)
-    try:
+    with scalapacks_grid(backend) as ictxt:
         a, s, b = general(n, n, dtype), positive(n, dtype), general(n, k, dtype, 1)
         for uplo in "LU":
             half = np.tril(s) if uplo == "L" else np.triu(s)
@@ -202,5 +281,3 @@ def test_scalapacks_calls(backend: Any, letter: str) -> None:
         assert solve_ratio(upper, B.collected(), b) <= MOST
         assert routine("trtri")("U", "N", n, *T.at) == 0
         assert solve_ratio(upper, T.collected() @ b, b) <= MOST * n
-    finally:
-        scalapack.gridexit(ictxt)

@@ -16,6 +16,7 @@ from pblas.plans.base import Plan, Transport
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import FactorizationPlan, panels
 from pblas.plans.lookahead import makespan
+from pblas.plans.pivoted_qr import PivotedQrPlan
 from pblas.plans.qr import QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
@@ -89,6 +90,9 @@ def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor,
     w = plan.w if plan.w.m == plan.w.n else MatrixDescriptor.column_wise(b.m, b.m, 2, nb=2)
     sweeps = (Sweep("L", unit=True), Sweep("U")) if lu else (Sweep("L"), Sweep("L", "C"))
     check_traffic(SubstitutionPlan(w, replace(b, m=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport))
+    inverse = SubstitutionPlan(w, replace(b, m=w.m, n=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport)
+    check_traffic(replace(inverse, sorts=True))
+    assert inverse.flops - replace(inverse, sorts=True).flops in range(2 * w.m**3 // 3 - 2, 2 * w.m**3 // 3 + 3)
 
 
 @st.composite
@@ -131,6 +135,11 @@ def test_plans_on_gpus() -> None:
         assert [panel[:2] for panel in plan.steps] == ([(0, n)] if m and n else [])
     for m, n, name in ((8191, 64, "QrPlan"), (8192, 64, "CholeskyQrPlan"), (1 << 20, 513, "QrPlan")):
         assert choose_qr(MatrixDescriptor.row_wise(m, n, 4), "float64", 4, "push", gpus=True).name == name
+    tall = MatrixDescriptor.row_wise(1 << 20, 64, 4)
+    returned = choose_qr(tall, "float64", 4, "push", returns=True, gpus=True)
+    assert isinstance(returned, QrPlan)  # as LAPACK stores Q: Gram matrices leave no reflectors
+    assert returned.redistributions[-1].received_elements(1) > 0
+    assert "copy of W in host memory" in PivotedQrPlan(tall, tall, "", "float64", 4, on_copies=True).explain()
 
 
 @given(qr_plans(), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())
