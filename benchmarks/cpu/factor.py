@@ -173,21 +173,18 @@ def scipy_seconds(kind: str, a: Any, work: Any, b: Any) -> float:
     return float(COMM.bcast(seconds))
 
 
-def may_use(kind: str, grid: tuple[int, int]) -> bool:
-    """Whether Debian's ScaLAPACK returns: pdgetri may hang on 2 x 2, and pdgeqrf on 1 x P between hosts.
-
-    Between hosts pdgeqrf on 1 x 2 hangs as soon as messages have 128 KiB: n = 256, blocks of 64, an inner block of 256.
-    """
-    return (kind != "inv" or 1 in grid) and not (kind == "qr" and ON_HOSTS and grid[0] == 1)
-
-
 def gemm_seconds(operations: float, x: Any, y: Any, out: Any) -> float:
     """**Collective.** Seconds of the product's share of each rank, scaled to the operations of a routine."""
     return together(lambda: np.matmul(x, y, out=out)) * operations / (2 * x.size * y.shape[1] * COMM.size)
 
 
 def measured(
-    ctx: pblas.Context, peer: Library | None, matrices: dict[str, Any], repeats: int, blocks: list[int]
+    ctx: pblas.Context,
+    peer: Library | None,
+    matrices: dict[str, Any],
+    repeats: int,
+    blocks: list[int],
+    grids: list[tuple[int, int]],
 ) -> list[dict[str, Any]]:
     """**Collective.** The rows of the table for matrices of one shape, by the routines that take them."""
     first = next(iter(matrices.values()))
@@ -197,7 +194,6 @@ def measured(
     right = np.asfortranarray(np.random.default_rng(1).standard_normal((m, 512)).astype(dtype))
     peers = {}
     if peer is not None:
-        grids = [(1, COMM.size), (COMM.size, 1)] if COMM.size < 4 else [(2, COMM.size // 2), (1, COMM.size)]
         peers = {(g, nb): Peer(peer, g, nb, matrices, right) for g in grids for nb in blocks}
     for kind, matrix in matrices.items():
         b = right[:, : int(kind.removeprefix("solve") or 1)] if kind.startswith("solve") else right[:, :0]
@@ -213,7 +209,8 @@ def measured(
             "GEMM": partial(gemm_seconds, flops(kind, m, n), *share),
         }
         for name, inner in (("stock", STOCK), ("tuned", TUNED)) if peers else ():
-            usable = [key for key in peers if may_use(kind, key[0])]
+            # pdgetri exchanges columns one by one: minutes on 2 x 2 with more ranks than cores, which wait busily.
+            usable = {key: x for key, x in peers.items() if kind != "inv" or 1 in key[0]}
             best = min(usable, key=lambda key: peers[key].run(kind, inner))
             columns[name] = partial(peers[best].run, kind, inner)
         if ON_HOSTS:
@@ -265,6 +262,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="float64", choices=LETTERS)
     parser.add_argument("--tall", default="", help="shapes of tall matrices for QR, such as 200000x256,1000000x64")
     parser.add_argument("--blocks", type=integers, default=list(BLOCKS), help="of ScaLAPACK")
+    parser.add_argument("--grids", default="", help="of ScaLAPACK, as 1x2,2x1; default: two that suit the ranks")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
@@ -272,16 +270,19 @@ def main() -> None:
     options = parser.parse_args()
     names = MKL if options.library == "mkl" else DEBIAN
     peer = None if options.alone else Library(ROOT / "build" / "peer", names)
+    grids = [(1, COMM.size), (COMM.size, 1)] if COMM.size < 4 else [(2, COMM.size // 2), (1, COMM.size)]
+    if options.grids:
+        grids = [(int(p), int(q)) for p, q in (shape.split("x") for shape in options.grids.split(","))]
     report = []
     with pblas.Context() as ctx:
         for n in options.sizes:
             matrices = {kind: x for kind, x in square(n, options.dtype).items() if kind in options.kinds.split(",")}
-            report += measured(ctx, peer, matrices, options.rounds, options.blocks)
+            report += measured(ctx, peer, matrices, options.rounds, options.blocks, grids)
             show(report[-len(matrices) :])
         for shape in filter(None, options.tall.split(",")):
             m, n = map(int, shape.split("x"))
             tall = np.asfortranarray(np.random.default_rng(0).standard_normal((m, n)).astype(options.dtype))
-            report += measured(ctx, peer, {"qr": tall}, options.rounds, options.blocks)
+            report += measured(ctx, peer, {"qr": tall}, options.rounds, options.blocks, grids)
             show(report[-1:])
     write(
         options.json, {"commit": options.commit, "library": options.library, "rounds": options.rounds, "rows": report}

@@ -23,9 +23,9 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,13 @@ def goal(row: dict[str, Any]) -> float | None:
     return 1.15 * longer + longer / 8
 
 
-def products(n: int, rate: float | None, repeats: int) -> list[dict[str, Any]]:
+def products(n: int, rate: float | None, repeats: int) -> Iterator[dict[str, Any]]:
     """**Collective.** The four kinds of products of n x n float64 matrices."""
     import numpy as np
 
     import pblas
     from benchmarks.rounds import rounds, together
 
-    report = []
     with pblas.Context() as ctx:
         p = ctx.nprocs
         rows, columns = (
@@ -75,57 +74,51 @@ def products(n: int, rate: float | None, repeats: int) -> list[dict[str, Any]]:
                 "serial": partial(together, partial(planned[False].execute, A, B, out=D)),
                 "gemm": partial(together, partial(np.matmul, x, y, out=out)),
             }
-            times = {key: statistics.median(seconds) for key, seconds in rounds(works, repeats).items()}
+            times = {key: statistics.median(seconds) for key, seconds in rounds(works, repeats, warm=1).items()}
             plan = planned[True].plan
             received = plan.max_network_nbytes or plan.max_received_nbytes
-            report.append(
-                {
-                    "product": name,
-                    "plan": plan.name,
-                    "n": n,
-                    "received_nbytes": received,
-                    "transfer_s": None if rate is None else received / rate,
-                    "columns": times,
-                }
-            )
+            yield {
+                "product": name,
+                "plan": plan.name,
+                "n": n,
+                "received_nbytes": received,
+                "transfer_s": None if rate is None else received / rate,
+                "columns": times,
+            }
             for each in planned.values():
                 each.close()
-    return report
 
 
-def pdgemm(n: int, repeats: int) -> list[dict[str, Any]]:
+def pdgemm(n: int, grids: Iterable[tuple[int, int]], blocks: Iterable[int], repeats: int) -> Iterator[dict[str, Any]]:
     """**Collective.** The pdgemm of pblas, and of Debian's ScaLAPACK as it is and tuned, on the same arrays."""
-    from mpi4py import MPI
-
     from benchmarks.cpu.scalapack import columns
     from benchmarks.rounds import rounds
     from pblas import scalapack
     from tests.peer.library import DEBIAN, Library
     from tests.peer.run import Timed
 
-    report = []
     peer = Library(PEER, DEBIAN)
-    for shape in GRIDS[MPI.COMM_WORLD.size]:
-        for nb in BLOCKS:
+    for shape in grids:
+        for nb in blocks:
             ours = Timed(scalapack, *shape, n, nb)
             theirs = Timed(peer, *shape, n, nb, ours)
             works = columns("pdgemm", peer, ours, theirs, "debian")
             times = {key: statistics.median(seconds) for key, seconds in rounds(works, repeats, warm=1).items()}
-            report.append({"grid": list(shape), "nb": nb, "n": n, "columns": times})
+            yield {"grid": list(shape), "nb": nb, "n": n, "columns": times}
             for timed in (ours, theirs):
                 timed.library.gridexit(timed.ictxt)
-    return report
 
 
 def job(options: argparse.Namespace) -> None:
-    """**Collective.** The part that ranks run: measure, and write the figures on rank 0."""
+    """**Collective.** The part that ranks run: measure. Rank 0 prints each row as a line of JSON."""
     from mpi4py import MPI
 
-    rows = products(options.n, RATES[options.rate], options.repeats) if "products" in options.parts else []
+    parts = [products(options.n, RATES[options.job], options.repeats)] if "products" in options.parts else []
     if "pdgemm" in options.parts and PEER.exists():
-        rows += pdgemm(options.n, options.repeats)
-    if MPI.COMM_WORLD.rank == 0:
-        options.job.write_text(json.dumps(rows))
+        parts.append(pdgemm(options.n, GRIDS[MPI.COMM_WORLD.size], options.blocks, options.repeats))
+    for row in chain(*parts):
+        if MPI.COMM_WORLD.rank == 0:
+            print(json.dumps(row), flush=True)
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -136,15 +129,22 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     python, mpiexec, ranks = sys.executable, str(Path(sys.executable).parent / "mpiexec"), parse_ranks(options.hosts)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(PEER)} if PEER.exists() else dict(os.environ)
-    with Hosts(len(ranks)) as hosts, tempfile.TemporaryDirectory() as folder:
+    rank = [python, "-m", "mpi4py", "-m", "benchmarks.cpu.network", "--n", str(options.n), "--parts"]
+    rank += [",".join(options.parts), "--blocks", ",".join(map(str, options.blocks)), "--repeats", str(options.repeats)]
+    with Hosts(len(ranks)) as hosts:
         for rate in options.rates:
             hosts.limit(None if rate == "none" else rate)
-            path = Path(folder, "job.json")
-            rank = [python, "-m", "mpi4py", "-m", "benchmarks.cpu.network", "--job", str(path), "--rate", rate]
-            rank += ["--n", str(options.n), "--repeats", str(options.repeats), "--parts", ",".join(options.parts)]
-            subprocess.run(hosts.command(mpiexec, ranks, rank), check=True, cwd=ROOT, env=environment, timeout=900)
-            for row in json.loads(path.read_text()):
-                yield {"hosts": options.hosts, "rate": rate, "commit": options.commit} | row
+            command = hosts.command(mpiexec, ranks, [*rank, "--job", rate])
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
+                assert process.stdout is not None, "it is a pipe"
+                try:
+                    for line in process.stdout:
+                        yield {"hosts": options.hosts, "rate": rate, "commit": options.commit} | json.loads(line)
+                except BaseException:  # a signal: the job may go on for long
+                    process.kill()
+                    raise
+            if process.returncode:
+                raise SystemExit(f"{' '.join(command)} ended with status {process.returncode}")
 
 
 def show(row: dict[str, Any]) -> None:
@@ -196,14 +196,14 @@ def main() -> None:
     parser.add_argument("--hosts", default="2x1", help="ranks of the hosts, as 2x2 or 4x1 (%(default)s)")
     parser.add_argument("--rates", type=split, default=list(RATES), help="%(default)s")
     parser.add_argument("--parts", type=split, default=list(PARTS), help="%(default)s")
+    parser.add_argument("--blocks", type=lambda text: list(map(int, text.split(","))), default=list(BLOCKS))
     parser.add_argument("--n", type=int, default=2048, help="rows and columns (%(default)s)")
     parser.add_argument("--repeats", type=int, default=7, help="rounds (%(default)s)")
     parser.add_argument("--json", type=Path, help="write all figures to this file, or read them from it")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--chart", type=Path, help="write the chart, SVG, to this file")
     parser.add_argument("--commit", default="", help="commit that is measured, for the file")
-    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--rate", choices=list(RATES), help=argparse.SUPPRESS)
+    parser.add_argument("--job", choices=list(RATES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
         job(options)

@@ -106,7 +106,7 @@ def plan_cholesky(
         as `cholesky`.
 
     >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
-    160
+    192
     """
     options: Any = {"dtype": dtype, "nprocs": nprocs, "algorithm": algorithm, "upper": upper}
     return planned(PlannedCholesky, "plan_cholesky", a, returns=True, **options)

@@ -203,18 +203,15 @@ KEPT = Overwriting(result=False, in_place=False)
 
 
 def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
-    """**Collective.** What becomes of the memory of A, which may be overwritten: the same on all ranks."""
-    runtime, backend = a.runtime, a.runtime.backend
-    with runtime.local_step(verb):
-        x = a.stored(verb)
-        is_writable = is_writeable(x) and not a.conjugated
-        fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
-        if x.size:
-            has_readers = any(map(backend.is_near, range(backend.size)))
-            by_columns = x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x)
-            fits = fits and by_columns and not (has_readers and backend.arena.locate(backend.address(x))[0] < 0)
-    lacks = runtime.agree(verb, {"overwrite_a": True}, maxima=(int(not is_writable), int(not (is_writable and fits))))
-    return Overwriting(result=not lacks[0], in_place=not lacks[1])
+    """What may become of this rank's part of A, if A may be overwritten (local)."""
+    backend, x = a.runtime.backend, a.stored(verb)
+    is_writable = is_writeable(x) and not a.conjugated
+    fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
+    if x.size:
+        has_readers = any(map(backend.is_near, range(backend.size)))
+        by_columns = x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x)
+        fits = fits and by_columns and not (has_readers and backend.arena.locate(backend.address(x))[0] < 0)
+    return Overwriting(is_writable, is_writable and fits)
 
 
 def planned(
@@ -252,7 +249,7 @@ def planned(
     with runtime.call(verb):
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
-        plan = _agreed(cls, verb, a, upper, None, returns, algorithm)
+        plan, _ = _agreed(cls, verb, a, upper, None, returns, algorithm)
         return _made(cls, verb, plan, a)
 
 
@@ -281,9 +278,8 @@ def prepared(
         overwrite_a: as in `cholesky` (global).
         check: as in `cho_factor` (global).
     """
-    plan = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a, check)
-    made = planned_with(cls, verb, plan, a)
-    return made, _overwriting(verb, a, plan) if overwrite_a else KEPT
+    plan, overwriting = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a, check)
+    return planned_with(cls, verb, plan, a), overwriting
 
 
 def planned_with(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:
@@ -302,26 +298,27 @@ def _agreed(
     algorithm: Any,
     overwrite_a: Any = False,
     check: Any = True,
-) -> FactorizationPlan:
-    """**Collective.** The plan of a factorization, after all checks."""
-    runtime = a.runtime
+) -> tuple[FactorizationPlan, Overwriting]:
+    """**Collective.** The plan of a factorization, after all checks, and what becomes of the memory of A."""
+    runtime, topology = a.runtime, a.runtime.topology
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
         uplo = _checked(cls, verb, a.desc, upper, algorithm, gpus=runtime.backend.gpus)
         overwrite_a, check = checked_flag(verb, "overwrite_a", overwrite_a), checked_flag(verb, "check", check)
         if out is not None:
             arguments.check_out(verb, out, a)
+        plan = cls.choose(
+            *(without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
+            returns=returns,
+            uplo=uplo,
+            algorithm=algorithm,
+            gpus=topology.gpus,
+        )
+        mine = _overwriting(verb, a, plan) if overwrite_a else KEPT
     signature = None if out is None else out.signature()
     options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
-    runtime.agree(verb, {**options, **a.signature()})
-    topology = runtime.topology
-    return cls.choose(
-        *(without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
-        returns=returns,
-        uplo=uplo,
-        algorithm=algorithm,
-        gpus=topology.gpus,
-    )
+    lacks = runtime.agree(verb, {**options, **a.signature()}, maxima=tuple(int(not may) for may in mine))
+    return plan, Overwriting(*(not lack for lack in lacks))
 
 
 def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:

@@ -19,7 +19,7 @@ from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
-from pblas.operations.substitution import substituted
+from pblas.operations.substitution import inverted, substituted
 from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar
 
@@ -91,9 +91,7 @@ class Factor(FactoredMatrix, ABC):
         assert x is not None, "on all ranks"
         return x[:, 0]
 
-    def _substituted(
-        self, verb: str, b: DistMatrix | MatrixDescriptor, trans: Trans, progress: StageReport
-    ) -> DistMatrix:
+    def _substituted(self, verb: str, b: DistMatrix, trans: Trans, progress: StageReport) -> DistMatrix:
         """**Collective.** op(A)^-1 B, in columns over all ranks."""
         options: Any = {"backward": trans != "N", "progress": progress}
         return substituted(verb, self._w, b, self._sweeps(trans), self._pivots, **options)
@@ -117,7 +115,7 @@ class Factor(FactoredMatrix, ABC):
             n = self._order(verb)
         self._runtime.agree(verb, {"n": n, **self._w.signature()})
         self._check_invertible(verb)
-        x = self._substituted(verb, self._desc, "N", progress)
+        x = inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, progress=progress)
         return redistribute(x, self._desc) if out is None else redistribute(x, out=out)
 
     def _order(self, verb: str) -> int:

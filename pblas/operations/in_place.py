@@ -19,8 +19,9 @@ from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.lu import PlannedLu
 from pblas.operations.redistribution import redistribute
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.substitution import identity
+from pblas.operations.substitution import identity, inverted
 from pblas.operations.trsm import trsm
+from pblas.plans.substitution import Sweep
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -152,9 +153,9 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     """
     info = first_zero(a)
     if not info:
-        x = _identity(verb, a)
-        solve_lu(verb, a, pivots, x, "N")
-        redistribute(x, out=a)
+        planned, _ = prepared(PlannedLu, verb, a, returns=True)
+        w = redistribute(a, planned.plan.w)
+        redistribute(inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots), out=a)
     return info
 
 

@@ -12,11 +12,12 @@ from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
 from pblas.operations.stacking import without_lld
-from pblas.plans.substitution import SubstitutionPlan, Sweep
+from pblas.plans.substitution import SubstitutionPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plans.substitution import Sweep
     from pblas.runtime.runtime import Runtime
 
 
@@ -30,6 +31,7 @@ class _Execution(NamedTuple):
         pivots: see `SubstitutionOperands` (global).
         backward: see `SubstitutionOperands` (global).
         progress: called with the done part of the work (local).
+        starts: see `SubstitutionOperands` (local).
     """
 
     verb: str
@@ -38,6 +40,7 @@ class _Execution(NamedTuple):
     pivots: Array | None
     backward: bool
     progress: StageReport
+    starts: Array | None = None
 
 
 class PlannedSubstitution(PlannedOperation[_Execution]):
@@ -61,13 +64,13 @@ class PlannedSubstitution(PlannedOperation[_Execution]):
         assert self._executor is not None, "it is prepared"
         self._executor.progress = execution.progress
         w, x = execution.w.stored(execution.verb), result.stored(execution.verb)
-        return SubstitutionOperands(w, x, execution.pivots, execution.backward)
+        return SubstitutionOperands(w, x, execution.pivots, execution.backward, execution.starts)
 
 
 def substituted(
     verb: str,
     w: DistMatrix,
-    b: DistMatrix | MatrixDescriptor,
+    b: DistMatrix,
     sweeps: tuple[Sweep, ...],
     pivots: Array | None,
     *,
@@ -79,18 +82,103 @@ def substituted(
     Args:
         verb: name of the call (global).
         w: the factor (global).
-        b: the right-hand sides; a descriptor of n x n for the columns of the identity (global).
+        b: the right-hand sides (global).
         sweeps: the triangular solves, in order (global).
         pivots: exchanges of rows, from 1; None for none (global).
         backward: undo the exchanges after the solves, instead of making them before (global).
         progress: called with the done part of the work (local).
     """
+    plan = _plan(w, b.desc, sweeps)
+    planned = _planned(verb, plan, w)
+    x = redistribute(b, plan.x)
+    _run(planned, _Execution(verb, w, x, pivots, backward, progress))
+    return x
+
+
+def inverted(
+    verb: str,
+    w: DistMatrix,
+    desc: MatrixDescriptor,
+    sweeps: tuple[Sweep, ...],
+    pivots: Array | None,
+    *,
+    progress: StageReport = None,
+) -> DistMatrix:
+    """**Collective.** A^-1, in columns over all ranks, from a factor of A, whose first sweep is that with L.
+
+    The columns of the identity, whose rows have been exchanged, begin with zeros, as does their solution with L. On
+    CPUs each rank sorts its columns by the number of these zeros, so that it computes with the others only: 1/3 of the
+    operations of this sweep, as LAPACK's xGETRI needs.
+
+    Args:
+        verb: name of the call (global).
+        w: the factor (global).
+        desc: distribution of A (global).
+        sweeps: the triangular solves, in order (global).
+        pivots: exchanges of rows, from 1; None for none (global).
+        progress: called with the done part of the work (local).
+    """
     runtime = w.runtime
-    desc = b.desc if isinstance(b, DistMatrix) else b
-    plan = SubstitutionPlan(
-        *(w.desc, without_lld(desc), sweeps, w.dtype.name, runtime.nprocs),
-        transport=runtime.topology.transport(runtime.nprocs),
-    )
+    plan = _plan(w, desc, sweeps, sorts=not runtime.backend.gpus)
+    planned = _planned(verb, plan, w)
+    if not plan.sorts:
+        x = identity(verb, plan.x, w)
+        _run(planned, _Execution(verb, w, x, pivots, False, progress))
+        return x
+    starts = first_rows(w.shape[0], pivots)[_columns(plan.x, runtime.rank)]
+    order = np.argsort(starts)
+    x = identity(verb, plan.x, w, starts[order])
+    _run(planned, _Execution(verb, w, x, None, False, progress, starts[order]))
+    with runtime.local_step(verb):
+        _move_columns(runtime.backend.arrays, x.stored(verb), np.argsort(order))
+    return x
+
+
+def first_rows(n: int, pivots: Array | None) -> Array:
+    """Of each column of the identity, the row of its 1 after exchanges of rows.
+
+    Args:
+        n: order of the identity (global).
+        pivots: row i is exchanged with row pivots[i], from 1; None for no exchanges (global).
+
+    >>> first_rows(3, np.array([3, 3, 3])).tolist()  # the rows are e_2, e_0, e_1
+    [1, 2, 0]
+    """
+    rows = list(range(n))
+    for i, pivot in enumerate(() if pivots is None else pivots.tolist()):
+        rows[i], rows[pivot - 1] = rows[pivot - 1], rows[i]
+    return np.argsort(rows)
+
+
+def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix, rows: Array | None = None) -> DistMatrix:
+    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix.
+
+    Args:
+        verb: name of the call (global).
+        desc: layout of n x n elements by columns (global).
+        like: the other matrix (global).
+        rows: instead of those of the identity, the rows of the ones of this rank's columns (local).
+    """
+    runtime = like.runtime
+    nelements = None if desc.lld is None else desc.lld * desc.columns.max_count
+    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype, nelements)), runtime)
+    with runtime.local_step(verb):
+        local, rows = x.stored(verb), _columns(desc, runtime.rank) if rows is None else rows
+        runtime.backend.clear(local)
+        runtime.backend.arrays.fill(local, rows, np.arange(len(rows)), 1)
+    return x
+
+
+def _plan(w: DistMatrix, desc: MatrixDescriptor, sweeps: tuple[Sweep, ...], *, sorts: bool = False) -> SubstitutionPlan:
+    """The plan for right-hand sides, or an inverse, in the layout `desc`."""
+    runtime = w.runtime
+    options = (w.desc, without_lld(desc), sweeps, w.dtype.name, runtime.nprocs)
+    return SubstitutionPlan(*options, runtime.topology.transport(runtime.nprocs), sorts)
+
+
+def _planned(verb: str, plan: SubstitutionPlan, w: DistMatrix) -> PlannedSubstitution:
+    """**Collective.** The planned solve, which the context keeps."""
+    runtime = w.runtime
 
     def make() -> PlannedSubstitution:
         with runtime.building(verb):
@@ -98,26 +186,33 @@ def substituted(
         runtime.agree(f"{verb}: workspace", {})
         return planned
 
-    planned = runtime.plans.get(plan, make)
-    x = redistribute(b, plan.x) if isinstance(b, DistMatrix) else identity(verb, plan.x, w)
-    planned.run(_Execution(verb, w, x, pivots, backward, progress))
-    if progress is not None:
-        progress(1.0)
-    return x
+    planned: PlannedSubstitution = runtime.plans.get(plan, make)
+    return planned
 
 
-def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
-    """**Collective.** The identity, with whole columns on each rank, of the dtype of another matrix.
+def _run(planned: PlannedSubstitution, execution: _Execution) -> None:
+    """**Collective.** Solve, and report the end."""
+    planned.run(execution)
+    if execution.progress is not None:
+        execution.progress(1.0)
 
-    Args:
-        verb: name of the call (global).
-        desc: layout of n x n elements by columns (global).
-        like: the other matrix (global).
-    """
-    runtime = like.runtime
-    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
-    with runtime.local_step(verb):
-        local, columns = x.stored(verb), [j for ends in desc.global_ranges(runtime.rank)[1] for j in range(*ends)]
-        runtime.backend.clear(local)
-        runtime.backend.arrays.fill(local, np.array(columns, np.intp), np.arange(len(columns)), 1)
-    return x
+
+def _columns(desc: MatrixDescriptor, rank: int) -> Array:
+    """The global columns of a rank, in the order of its local ones."""
+    return np.array([j for ends in desc.global_ranges(rank)[1] for j in range(*ends)], np.intp)
+
+
+def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
+    """Column sources[j] of X becomes column j, in place and by the memory of one column (local)."""
+    arrays.begin()
+    kept, left = arrays.like(x[:, :1], x.dtype), dict(enumerate(sources.tolist()))
+    while left:
+        start, source = left.popitem()
+        if source != start:
+            place = start
+            arrays.assign(x[:, place : place + 1], kept)
+            while source != start:  # along a cycle
+                arrays.assign(x[:, source : source + 1], x[:, place : place + 1])
+                place, source = source, left.pop(source)
+            arrays.assign(kept, x[:, place : place + 1])
+    arrays.settle()

@@ -17,9 +17,11 @@ _NARROWEST, _WIDEST = 64, 192
 panels take longer than the updates that hide them."""
 _PANELS = 5
 """Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
-_WIDTH = 5
-"""In Cholesky on CPUs, columns of a panel over the root of a rank's columns: ranks wait for wide panels, and GEMMs with
+_WIDTH = 38
+"""In Cholesky on CPUs, the square of a panel's columns over a rank's columns. Ranks wait for wide panels, and GEMMs by
 narrow ones are slow (simulated with the rates of an AMD EPYC; measured for 1024 and 2048 columns on 2 ranks)."""
+_FIRST = 64
+"""Columns of the first panel on CPUs, for which all other ranks wait: it takes 4 % off 2048 columns on 2 ranks."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
 _PAGE, _LINE = 4096, 64
@@ -79,7 +81,8 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, gpus=gpus, by_root=kind == "cholesky")
+    options: Any = {"gpus": gpus, "by_root": kind == "cholesky", "first": None if gpus else _FIRST}
+    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, **options)
     if not gpus:
         w = _apart(w, dtype)
     plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
@@ -99,6 +102,7 @@ def block_columns(
     gpus: bool = False,
     by_root: bool = False,
     widest: int | None = None,
+    first: int | None = None,
 ) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
@@ -109,6 +113,7 @@ def block_columns(
         gpus: see `choose_factorization` (global).
         by_root: on CPUs the width of a panel grows with the root of a rank's columns, as is best for Cholesky (global).
         widest: columns of a panel at most, if the factorization has a limit of its own (global).
+        first: columns of the first panel at most; None for as many as the others have (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
@@ -130,7 +135,9 @@ def block_columns(
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
     why = "panels in block columns are local to one rank"
-    return MatrixDescriptor.column_wise(m, n, ranks, nb=_width(n, ranks, limits)), why
+    width = _width(n, ranks, limits)
+    w = MatrixDescriptor.column_wise(m, n, ranks, nb=width)
+    return w if first is None or ranks == 1 else replace(w, inb=min(first, width)), why
 
 
 def _apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
@@ -154,8 +161,8 @@ def panel_width(n: int, ranks: int) -> int:
 
 
 def _width(n: int, ranks: int, limits: _Limits) -> int:
-    """Columns of a panel: a multiple of 32 between the limits."""
-    width = (isqrt(_WIDTH**2 * n // ranks) + 16) // 32 * 32 if limits.by_root else n // (_PANELS * ranks) // 32 * 32
+    """Columns of a panel: a multiple of 16 between the limits."""
+    width = (isqrt(_WIDTH * n // ranks) + 8) // 16 * 16 if limits.by_root else n // (_PANELS * ranks) // 32 * 32
     return max(limits.narrowest, min(limits.widest, width))
 
 

@@ -18,6 +18,10 @@ _SLOW = 3
 """Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, with 8 pieces
 instead of 4, GEMM+RS took 219 ms instead of 253, and GEMM+AR 309 instead of 385 (benchmarks/cpu/network.py, 2 cores of
 an AMD EPYC)."""
+_FAST = 2
+"""A shard is gathered in one piece if it arrives in half the time of its GEMM, which then hides it: n = 2048 on 2 ranks
+at 1 GB/s took 451 ms in one piece, 459 in 2, 462 in 4 and 476 in 8, where the GEMM alone took 427
+(benchmarks/cpu/network.py, 2 cores of an AMD EPYC)."""
 # A narrower piece of the GEMM spends its time on packing the left operand again: with 256 columns OpenBLAS loses a few
 # per cent, with 64 about a quarter (n = 4096, float64).
 _MIN_COLUMNS = 256
@@ -132,11 +136,16 @@ def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -
     """Pieces per shard: several, so that one travels while another is multiplied, but none too thin for the GEMM.
 
     The first partial product is formed before anything travels, and the last is added after all have arrived. Where
-    the transfers take long, both are half as wide, although narrow GEMMs are slower.
+    the transfers take long, both are half as wide, although narrow GEMMs are slower. A gathered shard needs no pieces
+    where the own shard is multiplied before it is awaited, and the transfers are short.
     """
     if transport in ("shared", "push"):
         return 1
     rows, columns = plan.chunked_shape
+    if plan.finishes == "sum" and bandwidth:
+        arriving = rows * columns * plan.itemsize / bandwidth
+        if _FAST * arriving <= _multiplying(plan) / plan.product.nprocs:
+            return 1
     if plan.finishes == "reduction" and bandwidth and _SLOW * plan.max_received_nbytes / bandwidth > _multiplying(plan):
         return max(1, min(columns // (_MIN_COLUMNS // 2), _MAX_CHUNKS))
     wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES

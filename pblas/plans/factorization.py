@@ -275,8 +275,9 @@ class FactorizationPlan(Plan):
         else:
             by = f"by {self.library}" + (" on their owners" if self.w.nprocs > 1 else "")
             ranks = ranks_text(self.w.nprocs)
-            last = f", the last one of {self.steps[-1].width}" if self.tail else ""
-            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{last}, on {ranks}, {by}"
+            ends = f", the first one of {self.w.inb}" if self.w.inb is not None and count > 1 else ""
+            ends += f", the last one of {self.steps[-1].width}" if self.tail else ""
+            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{ends}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
             if self.library == "LAPACK" and self.step_work:
                 share = self.multiplications / self.nprocs / makespan(self.step_work, self.w.nprocs)

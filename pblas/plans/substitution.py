@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
@@ -14,6 +14,8 @@ from pblas.plans.redistribution import RedistributionPlan, described
 
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
+_DEALT = 8
+"""Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
 
 
 class Sweep(NamedTuple):
@@ -47,6 +49,8 @@ class SubstitutionPlan(Plan):
         dtype: name of the dtype (global).
         nprocs: ranks of the context (global).
         transport: how the ranks exchange data (global).
+        sorts: B is the identity with exchanged rows, and each rank sorts its columns by their first element that is not
+            0, so that the first sweep leaves the zeros out (global).
 
     >>> w = MatrixDescriptor.column_wise(8, 8, 2, nb=2)
     >>> plan = SubstitutionPlan(w, MatrixDescriptor.row_wise(8, 6, 2), (Sweep("L"), Sweep("L", "C")), "float64", 2)
@@ -63,11 +67,16 @@ class SubstitutionPlan(Plan):
     dtype: str
     nprocs: int
     transport: Transport = "message"
+    sorts: bool = False
 
     @property
     def x(self) -> MatrixDescriptor:
-        """Distribution of X: columns in even blocks."""
-        return MatrixDescriptor.column_wise(*self.b.shape, self.nprocs)
+        """Distribution of X: columns in even blocks, as far apart as those of the factor.
+
+        Columns of the identity are dealt out a few at a time.
+        """
+        x = MatrixDescriptor.column_wise(*self.b.shape, self.nprocs, nb=_DEALT if self.sorts else None)
+        return replace(x, lld=self.w.lld)
 
     @property
     def overlaps_messages(self) -> bool:
@@ -129,6 +138,7 @@ class SubstitutionPlan(Plan):
     def flops(self) -> int:
         """Real additions and multiplications, to first order."""
         multiplications = len(self.sweeps) * self.w.m**2 * self.b.n // 2
+        multiplications -= self.sorts * self.w.m**3 // 3  # of n^3 / 2 in the first sweep
         return multiplications * (8 if self.dtype.startswith("complex") else 2)
 
     def extreme_ranks(self) -> set[int]:
@@ -148,7 +158,8 @@ class SubstitutionPlan(Plan):
         """The distributions of the factor, of B and of X."""
         yield "factor", described(self.w)
         yield "B", described(self.b)
-        yield "X", f"{described(self.x)}; solved in place"
+        how = "solved in place" + (", without zeros of the identity" if self.sorts else "")
+        yield "X", f"{described(self.x)}; {how}"
 
     def moves(self) -> str:
         """The data that moves, as text."""

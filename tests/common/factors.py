@@ -18,8 +18,8 @@ NB = 5
 
 @pytest.fixture
 def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Panels of NB columns, and all ranks for matrices of a few columns."""
-    for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3)):
+    """Panels of NB columns, the first one of fewer, and all ranks for matrices of a few columns."""
+    for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3), ("_FIRST", NB - 1)):
         monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}", value)
 
 

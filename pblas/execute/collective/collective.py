@@ -7,8 +7,9 @@ With r this rank, and part q the elements that rank q combines; each round handl
     reduce_scatter  the first step of two_shot; an all-gather is the second step, of x instead of sums
 
 A rank reads a near rank's pieces in its staging memory, or in its x itself if every rank's x is in a window. It writes
-sums directly into the other ranks' out if these are in windows. Far ranks exchange messages. The order of additions is
-the same in all cases.
+sums directly into the other ranks' out if these are in windows. Far ranks exchange messages. What all ranks get, a rank
+sends to one rank of each other node, which sends it on to its node: the ranks of the node take turns. The order of
+additions is the same in all cases.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 
 from pblas.execute.collective.flat import Flat
 from pblas.execute.collective.reduction import OPERATIONS, fold
-from pblas.execute.collective.staging import INPUTS, RESULTS
+from pblas.execute.collective.staging import INPUTS, RELAYED, RESULTS
+from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -134,7 +136,7 @@ class Collective:
             if a < b and self._steps.operation:
                 memory = staging.buffer(peer, number, b - a, self._dtype)
                 self._arriving[peer, number] = staging.receive(memory, peer, kind), Flat(memory, a)
-        for peer in self._far:
+        for peer in self._far if self._steps.operation else self._receivers(number):
             a, b = self._span(peer, number)
             if a < b:
                 self._sent[number].append(staging.send(self._x.get(a, b), peer, kind))
@@ -174,18 +176,35 @@ class Collective:
         """Send far ranks the sums of a round."""
         a, b = self._rounds.piece(self._rank, number)
         self._sent[number] = [
-            self._staging.send(out.get(a, b), peer, RESULTS) for peer in self._far for out in self._outs if a < b
+            self._staging.send(out.get(a, b), peer, RESULTS)
+            for peer in self._receivers(number)
+            for out in self._outs
+            if a < b
         ]
+
+    def _receivers(self, number: int) -> list[int]:
+        """The far ranks to which this rank sends its part of a round."""
+        return [peer for peer in self._far if self._via(self._rank, peer, number) == peer]
+
+    def _via(self, source: int, reader: int, number: int) -> int:
+        """The rank of the reader's node that gets the part of `source` from another node; else the reader."""
+        group = self._staging.group_of[reader]
+        return reader if source in group else receiver(group, source, number)
 
     def _collect(self, number: int) -> None:
         """Get the other ranks' parts of a round."""
         staging, steps = self._staging, self._steps
-        arriving: list[tuple[Transfer, Flat, Array, tuple[int, int]]] = []
-        for peer in self._far:
+        arriving: list[tuple[Transfer, Flat, Array, tuple[int, int], list[int]]] = []
+        group = staging.group_of[self._rank]
+        others = [rank for rank in group if rank != self._rank]
+        for peer in sorted(self._far):  # the same order on all ranks of a node, which wait for each other's parts
             a, b = self._rounds.piece(peer, number)
+            via = self._via(peer, self._rank, number)
+            sender, kind = (peer, RESULTS) if via == self._rank else (via, RELAYED)
+            readers = others if via == self._rank and peer not in group else []
             for out in self._outs if a < b else ():
                 memory = out.get(a, b) if out.line is not None else np.empty(b - a, self._dtype)
-                arriving.append((staging.receive(memory, peer, RESULTS), out, memory, (a, b)))
+                arriving.append((staging.receive(memory, sender, kind), out, memory, (a, b), readers))
         if steps.operation is None:
             a, b = self._rounds.piece(self._rank, number)
             if a < b:
@@ -200,11 +219,12 @@ class Collective:
                     source = staging.slot(RESULTS, peer, staging.turn, 0, span, self._dtype, result)
                 # out[part q] = what rank q has   (read in its memory)
                 out.write(a, b, source.get(a, b))
-        for transfer, out, memory, (a, b) in arriving:
+        for transfer, out, memory, (a, b), readers in arriving:
             self._wait([transfer], "parts of other ranks")
+            self._sent[number] += [staging.send(memory, reader, RELAYED) for reader in readers]
             if out.line is None:
                 out.write(a, b, memory)
-        self._wait(self._sent.pop(number, []), "sending parts")
+        self._wait(self._sent.pop(number), "sending parts")
 
     def _meet(self) -> None:
         if self._near:

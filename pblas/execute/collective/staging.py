@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pblas.backends.peers import Transfer
 
 INPUTS, RESULTS = 0, 1
-"""Regions of the staging memory: pieces to combine, and combined or gathered pieces."""
+"""Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""
+RELAYED = 2
+"""Kind of messages: pieces from another node, sent on to the ranks of this node."""
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _BYTE = np.dtype(np.uint8)
@@ -44,6 +46,8 @@ class Staging:
         self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
         self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
         self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]
+        self.group_of: dict[int, range] = {rank: group for group in backend.groups for rank in group}
+        """For each rank, the ranks among which data from other nodes arrives once (global)."""
         self._node = sorted([*self.near, backend.rank])
         self._blocks: list[Any] = []
         self._halves: list[dict[int, Array]] = []

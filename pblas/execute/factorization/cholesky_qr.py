@@ -27,7 +27,7 @@ def inverted(r: Array) -> tuple[Array, float]:
     >>> inverted(np.array([[2.0, 0.0], [0.0, 4.0]]))[1]
     2.0
     """
-    (trtri,) = get_lapack_funcs(("trtri",), (r,))
+    trtri: Any = get_lapack_funcs("trtri", (r,))
     inverse, info = trtri(r)
     condition = float(np.linalg.norm(r, 1) * np.linalg.norm(inverse, 1)) if not info else np.inf
     return inverse, condition

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from pblas.execute.factorization.block_columns import BlockColumns, Part
 from pblas.execute.redistribution.transfer import SourceMatrix
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import numpy as np
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
@@ -27,12 +27,14 @@ class SubstitutionOperands(NamedTuple):
         x: B, and then X; only this rank uses it (local).
         pivots: exchanges of rows, in LU, as `RunLu.pivots` (global).
         backward: undo the exchanges after the solves, instead of making them before (global).
+        starts: if the plan sorts, the rows of the first elements of the columns of X that are not 0, ascending (local).
     """
 
     w: Array
     x: Array
     pivots: Array | None
     backward: bool
+    starts: Array | None = None
 
 
 class RunSubstitution:
@@ -93,7 +95,9 @@ class RunSubstitution:
                     arrived = self._arrays.mark()
                 self._arrays.follow(arrived)
                 self._columns.request(s + 1)
-                self._solve(sweep, panel, part, x.x)
+                is_first = sweep is self._steps[0][0]
+                count = x.x.shape[1] if x.starts is None or not is_first else int(np.searchsorted(x.starts, panel.stop))
+                self._solve(sweep, panel, part, x.x[:, :count])  # the other columns are 0 down to this panel
                 if self.progress is not None and s + 1 < len(self._steps):
                     self.progress((s + 1) / len(self._steps))
         self._columns.sent()

@@ -165,6 +165,34 @@ def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("rows", [8, 64])
+def test_a_node_receives_once_what_all_its_ranks_get(
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch, small_slots: None, rows: int
+) -> None:
+    """In an all-gather, and of the sums of an all-reduce; also of arrays that travel in messages within the node."""
+    context = contexts["mixed"]
+    backend, everywhere = context.runtime.backend, random_terms((rows, P), np.float64)
+    groups = {rank: group for group in backend.groups for rank in group}
+    node, receive, received = groups[RANK], backend.channel.receive, list[int]()
+    others, part = P - len(node), everywhere[0].nbytes // P
+
+    def counted(x: Array, source: int, tag: int) -> Any:
+        received.append(0 if source in node else x.nbytes)
+        return receive(x, source, tag)
+
+    def received_by_node() -> int:
+        everywhere = context.runtime.gathered(sum(received))
+        received.clear()
+        return sum(everywhere[rank] for rank in node)
+
+    monkeypatch.setattr(backend.channel, "receive", counted)
+    assert np.array_equal(context.allgather(everywhere[RANK]), np.concatenate(everywhere))
+    assert received_by_node() == others * P * part
+    check(context.allreduce(everywhere[RANK], algorithm="two_shot"), everywhere)
+    assert received_by_node() == others * (len(node) + 1) * part  # terms of the node's parts, then sums
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("before", [False, True])
 def test_ranks_that_have_given_up_shared_memory_send_everything(before: bool, small_slots: None) -> None:
     """Whether the context had memory for collectives before or not."""

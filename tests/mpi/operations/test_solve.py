@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -81,7 +82,7 @@ def test_a_matrix_that_may_be_overwritten_is_factored_in_place(contexts: Context
     a, b = positive(n, dtype), general(n, 2, dtype)
     for ctx in contexts.values():
         whole = (
-            MatrixDescriptor.column_wise(n + 2, n, P, nb=NB)
+            replace(MatrixDescriptor.column_wise(n + 2, n, P, nb=NB), inb=NB - 1)
             if by == "columns"
             else MatrixDescriptor.row_wise(n + 2, n, P)
         )

@@ -244,19 +244,21 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
 
 
 @pytest.mark.parametrize(
-    ("key", "transport", "chunks"),
+    ("key", "topology", "chunks"),
     [
-        (("row", "row", "row"), "message", 8),
-        (("col", "row", "col"), "message", 8),
-        (("row", "row", "row"), "mixed", 8),
-        (("row", "row", "row"), "shared", 1),
+        (("row", "row", "row"), Topology(), 8),
+        (("col", "row", "col"), Topology(), 8),
+        (("row", "row", "row"), Topology(2, shared=True), 8),
+        (("row", "row", "row"), Topology(4, shared=True), 1),
+        (("row", "row", "row"), Topology(bandwidth=1e9), 1),  # a shard arrives while the own one is multiplied
+        (("row", "row", "row"), Topology(bandwidth=1e8), 8),
+        (("col", "row", "col"), Topology(bandwidth=1e9), 8),  # the last partial product comes after the last GEMM
     ],
 )
-def test_default_chunks_of_a_large_product(key: tuple[str, str, str], transport: str, chunks: int) -> None:
-    topology = {"message": Topology(), "mixed": Topology(2, shared=True), "shared": Topology(4, shared=True)}[transport]
+def test_default_chunks_of_a_large_product(key: tuple[str, str, str], topology: Topology, chunks: int) -> None:
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
     plan = choose("float64", *descs, nprocs=4, topology=topology)
-    assert (plan.transport, plan.chunks) == (transport, chunks)
+    assert (plan.transport, plan.chunks) == (topology.transport(4), chunks)
     assert choose("float64", *descs, nprocs=4, topology=topology, chunks=3).chunks == 3
     assert plan_for(*key).chunks == 1  # a small one moves whole
 

@@ -90,6 +90,9 @@ def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor,
     w = plan.w if plan.w.m == plan.w.n else MatrixDescriptor.column_wise(b.m, b.m, 2, nb=2)
     sweeps = (Sweep("L", unit=True), Sweep("U")) if lu else (Sweep("L"), Sweep("L", "C"))
     check_traffic(SubstitutionPlan(w, replace(b, m=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport))
+    inverse = SubstitutionPlan(w, replace(b, m=w.m, n=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport)
+    check_traffic(replace(inverse, sorts=True))
+    assert inverse.flops - replace(inverse, sorts=True).flops in range(2 * w.m**3 // 3 - 2, 2 * w.m**3 // 3 + 3)
 
 
 @st.composite
