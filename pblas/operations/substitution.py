@@ -160,7 +160,8 @@ def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix, rows: Array | 
         rows: instead of those of the identity, the rows of the ones of this rank's columns (local).
     """
     runtime = like.runtime
-    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
+    nelements = None if desc.lld is None else desc.lld * desc.columns.max_count
+    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype, nelements)), runtime)
     with runtime.local_step(verb):
         local, rows = x.stored(verb), _columns(desc, runtime.rank) if rows is None else rows
         runtime.backend.clear(local)

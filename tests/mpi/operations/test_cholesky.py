@@ -94,6 +94,7 @@ def test_columns_of_whole_pages_are_a_line_apart(ctx: pblas.Context, monkeypatch
     for desc in (w, MatrixDescriptor.row_wise(n, n, P)):
         matrix = ctx.from_global(a, desc, None)
         assert cholesky_ratio(a, collected(linalg.cholesky(matrix))) <= MOST
+        assert solve_ratio(a, collected(linalg.inv(matrix)), np.eye(n)) <= MOST
         x = linalg.cho_factor(matrix, overwrite_a=True).solve(a[0])
         assert solve_ratio(a, x[:, None], a[0][:, None]) <= MOST
 
