@@ -183,6 +183,11 @@ def indxl2g(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: 
     checked_index("indxl2g", "indxloc", indxloc)
     nb, nprocs, isrcproc, inb = _checked("indxl2g", nb, nprocs, isrcproc, inb)
     iproc = checked_int("indxl2g", "iproc", iproc, 0, nprocs - 1, why="nprocs - 1")
+    return stored(indxloc, nb, iproc, isrcproc, nprocs, inb)
+
+
+def stored(indxloc: Any, nb: int, iproc: int, isrcproc: int, nprocs: int, inb: int) -> Any:
+    """`indxl2g` without the checks, for the same reason as `owned`."""
     if isrcproc == -1:
         return indxloc
     dist = (nprocs + iproc - isrcproc) % nprocs

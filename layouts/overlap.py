@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import lcm
 
 from pblas.layouts.split import Split
@@ -53,6 +54,7 @@ def _first(split: Split) -> int:
     return split.n if split.nprocs == 1 else split.nb if split.inb is None else split.inb
 
 
+@lru_cache(1024)
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     """Number of elements that coordinate p of one split and coordinate q of another both own.
 

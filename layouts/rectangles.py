@@ -7,8 +7,10 @@ diagonal in a range of its columns are a range too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from pblas.layouts.index import owned, stored
 from pblas.layouts.split import Split
 
 LEAF = 64
@@ -126,6 +128,7 @@ def _middle(place: tuple[Split, int, Split, int], c0: int, c1: int, *, squares: 
     return c0 + (max(leaf, half - half % leaf) if c1 - c0 > leaf else half)
 
 
+@lru_cache(1024)
 def area(rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"]) -> int:
     """Number of local elements of a triangle: exact for few columns, from a sample of the columns for many.
 
@@ -137,8 +140,10 @@ def area(rows: Split, r: int, columns: Split, c: int, uplo: Literal["U", "L"]) -
     if not m_loc or not n_loc:
         return 0
     count, total = min(n_loc, _SAMPLE), 0
+    of_rows = rows.nb, r, rows.src, rows.nprocs, rows.block(0)[1]
+    of_columns = columns.nb, c, columns.src, columns.nprocs, columns.block(0)[1]
     for s in range(count):
-        g = columns.global_from_local((2 * s + 1) * n_loc // (2 * count), c)
-        above = rows.local_start(min(g if uplo == "L" else g + 1, rows.n), r)
+        g = stored((2 * s + 1) * n_loc // (2 * count), *of_columns)
+        above = owned(min(g if uplo == "L" else g + 1, rows.n), *of_rows)
         total += m_loc - above if uplo == "L" else above
     return total * n_loc // count

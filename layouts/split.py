@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.checks import checked_index, checked_int
-from pblas.layouts.index import ArrayT, indxg2l, indxg2p, indxl2g, owned
+from pblas.layouts.index import ArrayT, indxg2l, indxg2p, owned, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class Split:
         >>> [Split(9, 2, 2).count(p) for p in (-1, 0, 1, 2)]
         [0, 5, 4, 0]
         """
-        p = checked_int("count", "p", p, -1)
+        if type(p) is not int or p < 0:
+            p = checked_int("count", "p", p, -1)
         return owned(self.n, self.nb, p, self.src, self.nprocs, self._first) if 0 <= p < self.nprocs else 0
 
     @property
@@ -156,7 +157,9 @@ class Split:
         [2, 3, 6, 7]
         """
         checked_index("global_from_local", "l", l, self.count(p))
-        return indxl2g(l, self.nb, p, self.src, self.nprocs, self.inb)
+        if type(p) is not int or not 0 <= p < self.nprocs:
+            p = checked_int("global_from_local", "p", p, 0, self.nprocs - 1, why="nprocs - 1")
+        return stored(l, self.nb, p, self.src, self.nprocs, self._first)
 
     @overload
     def local_start(self, g: int, p: int) -> int: ...
@@ -173,7 +176,8 @@ class Split:
         [0, 0, 0, 1, 2, 2, 2, 3, 4, 4]
         """
         checked_index("local_start", "g", g, self.n + 1)
-        p = checked_int("local_start", "p", p, -1)
+        if type(p) is not int or p < 0:
+            p = checked_int("local_start", "p", p, -1)
         if not 0 <= p < self.nprocs:
             return 0 * g
         return owned(g, self.nb, p, self.src, self.nprocs, self._first)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from pblas import errors
 from pblas.execute.matrix_vector import global_indices
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_not_conjugated, is_same_memory
+from pblas.operations.arguments.product import check_not_conjugated, is_same_memory, shares_memory
 from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reductions import converted_array, elements_of
@@ -140,7 +141,17 @@ def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistM
                 if name in written:
                     check_not_conjugated(verb, name, vector.column)
                 columns.append(vector.column)
+            _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
         yield columns
+
+
+def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
+    """Raise ArgumentError if a vector that is written shares memory with another one (local)."""
+    for name, (other, column) in product(written, columns.items()):
+        if other != name:
+            shadow = column.runtime.backend.shadow
+            if shares_memory(shadow(columns[name].stored(verb)), shadow(column.stored(verb))):
+                raise errors.ArgumentError(f"{verb}: {name} overlaps {other}; give it memory of its own")
 
 
 def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, *, gathers: bool) -> Array:

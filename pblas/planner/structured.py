@@ -172,8 +172,9 @@ def _cheapest(
     most, fits = float("inf"), False
     for base in _arrangements(product):
         plan = planned(base)
-        received = _received(plan)
-        cost = received + _BYTES_PER_FLOP * _idle(plan)
+        idle = _BYTES_PER_FLOP * _idle(plan)
+        received = _received(plan, most - idle)
+        cost = received + idle
         if best is None or cost < most * (1 if received <= limit and not fits else _LESS):
             best, most, fits = plan, cost, received <= limit
     assert best is not None, "there is an arrangement for every number of ranks"
@@ -203,12 +204,14 @@ def _arrangements(product: Product) -> Iterator[SummaC]:
             return
 
 
-def _received(plan: RankUpdate | TriangularProduct) -> int:
-    """Bytes that the busiest rank receives, nearly."""
-    return max(
-        sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + _delivered(plan, rank)
-        for rank in plan.extreme_ranks()
-    )
+def _received(plan: RankUpdate | TriangularProduct, enough: float) -> int:
+    """Bytes that the busiest rank receives, nearly; or a lower number of at least `enough`, which rejects the plan."""
+    most = 0
+    for rank in plan.extreme_ranks():
+        if most >= enough:
+            break
+        most = max(most, sum(SummaC.arriving_elements(plan, rank)) * plan.itemsize + _delivered(plan, rank))
+    return most
 
 
 def _delivered(plan: RankUpdate | TriangularProduct, rank: int) -> int:

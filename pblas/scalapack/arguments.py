@@ -279,11 +279,11 @@ class Call:
 
     def _check_option(self, name: str, position: int, findings: Findings) -> None:
         value, letters = self._values[name], self.routine.letters(name, is_complex=self.dtype.kind == "c")
-        if name == "UPLO" and self.routine.whole and isinstance(value, str) and value:
-            first = value[0].upper()
-            self._values[name] = first if first in letters else "A"
-        elif isinstance(value, str) and len(value) == 1 and value.upper() in letters:
-            self._values[name] = value.upper()
+        first = value[0].upper() if isinstance(value, str) and value else ""  # as Fortran passes "Lower"
+        if first and first in letters:
+            self._values[name] = first
+        elif first and name == "UPLO" and self.routine.whole:
+            self._values[name] = "A"
         else:
             findings.add(f"{name} must be one of {', '.join(map(repr, letters))}, got {value!r}", position)
 

@@ -15,6 +15,7 @@ from pblas.errors import PblasArgumentError
 from pblas.execute.matrix_vector import absolute_values
 from pblas.scalapack.arguments import TYPES
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
+from pblas.scalapack.local_arrays import cut
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +33,7 @@ def comm(ictxt: int, scope: str = "A") -> MPI.Intracomm:
 
     Args:
         ictxt: handle of the grid (local).
-        scope: "A" all processes of the grid, "R" this process's row, "C" its column (global).
+        scope: "A" all processes of the grid, "R" this process's row, "C" its column; the first letter counts (global).
 
     Raises:
         PblasArgumentError: no handle of a grid that this process is in, or another scope (local).
@@ -60,9 +61,9 @@ def _comm(verb: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
     grid = find(ictxt)
     if grid is None:
         raise PblasArgumentError(f"{verb}: ICTXT must be the handle of a grid of this process, got {ictxt!r}", -1)
-    letter = scope.upper() if isinstance(scope, str) else ""
+    letter = _letter(scope) if isinstance(scope, str) else ""
     if letter not in ("A", "R", "C"):
-        raise PblasArgumentError(f"{verb}: SCOPE must be 'A', 'R' or 'C', got {scope!r}", -2)
+        raise PblasArgumentError(f"{verb}: SCOPE must begin with 'A', 'R' or 'C', got {scope!r}", -2)
     if letter == "A":
         return grid.comm
     if letter not in grid.scopes:  # without the others: a row is a group of its own
@@ -78,9 +79,18 @@ def _comm(verb: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
     return grid.scopes[letter]
 
 
+def _letter(scope: str) -> str:
+    """The first letter of a scope, as programs also write "All", "Row" and "Column".
+
+    >>> _letter("all"), _letter("R")
+    ('A', 'R')
+    """
+    return scope[:1].upper()
+
+
 def _place(grid: ProcessGrid, scope: str, row: int, column: int) -> int:
     """The number of the process (row, column) in the communicator of its scope."""
-    return {"A": grid.grid.rank(row, column), "R": column, "C": row}[scope.upper()]
+    return {"A": grid.grid.rank(row, column), "R": column, "C": row}[_letter(scope)]
 
 
 def _part(verb: str, letter: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
@@ -88,12 +98,21 @@ def _part(verb: str, letter: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
     checked_integer(verb, "M", m, 4, 0)
     checked_integer(verb, "N", n, 5, 0)
     checked_integer(verb, "LDA", lda, 7, max(1, m))
-    dtype = _TYPES[letter]
+    return _elements(verb, letter, ("A", a, 6), m, n, lda)
+
+
+def _elements(verb: str, letter: str, argument: tuple[str, Any, int], m: int, n: int, lda: int) -> Array:
+    """As `_part`, of an argument (name, value, position)."""
+    (name, a, position), dtype = argument, _TYPES[letter]
     fits = isinstance(a, np.ndarray) and (a.dtype.kind == "i" if dtype is None else a.dtype == dtype)
-    if not fits or not (a.ndim == 2 and a.shape[0] >= m and a.shape[1] >= n):
+    part = cut(a, (m, n), lda) if fits else None
+    if part is None:
         what = "integer" if dtype is None else dtype
-        raise PblasArgumentError(f"{verb}: A must be a NumPy array of {what} with {m} rows and {n} columns or more", -6)
-    part: Array = a[:m, :n]
+        raise PblasArgumentError(
+            f"{verb}: {name} must be a NumPy array of {what} with {m} rows and {n} columns or more, or of one "
+            f"dimension with columns {lda} elements apart",
+            -position,
+        )
     return part
 
 
@@ -111,8 +130,8 @@ def _gsum2d(letter: str) -> Callable[..., None]:
             top: ignored; BLACS's topology.
             m: rows of A (global).
             n: columns of A (global).
-            a: array of two dimensions, with m x n elements at least (local).
-            lda: leading dimension, >= m; otherwise ignored (local).
+            a: array of two dimensions, with m x n elements at least, or of one with columns lda apart (local).
+            lda: leading dimension, >= m; otherwise ignored for an array of two dimensions (local).
             rdest: row of the process that gets the sum; -1: all; ignored in scope "R" but for -1 (global).
             cdest: its column; ignored in scope "C" but for -1 (global).
 
@@ -146,8 +165,8 @@ def _extremes(letter: str, *, largest: bool) -> Callable[..., None]:
             top: ignored; BLACS's topology.
             m: rows of A (global).
             n: columns of A (global).
-            a: array of two dimensions, with m x n elements at least (local).
-            lda: leading dimension, >= m; otherwise ignored (local).
+            a: array of two dimensions, with m x n elements at least, or of one with columns lda apart (local).
+            lda: leading dimension, >= m; otherwise ignored for an array of two dimensions (local).
             ra: integer array that receives the process row of each element; not used if ldia is -1 (local).
             ca: its process column (local).
             ldia: -1, or the leading dimension of ra and ca (global).
@@ -168,14 +187,15 @@ def _extremes(letter: str, *, largest: bool) -> Callable[..., None]:
             chosen[0] = sizes.argmax(0) if largest else sizes.argmin(0)
             return np.take_along_axis(stacked, chosen[0][None], 0)[0]
 
+        wanted = [] if ldia == -1 else [x for x in (("RA", ra, 8), ("CA", ca, 9)) if x[1] is not None]
+        places = {what: _elements(name, "i", (what, x, position), m, n, ldia) for what, x, position in wanted}
         receives = _combine(name, letter, ictxt, scope, (m, n, a, lda), (rdest, cdest), choose)
-        if receives and ldia != -1 and grid is not None:
+        if receives and grid is not None:
             myrow, mycol = grid.grid.coordinates(grid.context.rank)
             for index, rank in np.ndenumerate(chosen[0]):
-                p, q = {"A": grid.grid.coordinates(int(rank)), "R": (myrow, rank), "C": (rank, mycol)}[scope.upper()]
-                for target, coordinate in ((ra, p), (ca, q)):
-                    if target is not None:
-                        target[index] = coordinate
+                p, q = {"A": grid.grid.coordinates(int(rank)), "R": (myrow, rank), "C": (rank, mycol)}[_letter(scope)]
+                for what, target in places.items():
+                    target[index] = p if what == "RA" else q
 
     return _named(gam2d, name)
 
@@ -213,8 +233,8 @@ def _gebs2d(letter: str) -> Callable[..., None]:
             top: ignored; BLACS's topology.
             m: rows of A (global).
             n: columns of A (global).
-            a: array of two dimensions, with m x n elements at least (local).
-            lda: leading dimension, >= m; otherwise ignored (local).
+            a: array of two dimensions, with m x n elements at least, or of one with columns lda apart (local).
+            lda: leading dimension, >= m; otherwise ignored for an array of two dimensions (local).
 
         Raises:
             PblasArgumentError: a wrong argument (local).
@@ -241,8 +261,8 @@ def _gebr2d(letter: str) -> Callable[..., None]:
             top: ignored; BLACS's topology.
             m: rows of A (global).
             n: columns of A (global).
-            a: array of two dimensions, with m x n elements at least (local).
-            lda: leading dimension, >= m; otherwise ignored (local).
+            a: array of two dimensions, with m x n elements at least, or of one with columns lda apart (local).
+            lda: leading dimension, >= m; otherwise ignored for an array of two dimensions (local).
             rsrc: row of the process that sends (global).
             csrc: its column (global).
 

@@ -126,7 +126,7 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
         (ArgumentError, "alpha", lambda: blas.scal(one(1.0, "2"), x)),
         (ArgumentError, "alpha", lambda: blas.scal(one(1.0, 1j), x)),
         (ArgumentError, "no elements", lambda: blas.amax(one(x, x[:0]))),
-        (ArgumentError, "overlaps", lambda: blas.axpy(1.0, x, one(y, a[:, 0]))),
+        (ArgumentError, "axpy: y overlaps x", lambda: blas.axpy(1.0, x, one(y, a[:, 0]))),
         (pblas.MismatchError, "", lambda: blas.scal(one(1.0, 2.0), x)),
     ]
     for kind, text, call in calls:

@@ -221,6 +221,7 @@ def test_the_lowest_position_of_all_ranks_wins(ictxt: int) -> None:
 
 MISTAKES: dict[str, tuple[int, str, int, Any]] = {
     "trans is no letter": (-1, "TRANSA must be one of 'N', 'T', 'C', got 3", 0, 3),
+    "trans is empty": (-1, "TRANSA must be one of 'N', 'T', 'C', got ''", 0, ""),
     "m is no integer": (-3, "M must be an integer, got 1.0", 2, 1.0),
     "alpha is text": (-6, "ALPHA must be a number, got 'x'", 5, "x"),
     "alpha is complex": (-6, "ALPHA must be real", 5, 1j),
@@ -526,7 +527,7 @@ def test_trtrs_returns_info_and_leaves_b_alone(ictxt: int) -> None:
         for l, g in enumerate(i):
             full[l, [c for c, h in enumerate(j) if h == g == zero]] = 0
         a, b = np.asfortranarray(full), np.ones((rows, right), order="F")
-        info = scalapack.pdtrtrs("U", "N", "N", n, nrhs, a, 1, 1, desc_a, b, 1, 1, desc_b)
+        info = scalapack.pdtrtrs("Upper", "No transpose", "non-unit", n, nrhs, a, 1, 1, desc_a, b, 1, 1, desc_b)
         assert same_on_all_ranks(info) == zero
         assert (b == (1.0 if zero else 0.5)).all()
 

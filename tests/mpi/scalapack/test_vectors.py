@@ -130,20 +130,20 @@ def test_laset_and_lacpy_write_their_part_only(ictxt: int, letter: str, uplo: st
     assert np.array_equal(a.part()[place], expected[np.ix_(i, j)])
 
 
-@pytest.mark.parametrize("scope", ["A", "R", "c"])
+@pytest.mark.parametrize("scope", ["All", "R", "column"])
 @pytest.mark.parametrize("letter", ["i", "s", "d", "c", "z"])
 def test_blacs_combines_and_broadcasts_within_a_scope(ictxt: int, letter: str, scope: str) -> None:
     nprow, npcol, myrow, mycol = scalapack.gridinfo(ictxt)
     dtype = np.dtype("int64" if letter == "i" else DTYPES[letter])
     members = [(p, q) for q in range(npcol) for p in range(nprow)]
-    members = [(p, q) for p, q in members if scope == "A" or (p == myrow if scope == "R" else q == mycol)]
+    members = [(p, q) for p, q in members if scope == "All" or (p == myrow if scope == "R" else q == mycol)]
 
     def elements(p: int, q: int) -> Any:
         return np.array([[1 + p, 2 * q - 3, 5], [-4 * p, 7 - q, 9]]).astype(dtype)
 
     group = scalapack.comm(ictxt, scope)
     assert group.size == len(members)
-    assert group.rank == {"A": GRID.rank(myrow, mycol), "R": mycol, "c": myrow}[scope]
+    assert group.rank == {"All": GRID.rank(myrow, mycol), "R": mycol, "column": myrow}[scope]
     scalapack.barrier(ictxt, scope)
     everywhere = [elements(p, q)[:, :2] for p, q in members]
     a = elements(myrow, mycol)
@@ -173,6 +173,15 @@ def test_blacs_combines_and_broadcasts_within_a_scope(ictxt: int, letter: str, s
     assert np.array_equal(b[:, 1:], elements(myrow, mycol)[:, 1:])
 
 
+def test_blacs_takes_vectors(ictxt: int) -> None:
+    """One dimension, columns LDA apart; coordinates too."""
+    x, (ra, ca) = np.array([1.0, -2.0, 0.0, 3.0, 5.0]), np.full((2, 4), -7)
+    scalapack.dgsum2d(ictxt, "A", " ", 2, 1, x, 5)
+    assert x.tolist() == [COMM.size, -2.0 * COMM.size, 0, 3, 5]
+    scalapack.dgamx2d(ictxt, "A", " ", 1, 2, x, 2, ra, ca, 2)
+    assert [ra.tolist(), ca.tolist()] == [[0, -7, 0, -7]] * 2
+
+
 def test_blacs_refuses_wrong_arguments(ictxt: int) -> None:
     a = np.zeros((2, 2))
     calls: list[tuple[int, Any]] = [
@@ -182,6 +191,8 @@ def test_blacs_refuses_wrong_arguments(ictxt: int) -> None:
         (-6, lambda: scalapack.sgsum2d(ictxt, "A", " ", 2, 2, a, 2)),
         (-6, lambda: scalapack.dgsum2d(ictxt, "A", " ", 2, 3, a, 2)),
         (-7, lambda: scalapack.dgsum2d(ictxt, "A", " ", 2, 2, a, 1)),
+        (-6, lambda: scalapack.dgsum2d(ictxt, "A", " ", 2, 2, a[0], 2)),
+        (-9, lambda: scalapack.dgamx2d(ictxt, "A", " ", 2, 2, a, 2, a.astype(int), a, 2)),
         (-8, lambda: scalapack.dgebr2d(ictxt, "A", " ", 2, 2, a, 2, 99, 0)),
     ]
     for info, call in calls:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pblas import Grid, MatrixDescriptor, blas, plan_matmul
-from pblas.layouts.rectangles import rectangles
+from pblas.layouts.rectangles import area, rectangles
 from pblas.layouts.split import Split
 
 
@@ -48,6 +48,7 @@ def test_rectangles_cover_the_triangle_once(uplo: str, squares: bool) -> None:
             if (rows.global_from_local(i, r) - columns.global_from_local(j, c)) * (1 if uplo == "L" else -1) >= 0
         }
         assert triangle <= covered.keys()
+        assert area(rows, r, columns, c, "L" if uplo == "L" else "U") == len(triangle)
         assert set(covered.values()) <= {1}
         assert set(across.values()) <= {1}
 
