@@ -129,6 +129,8 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
     python, mpiexec, ranks = sys.executable, str(Path(sys.executable).parent / "mpiexec"), parse_ranks(options.hosts)
     environment = {**os.environ, "LD_LIBRARY_PATH": str(PEER)} if PEER.exists() else dict(os.environ)
+    if sum(ranks) > 2:  # on UCX, the default of MPICH, the second pdgemm of ScaLAPACK on 2 x 2 stalls
+        environment |= {"MPIR_CVAR_CH4_NETMOD": "ofi"}
     rank = [python, "-m", "mpi4py", "-m", "benchmarks.cpu.network", "--n", str(options.n), "--parts"]
     rank += [",".join(options.parts), "--blocks", ",".join(map(str, options.blocks)), "--repeats", str(options.repeats)]
     with Hosts(len(ranks)) as hosts:

@@ -173,7 +173,7 @@ def test_progress_is_told_on_rank_0_only(
     """A function gets each stage's done part, which ends at 1; its exception is raised on all ranks, after the work."""
     monkeypatch.setattr("pblas.operations.progress._INTERVAL", 0.0)
     monkeypatch.setattr("pblas.operations.progress._INTERVAL_OF_LOGS", 0.0)
-    a, b = ctx.from_global(positive(33, np.dtype(float)), root=None), np.ones(33)
+    a, b = ctx.from_global(positive(45, np.dtype(float)), root=None), np.ones(45)
     told: list[tuple[str, float]] = []
 
     def tell(stage: str, done: float) -> None:
