@@ -1,9 +1,10 @@
-"""Shares the cases of a large parametrized test out to numbers of ranks, when all numbers run.
+"""Shares the tests out to numbers of ranks, when all numbers run.
 
-Laws of many layouts, dtypes and transports have hundreds of cases, and there are five numbers of ranks. A whole run
-tries each case on 2 ranks and on one other number, which the name of the case decides, so that each number has some
-cases of each law; of the largest families it tries each case on one of the two. With `run.py --every`, or where numbers
-of ranks or files are named, each number of ranks runs all cases.
+There are five numbers of ranks, and laws of many layouts, dtypes and transports have hundreds of cases. A whole run
+tries each case of a test with few cases on 2 and 3 ranks and on one of the other numbers, which the name of the case
+decides. It tries each case of a large family on 2 ranks and on one other number, so that each number has some cases of
+each law; of the largest families it tries each case on one of the two. With `run.py --every`, or where numbers of ranks
+or files are named, each number of ranks runs all cases.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ NO_DIFFERENT = "no different with more than 3 ranks, and slow"
 LARGE, LARGEST = 4, 12  # cases of a test that are shared out to two numbers of ranks each, to one each
 SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
 """Numbers of ranks of a case, by the checksum of its name. Jobs of 2 ranks are the fastest, and most laws show on 2."""
+FEW_SIZES = ((1, 2, 3), (2, 3, 4), (2, 3, 6))
+"""The same of a case of a smaller family."""
 
 
 def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
@@ -27,9 +30,9 @@ def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
 
     def runs(item: pytest.Item) -> bool:
         cases = families[family_of(item.nodeid)]
-        if cases < LARGE or is_particular(item):
+        if is_particular(item):
             return True
-        return nprocs in sizes_of(item.nodeid, cases if runs_anywhere(item) else LARGE)
+        return nprocs in sizes_of(item.nodeid, cases if cases < LARGEST or runs_anywhere(item) else LARGE)
 
     return list(filter(runs, items))
 
@@ -44,14 +47,19 @@ def family_of(nodeid: str) -> str:
 
 
 def sizes_of(nodeid: str, cases: int) -> tuple[int, ...]:
-    """The numbers of ranks of a case of a large family.
+    """The numbers of ranks of a case of a family.
 
+    >>> {sizes_of(f"tests/x.py::test_{i}", 1) for i in range(20)} == set(FEW_SIZES)
+    True
     >>> {sizes_of(f"tests/x.py::test_a[{i}]", LARGE) for i in range(20)} == set(SIZES)
     True
     >>> sorted({sizes_of(f"tests/x.py::test_a[{i}]", LARGEST) for i in range(60)})
     [(1,), (2,), (3,), (4,), (6,)]
     """
-    which, pair = divmod(crc32(nodeid.encode()), len(SIZES))
+    number = crc32(nodeid.encode())
+    if cases < LARGE:
+        return FEW_SIZES[number % len(FEW_SIZES)]
+    which, pair = divmod(number, len(SIZES))
     return SIZES[pair] if cases < LARGEST else (SIZES[pair][which % 2],)
 
 

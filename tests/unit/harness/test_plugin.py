@@ -73,7 +73,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The output of the runner for the scenario on three ranks."""
     path = tmp_path_factory.mktemp("scenario") / "test_scenario.py"
     path.write_text(SCENARIO)
-    options = ["-n", "3", "--timeout", "12", "--grace", "3"]
+    options = ["-n", "3", "--timeout", "8", "--grace", "3"]
     command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), *options]
     done = subprocess.run(
         [*command, str(path)], capture_output=True, text=True, timeout=120, env=outside(), check=False

@@ -1,4 +1,4 @@
-"""A whole run leaves no case out: each one runs on some number of ranks, and small families on all."""
+"""A whole run leaves no case out: each one runs on some number of ranks, and those of small families on three."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,10 @@ def family(name: str, count: int, **marks: Any) -> list[Any]:
     return [item(f"tests/x.py::{name}[{i}]", **marks) for i in range(count)]
 
 
-@pytest.mark.parametrize(("count", "numbers"), [(LARGE, 2), (LARGEST - 1, 2), (LARGEST, 1), (300, 1)])
-def test_each_case_of_a_large_family_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "numbers"), [(1, 3), (LARGE - 1, 3), (LARGE, 2), (LARGEST - 1, 2), (LARGEST, 1), (300, 1)]
+)
+def test_each_case_runs_on_three_numbers_of_ranks_on_two_or_on_one(count: int, numbers: int) -> None:
     cases = family("test_a", count)
     kept = {n: share(cases, n) for n in NUMBERS}
     for case in cases:
@@ -40,8 +42,3 @@ def test_a_test_that_chooses_its_numbers_of_ranks_is_kept(marks: dict[str, Any])
 def test_a_test_of_up_to_three_ranks_keeps_each_case_on_one_of_them() -> None:
     cases = family("test_a", 60, skipif={"reason": NO_DIFFERENT}, mpi={"min_size": 2})
     assert {case.nodeid for n in (2, 3) for case in share(cases, n)} == {case.nodeid for case in cases}
-
-
-def test_small_families_run_on_all_numbers_of_ranks() -> None:
-    cases = [*family("test_a", LARGE - 1), item("tests/x.py::test_b")]
-    assert all(share(cases, n) == cases for n in NUMBERS)
