@@ -2,9 +2,8 @@
 
 There are five numbers of ranks, and laws of many layouts, dtypes and transports have hundreds of cases. A whole run
 tries each case of a test with few cases on 2 and 3 ranks and on one of the other numbers, which the name of the case
-decides. It tries each case of a large family on 2 ranks and on one other number, so that each number has some cases of
-each law; of the largest families it tries each case on one of the two. With `run.py --every`, or where numbers of ranks
-or files are named, each number of ranks runs all cases.
+decides. Of a large family it tries each case on one number, half of them on 2 ranks, so that each number has some cases
+of each law. With `run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import pytest
 NO_DIFFERENT = "no different with more than 3 ranks, and slow"
 """The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
 
-LARGE, LARGEST = 4, 12  # cases of a test that are shared out to two numbers of ranks each, to one each
-SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
-"""Numbers of ranks of a case, by the checksum of its name. Jobs of 2 ranks are the fastest, and most laws show on 2."""
+LARGE = 4  # cases of a test that are shared out to one number of ranks each
 FEW_SIZES = ((1, 2, 3), (2, 3, 4), (2, 3, 6))
-"""The same of a case of a smaller family."""
+"""Numbers of ranks of a case of a small family, by the checksum of its name."""
+SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
+"""Two numbers, of which a case of a large family has one, or both if it may skip. Jobs of 2 ranks are the fastest, and
+most laws show on 2."""
 
 
 def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
@@ -32,7 +32,7 @@ def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
         cases = families[family_of(item.nodeid)]
         if is_particular(item):
             return True
-        return nprocs in sizes_of(item.nodeid, cases if cases < LARGEST or runs_anywhere(item) else LARGE)
+        return nprocs in sizes_of(item.nodeid, cases, anywhere=runs_anywhere(item))
 
     return list(filter(runs, items))
 
@@ -46,21 +46,19 @@ def family_of(nodeid: str) -> str:
     return nodeid.partition("[")[0]
 
 
-def sizes_of(nodeid: str, cases: int) -> tuple[int, ...]:
-    """The numbers of ranks of a case of a family.
+def sizes_of(nodeid: str, cases: int, *, anywhere: bool = True) -> tuple[int, ...]:
+    """The numbers of ranks of a case of a family; `anywhere`: the case skips on none.
 
     >>> {sizes_of(f"tests/x.py::test_{i}", 1) for i in range(20)} == set(FEW_SIZES)
     True
-    >>> {sizes_of(f"tests/x.py::test_a[{i}]", LARGE) for i in range(20)} == set(SIZES)
-    True
-    >>> sorted({sizes_of(f"tests/x.py::test_a[{i}]", LARGEST) for i in range(60)})
+    >>> sorted({sizes_of(f"tests/x.py::test_a[{i}]", LARGE) for i in range(60)})
     [(1,), (2,), (3,), (4,), (6,)]
     """
     number = crc32(nodeid.encode())
     if cases < LARGE:
         return FEW_SIZES[number % len(FEW_SIZES)]
     which, pair = divmod(number, len(SIZES))
-    return SIZES[pair] if cases < LARGEST else (SIZES[pair][which % 2],)
+    return (SIZES[pair][which % 2],) if anywhere else SIZES[pair]
 
 
 def runs_anywhere(item: pytest.Item) -> bool:
