@@ -91,7 +91,7 @@ TOLD = [
     "[rank 1]",
     "AssertionError: rank 1 disagrees",
     "the outcome differs between ranks: passed, skipped, passed",
-    "test_waits_on_one_rank call: ranks [2] did not arrive within 12.",
+    "test_waits_on_one_rank call: ranks [2] did not arrive within 8.",
     "test_asserts_before_barrier call: ranks [0, 1] did not arrive within 3.",
     "test_crashes_on_one_rank\nthe job died here (exit status 9)",
 ]
