@@ -79,7 +79,7 @@ ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""
 SLOWEST = 5  # tests of each leg whose times are printed
-PARTS = 6  # of the unit tests, so that two processors have about as much to do
+PARTS = 9  # of the unit tests, so that the processors have about as much to do
 ABANDONED = threading.Event()  # set to end all running jobs and start no more
 PRINTING = threading.Lock()
 COMPLETE = {0, 1, 5}  # pytest's statuses: all passed, some failed, none collected
@@ -289,8 +289,8 @@ def summary(counts: Counter[str]) -> str:
 
 
 def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
-    """Outcomes of legs of one process each, one at a time on each processor."""
-    with ThreadPoolExecutor(1 if options.live else os.cpu_count()) as pool:
+    """Outcomes of legs of one process each: on each processor one at a time, and one more since some wait for jobs."""
+    with ThreadPoolExecutor(1 if options.live else (os.cpu_count() or 1) + 1) as pool:
         try:
             return list(pool.map(lambda leg: run_leg(leg, options, end), legs))
         except BaseException:

@@ -1,9 +1,9 @@
 """Shares the tests out to numbers of ranks, when all numbers run.
 
 There are five numbers of ranks, and laws of many layouts, dtypes and transports have hundreds of cases. A whole run
-tries each case of a test with few cases on 2 and 3 ranks and on one of the other numbers, which the name of the case
-decides. Of a large family it tries each case on one number, half of them on 2 ranks, so that each number has some cases
-of each law. With `run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
+tries each case of a test on 2 ranks and on one of the other numbers, which the name of the case decides; of a large
+family it tries each case on one of these two, so that each number has some cases of each law. With `run.py --every`, or
+where numbers of ranks or files are named, each number of ranks runs all cases.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ NO_DIFFERENT = "no different with more than 3 ranks, and slow"
 """The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
 
 LARGE = 4  # cases of a test that are shared out to one number of ranks each
-FEW_SIZES = ((1, 2, 3), (2, 3, 4), (2, 3, 6))
-"""Numbers of ranks of a case of a small family, by the checksum of its name."""
 SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
-"""Two numbers, of which a case of a large family has one, or both if it may skip. Jobs of 2 ranks are the fastest, and
-most laws show on 2."""
+"""Two numbers, by the checksum of a case's name. A case of a large family has one of them, or both if it may skip; any
+other has both. Jobs of 2 ranks are the fastest, and most laws show on 2."""
+
 
 
 def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
@@ -49,16 +48,13 @@ def family_of(nodeid: str) -> str:
 def sizes_of(nodeid: str, cases: int, *, anywhere: bool = True) -> tuple[int, ...]:
     """The numbers of ranks of a case of a family; `anywhere`: the case skips on none.
 
-    >>> {sizes_of(f"tests/x.py::test_{i}", 1) for i in range(20)} == set(FEW_SIZES)
-    True
+    >>> sorted({sizes_of(f"tests/x.py::test_{i}", 1) for i in range(20)})
+    [(1, 2), (2, 3), (2, 4), (2, 6)]
     >>> sorted({sizes_of(f"tests/x.py::test_a[{i}]", LARGE) for i in range(60)})
     [(1,), (2,), (3,), (4,), (6,)]
     """
-    number = crc32(nodeid.encode())
-    if cases < LARGE:
-        return FEW_SIZES[number % len(FEW_SIZES)]
-    which, pair = divmod(number, len(SIZES))
-    return (SIZES[pair][which % 2],) if anywhere else SIZES[pair]
+    which, pair = divmod(crc32(nodeid.encode()), len(SIZES))
+    return (SIZES[pair][which % 2],) if anywhere and cases >= LARGE else SIZES[pair]
 
 
 def runs_anywhere(item: pytest.Item) -> bool:
