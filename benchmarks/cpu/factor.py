@@ -40,6 +40,7 @@ from rich.table import Table  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
 import pblas  # noqa: E402
+from benchmarks.cpu.alone import PAUSE  # noqa: E402
 from benchmarks.cpu.machine import write  # noqa: E402
 from benchmarks.rounds import rounds, together  # noqa: E402
 from pblas import Grid, MatrixDescriptor, linalg  # noqa: E402
@@ -215,7 +216,7 @@ def measured(
             columns[name] = partial(peers[best].run, kind, inner)
         if ON_HOSTS:
             del columns["SciPy"]
-        report.append(row(kind, m, n, dtype.name, rounds(columns, repeats, warm=1)))
+        report.append(row(kind, m, n, dtype.name, rounds(columns, repeats, warm=1, pause=PAUSE)))
     return report
 
 

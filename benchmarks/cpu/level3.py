@@ -7,7 +7,8 @@
 All columns run in one job, in float64, in rounds: each round runs every column once, in rotated order. "pblas" runs a
 plan on matrices of a context; trmm and trsm overwrite B, as PBLAS does. "stock" and "tuned" are Debian's ScaLAPACK with
 its inner block of 32 and with 256, on arrays of the same layout. "SciPy" is OpenBLAS on the whole matrices on rank 0,
-with a thread for each core, while the other ranks sleep. "GEMM" is the time of the same flops at the rate of a rank's
+with a thread for each core, while the other ranks sleep. With --library mkl the peer is MKL's ScaLAPACK, in the column
+"MKL"; benchmarks/cpu/scalapack.py says how to run it. "GEMM" is the time of the same flops at the rate of a rank's
 own GEMM with all rows and its share of the columns. The ratios are medians over the median of pblas: above 1 pblas is
 faster. Of ScaLAPACK and of SciPy the fastest block size counts. Without build/peer ScaLAPACK's columns are left out.
 """
@@ -34,17 +35,18 @@ from rich.table import Table  # noqa: E402
 from scipy.linalg import blas as scipy_blas  # noqa: E402
 
 import pblas  # noqa: E402
+from benchmarks.cpu.alone import PAUSE  # noqa: E402
 from benchmarks.cpu.machine import write  # noqa: E402
 from benchmarks.rounds import on_first_rank, rounds, together  # noqa: E402
 from pblas import Grid, MatrixDescriptor, blas  # noqa: E402
 from pblas.backends.cpu.gemm import gemm  # noqa: E402
-from tests.peer.library import STOCK, TUNED, Library  # noqa: E402
+from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 
 COMM = MPI.COMM_WORLD
 CONSOLE = Console(markup=False, highlight=False, quiet=COMM.rank != 0, width=120)
 GRIDS = {1: [(1, 1)], 2: [(1, 2), (2, 1)], 4: [(2, 2)]}
-PEERS = ("GEMM", "tuned", "stock", "SciPy")
-GOALS = {"GEMM": 0.92, "tuned": 1.15, "stock": 1.3, "SciPy": 1.0}
+PEERS = ("GEMM", "tuned", "stock", "MKL", "SciPy")
+GOALS = {"GEMM": 0.92, "tuned": 1.15, "stock": 1.3, "MKL": 1.0, "SciPy": 1.0}
 GOAL_OF_TRSM = 0.88
 
 
@@ -109,10 +111,19 @@ class Problem:
         n: order of all matrices (global).
         nb: rows and columns per block (global).
         peer: ScaLAPACK; None without it (global).
+        inner: for each column of ScaLAPACK its inner block (global).
     """
 
-    def __init__(self, ctx: pblas.Context, shape: tuple[int, int], n: int, nb: int, peer: Library | None) -> None:
-        self.n, self.peer = n, peer
+    def __init__(
+        self,
+        ctx: pblas.Context,
+        shape: tuple[int, int],
+        n: int,
+        nb: int,
+        peer: Library | None,
+        inner: dict[str, int],
+    ) -> None:
+        self.n, self.peer, self.inner = n, peer, inner
         desc = MatrixDescriptor(n, n, nb, nb, Grid(*shape, "R"))
         rng = np.random.default_rng(1)
         whole = rng.uniform(-1, 1, (n, n)) / n + np.eye(n), rng.uniform(-1, 1, (n, n)), np.zeros((n, n))
@@ -134,10 +145,7 @@ class Problem:
             "GEMM": lambda: together(self.gemm) * routine.share,
         }
         if self.peer is not None:
-            works |= {
-                "stock": partial(self.scalapack, routine, STOCK),
-                "tuned": partial(self.scalapack, routine, TUNED),
-            }
+            works |= {name: partial(self.scalapack, routine, block) for name, block in self.inner.items()}
         return works
 
     def scalapack(self, routine: Routine, block: int) -> float:
@@ -163,7 +171,7 @@ class Problem:
         """**Collective.** The first results of pblas and ScaLAPACK agree."""
         name = routine.operands[-1]
         start, results = self.local[name].copy(), []
-        for column in (column for column in ("pblas", "stock", "tuned") if column in works):
+        for column in (column for column in ("pblas", *self.inner) if column in works):
             array = self.matrices[name].local if column == "pblas" else self.local[name]
             array[...] = start
             works[column]()
@@ -183,19 +191,23 @@ def main() -> None:
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=[2048, 4096])
     parser.add_argument("--blocks", type=lambda text: [int(n) for n in text.split(",")], default=[64, 128, 256])
     parser.add_argument("--routines", type=lambda text: text.split(","), default=list(ROUTINES))
+    parser.add_argument("--grids", default="", help="as 1x2,2x1; default: all of this many ranks")
+    parser.add_argument("--library", choices=("debian", "mkl"), default="debian", help="which ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     folder = ROOT / "build" / "peer"
-    peer = Library(folder) if folder.exists() else None
+    names, inner = (MKL, {"MKL": STOCK}) if options.library == "mkl" else (DEBIAN, {"stock": STOCK, "tuned": TUNED})
+    peer = Library(folder, names) if folder.exists() else None
+    grids = [(int(p), int(q)) for p, _, q in (shape.partition("x") for shape in options.grids.split(",") if shape)]
     report = []
     with pblas.Context() as ctx:
-        for shape in GRIDS[COMM.size]:
+        for shape in grids or GRIDS[COMM.size]:
             for n in options.sizes:
                 rows = [
                     {"routine": name, "grid": list(shape), "n": n, "nb": nb, "columns": columns}
                     for nb in options.blocks
-                    for name, columns in measure(ctx, shape, n, nb, peer, options).items()
+                    for name, columns in measure(Problem(ctx, shape, n, nb, peer, inner), options).items()
                 ]
                 compare(rows)
                 show(rows, options.routines)
@@ -203,17 +215,15 @@ def main() -> None:
     write(options.json, {"commit": options.commit, "rounds": options.rounds, "goals": GOALS, "rows": report})
 
 
-def measure(
-    ctx: pblas.Context, shape: tuple[int, int], n: int, nb: int, peer: Library | None, options: argparse.Namespace
-) -> dict[str, dict[str, dict[str, float]]]:
+def measure(problem: Problem, options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     """**Collective.** Seconds of each column of each routine."""
-    problem, result = Problem(ctx, shape, n, nb, peer), {}
+    result = {}
     for name in options.routines:
         routine = ROUTINES[name]
         with routine.plan(problem.matrices) as planned:
             works = problem.columns(routine, planned)
             problem.check(routine, works)
-            times = rounds(works, options.rounds, warm=1)
+            times = rounds(works, options.rounds, warm=1, pause=PAUSE)
         result[name] = {
             key: {"best_s": min(x), "median_s": statistics.median(x), "worst_s": max(x)} for key, x in times.items()
         }
