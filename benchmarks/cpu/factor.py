@@ -5,9 +5,9 @@
 
 All columns run in one job on the same random matrix, in rounds: each round runs every column once, in rotated order.
 "pblas" works in place, with overwrite_a=True on a matrix in the plan's layout of W, as its peers do; it has one BLAS
-thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q, and always
-copied; --tall lists shapes of tall matrices for it. solve1 and solve512 are by LU, with so many right-hand sides in
-columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are ranks, while the other ranks
+thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q ("qr") or
+with it ("q"), and always copied; --tall lists shapes of tall matrices for them. solve1 and solve512 are by LU, with so
+many right-hand sides in columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are ranks, while the other ranks
 sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at the best of some grids and
 blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product of each rank's share,
 scaled to the operations of the routine: what it would take at the rate of a product. Times are from a barrier to the
@@ -52,7 +52,7 @@ LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 ON_HOSTS = len(set(COMM.allgather(os.uname().nodename))) > 1
 """Whether the ranks are on several hosts (global)."""
 SIZES, BLOCKS = (1024, 2048, 4096), (32, 64, 128)
-KINDS = ("cholesky", "lu", "qr", "solve1", "solve512", "inv")
+KINDS = ("cholesky", "lu", "qr", "q", "solve1", "solve512", "inv")
 
 
 def flops(kind: str, m: int, n: int) -> float:
@@ -60,12 +60,12 @@ def flops(kind: str, m: int, n: int) -> float:
     if kind.startswith("solve"):
         return 2 * n**3 / 3 + 2 * n**2 * int(kind.removeprefix("solve"))
     counts = {"cholesky": n**3 / 3, "lu": m * n**2 - n**3 / 3, "qr": 2 * m * n**2 - 2 * n**3 / 3, "inv": 2 * n**3}
-    return counts[kind]
+    return 2 * counts["qr"] if kind == "q" else counts[kind]
 
 
 def layout(kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     """The layout in which pblas factors a matrix."""
-    plan: Any = {"cholesky": linalg.plan_cholesky, "qr": linalg.plan_qr}.get(kind, linalg.plan_lu)
+    plan: Any = {"cholesky": linalg.plan_cholesky, "qr": linalg.plan_qr, "q": linalg.plan_qr}.get(kind, linalg.plan_lu)
     described: MatrixDescriptor = plan(rows, dtype=dtype).plan.target
     return described
 
@@ -76,6 +76,8 @@ def call(kind: str, a: Any, b: Any, overwrite_a: bool) -> Any:
         return linalg.cho_factor(a, overwrite_a=True) if overwrite_a else linalg.cholesky(a)
     if kind == "qr":
         return linalg.qr_factor(a)
+    if kind == "q":
+        return linalg.qr(a)
     if kind.startswith("solve"):
         return linalg.solve(a, b, overwrite_a=overwrite_a)
     return (linalg.inv if kind == "inv" else linalg.lu_factor)(a, overwrite_a=overwrite_a)
@@ -126,6 +128,7 @@ class Peer:
             "cholesky": lambda: self._routine("potrf")("L", n, *matrix, info),
             "lu": lambda: self._routine("getrf")(m, n, *matrix, self._pivots, info),
             "qr": lambda: self._routine("geqrf")(m, n, *matrix, self._tau, *scratch, info),
+            "q": lambda: self._with_q(matrix, scratch, info),
             "inv": lambda: self._inverse(matrix, scratch, info),
         }
         for nrhs, b in self._b.items():
@@ -135,6 +138,11 @@ class Peer:
         seconds = together(routines[kind])
         assert info[0] == 0, "the matrix is regular"
         return seconds
+
+    def _with_q(self, matrix: Any, scratch: Any, info: Any) -> None:
+        self._routine("geqrf")(self._m, self._n, *matrix, self._tau, *scratch, info)
+        name = "orgqr" if self._letter in "sd" else "ungqr"
+        self._routine(name)(self._m, self._n, self._n, *matrix, self._tau, *scratch, info)
 
     def _inverse(self, matrix: Any, scratch: Any, info: Any) -> None:
         self._routine("getrf")(self._n, self._n, *matrix, self._pivots, info)
@@ -159,6 +167,12 @@ def scipy_seconds(kind: str, a: Any, work: Any, b: Any) -> float:
             "cholesky": lambda: routine("potrf", work, lower=1, overwrite_a=1, clean=0),
             "lu": lambda: routine("getrf", work, overwrite_a=1),
             "qr": lambda: routine("geqrf", work, lwork=64 * work.shape[1], overwrite_a=1),
+            "q": lambda: routine(
+                "orgqr" if letter in "sd" else "ungqr",
+                *routine("geqrf", work, lwork=64 * work.shape[1], overwrite_a=1)[:2],
+                lwork=64 * work.shape[1],
+                overwrite_a=1,
+            ),
             "inv": lambda: routine(
                 "getri", *routine("getrf", work, overwrite_a=1)[:2], lwork=64 * work.shape[1], overwrite_lu=1
             ),
@@ -201,7 +215,9 @@ def measured(
         w = layout(kind, rows, dtype.name)
         x = ctx.from_global(b, MatrixDescriptor.column_wise(m, b.shape[1], ctx.nprocs), None)
         in_place = InPlace(ctx, matrix, w)
-        columns: dict[str, Callable[[], float]] = {} if kind == "qr" else {"pblas": partial(in_place.run, kind, x)}
+        columns: dict[str, Callable[[], float]] = (
+            {} if kind in ("q", "qr") else {"pblas": partial(in_place.run, kind, x)}
+        )
         for name, desc in (("copied" if columns else "pblas", w), ("rows", rows)):
             placed = ctx.from_global(matrix, desc, None)
             columns[name] = partial(together, partial(call, kind, placed, x, overwrite_a=False))
@@ -283,8 +299,9 @@ def main() -> None:
         for shape in filter(None, options.tall.split(",")):
             m, n = map(int, shape.split("x"))
             tall = np.asfortranarray(np.random.default_rng(0).standard_normal((m, n)).astype(options.dtype))
-            report += measured(ctx, peer, {"qr": tall}, options.rounds, options.blocks, grids)
-            show(report[-1:])
+            kinds = [kind for kind in ("qr", "q") if kind in options.kinds.split(",")]
+            report += measured(ctx, peer, dict.fromkeys(kinds, tall), options.rounds, options.blocks, grids)
+            show(report[-len(kinds) :])
     write(
         options.json, {"commit": options.commit, "library": options.library, "rounds": options.rounds, "rows": report}
     )

@@ -1,10 +1,12 @@
-"""Times of tall QR and least squares in heat and dask, for comparison with `benchmarks.cpu.factor --tall`.
+"""Times of linear algebra in heat and dask, for comparison with `benchmarks.cpu.factor` and `least_squares`.
 
-    mpiexec -n 2 python -m mpi4py benchmarks/cpu/tall_peers.py heat 1000000x64 200000x256
-    python benchmarks/cpu/tall_peers.py dask 1000000x64 200000x256 --threads 2
+    mpiexec -n 2 python -m mpi4py benchmarks/cpu/python_peers.py heat 1000000x64 200000x256 1024x1024
+    python benchmarks/cpu/python_peers.py dask 1000000x64 200000x256 1024x1024 --threads 2
 
-In an environment with heat or dask; pblas is not needed. Both use TSQR of a matrix in rows, float64: R alone (heat:
-mode="r"), and Q and R. dask has two chunks of rows, one BLAS thread in each of two threads. The best of some rounds.
+In an environment with heat or dask; pblas is not needed. float64, matrices in rows, the best of some rounds. Tall
+matrices: TSQR, for R alone (heat: mode="r") and for Q and R; dask also least squares, with two chunks of rows. Square
+ones: heat's inverse, determinant and QR; dask's Cholesky, LU and solve, in square chunks of a quarter of the rows. dask
+runs one BLAS thread in each of its threads.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ def heat_calls(m: int, n: int) -> tuple[dict[str, Callable[[], Any]], Callable[[
     ht.random.seed(0)
     a = ht.random.randn(m, n, dtype=ht.float64, split=0)
     calls = {"r": lambda: ht.linalg.qr(a, mode="r"), "qr": lambda: ht.linalg.qr(a)}
+    if m == n:
+        calls |= {"inv": lambda: ht.linalg.inv(a), "det": lambda: ht.linalg.det(a)}
     return calls, MPI.COMM_WORLD.Barrier, MPI.COMM_WORLD.rank == 0
 
 
@@ -40,6 +44,19 @@ def dask_calls(m: int, n: int, threads: int) -> tuple[dict[str, Callable[[], Any
 
     dask.config.set(scheduler="threads", num_workers=threads)
     rng = np.random.default_rng(0)
+    if m == n:
+        x, chunks = rng.standard_normal((n, n)), (-(-n // 4), -(-n // 4))
+        a, b = da.from_array(x, chunks=chunks), da.from_array(rng.standard_normal((n, 512)), chunks=(chunks[0], 512))
+        spd = da.from_array(x @ x.T + n * np.eye(n), chunks=chunks)
+        return (
+            {
+                "cholesky": lambda: dask.compute(da.linalg.cholesky(spd, lower=True)),
+                "lu": lambda: dask.compute(*da.linalg.lu(a)),
+                "solve512": lambda: dask.compute(da.linalg.solve(a, b)),
+            },
+            lambda: None,
+            True,
+        )
     a = da.from_array(rng.standard_normal((m, n)), chunks=(-(-m // threads), n))
     b = da.from_array(rng.standard_normal(m), chunks=-(-m // threads))
     calls = {
