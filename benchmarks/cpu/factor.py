@@ -7,11 +7,11 @@ All columns run in one job on the same random matrix, in rounds: each round runs
 "pblas" works in place, with overwrite_a=True on a matrix in the plan's layout of W, as its peers do; it has one BLAS
 thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q ("qr") or
 with it ("q"), and always copied; --tall lists shapes of tall matrices for them. solve1 and solve512 are by LU, with so
-many right-hand sides in columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are ranks, while the other ranks
-sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at the best of some grids and
-blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product of each rank's share,
-scaled to the operations of the routine: what it would take at the rate of a product. Times are from a barrier to the
-last rank's return.
+many right-hand sides in columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are
+ranks, while the other ranks sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at
+the best of some grids and blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product
+of each rank's share, scaled to the operations of the routine: what it would take at the rate of a product. Times are
+from a barrier to the last rank's return.
 
 MKL's ScaLAPACK instead of Debian's is --library mkl; benchmarks/cpu/scalapack.py says how to run it.
 """
