@@ -23,6 +23,8 @@ _DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
 """Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
 Cholesky of a diagonal block, of a solve with it, of LU of a panel; and the columns for which a GEMM runs at half its
 rate."""
+_PIECE = 512
+"""Rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s."""
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
 _BUFFERS = 2
@@ -139,6 +141,20 @@ class FactorizationPlan(Plan):
         if last < len(steps):
             steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
         return steps
+
+    def piece_stops(self, s: int) -> list[int]:
+        """For each piece in which the rows of panel s travel, one past its last row (global); empty for one piece.
+
+        Panels that are read in place are one piece. Otherwise the first piece has the diagonal block, and pieces of all
+        panels end at the same rows.
+        """
+        return self._stops_from(self.steps[s].stop)
+
+    def _stops_from(self, row: int) -> list[int]:
+        """Ends of pieces of the rows of a panel, the first of which has all rows before `row`."""
+        m = self.w.m
+        travels = self.library == "LAPACK" and self.overlaps_messages
+        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if travels else []
 
     @property
     def target(self) -> MatrixDescriptor:
@@ -307,6 +323,16 @@ class CholeskyPlan(FactorizationPlan):
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows below the diagonal block."""
         return panel.stop, self.w.m
+
+    def piece_stops(self, s: int) -> list[int]:
+        """The first piece has the diagonal block of the next panel, and pieces of all panels end at the same rows.
+
+        >>> w = MatrixDescriptor.column_wise(1200, 1200, 2, nb=200)
+        >>> plan = CholeskyPlan(w, w, "by columns already", "float64", 2)
+        >>> [plan.piece_stops(s) for s in range(6)]
+        [[512, 1024, 1200], [1024, 1200], [1024, 1200], [1024, 1200], [1200], []]
+        """
+        return self._stops_from(self.steps[s + 1].stop) if s + 1 < len(self.steps) else []
 
     def _shared_projection(self) -> float:
         """1: the three kinds may be the same elements of L."""

@@ -22,7 +22,6 @@ SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))
 other has both. Jobs of 2 ranks are the fastest, and most laws show on 2."""
 
 
-
 def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
     """The tests that run on a number of ranks."""
     families = Counter(family_of(item.nodeid) for item in items)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.execute.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.peers import Transfer
@@ -19,12 +20,26 @@ _WHAT = "bring a panel"
 
 
 class Part(NamedTuple):
-    """Rows i0..i1-1 of a panel, and the ranks other than its owner that read them (global)."""
+    """Rows i0..i1-1 of a panel, and the ranks other than its owner that read them (global).
+
+    Args:
+        panel: the panel (global).
+        i0: first row (global).
+        i1: one past the last row (global).
+        readers: ranks (global).
+        stops: for each piece in which the rows travel, one past its last row (global).
+    """
 
     panel: Panel
     i0: int
     i1: int
     readers: Sequence[int]
+    stops: Sequence[int] = ()
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Rows (start, stop) of the pieces in which the part travels (global)."""
+        starts = (self.i0, *self.stops[:-1])
+        return [(i0, i1) for i0, i1 in zip(starts, self.stops or (self.i1,), strict=True) if i0 < i1]
 
 
 class BlockColumns:
@@ -37,6 +52,12 @@ class BlockColumns:
         columns.offer(s)          # on its owner: start to send part s, which does not change before `sent`
         columns.fetch(s)          # the part, after its arrival; it stays valid until request(s + 2) or fetch(s + 2)
 
+    A part may travel in pieces, so that readers use its first rows while the others are under way:
+
+        columns.offer(s, i0, i1)  # on its owner: start to send the pieces of part s that end in rows i0 + 1 to i1
+        columns.open(s)           # the part, whose rows may be used after they have arrived
+        columns.arriving(s)       # iterates over the rows of its pieces, each after its arrival
+
     Args:
         home: the matrix, whose ranks hold all rows of their columns (global).
         parts: the parts, in the order in which they are read (global).
@@ -45,7 +66,7 @@ class BlockColumns:
     def __init__(self, home: SourceMatrix, parts: Sequence[Part]) -> None:
         self._home, self._backend, self._parts = home, home.backend, parts
         self._buffers: list[Any] = [None, None]
-        self._arriving: dict[int, Transfer] = {}
+        self._arriving: dict[int, deque[tuple[tuple[int, int], Transfer]]] = {}
         self._sending: list[Transfer] = []
         self._used: Any = None
         """A mark of the main lane at the last `fetch`: operations before it use the part before that one."""
@@ -67,15 +88,20 @@ class BlockColumns:
             arrays = self._backend.arrays
             with arrays.beside(_WHAT):
                 arrays.follow(self._used)
-                if out.size:
-                    self._arriving[s] = self._backend.channel.receive(out, self._parts[s].panel.owner, TAG)
+                part, receive = self._parts[s], self._backend.channel.receive
+                self._arriving[s] = deque(
+                    ((i0, i1), receive(out[i0 - part.i0 : i1 - part.i0], part.panel.owner, TAG))
+                    for i0, i1 in (part.pieces() if out.size else ())
+                )
 
-    def offer(self, s: int) -> None:
-        """Start to send part s to the far ranks that read it."""
+    def offer(self, s: int, i0: int = -1, i1: int | None = None) -> None:
+        """Start to send part s, or its pieces that end in rows i0 + 1 to i1, to the far ranks that read it."""
         part, block = self._parts[s], self.own(s)
         far = [peer for peer in part.readers if not self._backend.is_near(peer)]
-        if block.size:
-            self._sending += [self._backend.channel.send(block, peer, TAG) for peer in far]
+        for start, stop in part.pieces() if block.size else ():
+            if i0 < stop <= (part.i1 if i1 is None else i1):
+                rows = block[start - part.i0 : stop - part.i0]
+                self._sending += [self._backend.channel.send(rows, peer, TAG) for peer in far]
 
     def own(self, s: int) -> Array:
         """Part s in the memory of its owner (local)."""
@@ -85,18 +111,46 @@ class BlockColumns:
         return matrix[part.i0 : part.i1, panel.j_loc : panel.j_loc + panel.width]
 
     def fetch(self, s: int) -> Array:
-        """Part s as a local array, after its arrival.
+        """Part s as a local array, after its arrival; see `open`."""
+        block = self.open(s)
+        self.await_all(s)
+        return block
+
+    def whole(self, s: int) -> list[tuple[int, int]]:
+        """The rows (start, stop) of part s, as one piece (global)."""
+        return [(self._parts[s].i0, self._parts[s].i1)]
+
+    def await_all(self, s: int) -> None:
+        """Return when part s has arrived."""
+        for _ in self.arriving(s):
+            pass
+
+    def arriving(self, s: int) -> Iterator[tuple[int, int]]:
+        """Rows (start, stop) of the pieces of part s, in order, after their arrival.
+
+        Of a part that comes in messages, pieces that an earlier call has given are left out.
+        """
+        part = self._parts[s]
+        if not self.is_far(s):
+            yield from part.pieces()
+            return
+        text, pieces = f"panel of a factorization, of rank {part.panel.owner}", self._arriving[s]
+        while pieces:
+            rows, transfer = pieces.popleft()
+            self._backend.wait(transfer.done, text)
+            yield rows
+
+    def open(self, s: int) -> Array:
+        """Part s as a local array, whose rows arrive with `arriving`.
 
         Args:
-            s: number of a part that this rank reads or owns; its owner has signalled that it is complete (local).
+            s: number of a part that this rank reads or owns; its owner has signalled that it is complete, or, if it is
+                far, that it is under way (local).
         """
         arrays = self._backend.arrays
         before, self._used = self._used, arrays.mark()
         if self.is_far(s):
             block = self._buffer(s)
-            if s in self._arriving:  # it has elements
-                owner = self._parts[s].panel.owner
-                self._backend.wait(self._arriving.pop(s).done, f"panel of a factorization, of rank {owner}")
         else:
             block = self.own(s)
             if self._parts[s].panel.owner != self._backend.rank:

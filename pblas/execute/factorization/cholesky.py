@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.execute.factorization.factorization import RunFactorization
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pblas.backends.dtypes import Array
 
 
@@ -19,7 +21,11 @@ class _Block(NamedTuple):
 
 
 class RunCholesky(RunFactorization):
-    """Runs a CholeskyPlan on one rank. The block columns above their diagonal blocks are not touched."""
+    """Runs a CholeskyPlan on one rank. The block columns above their diagonal blocks are not touched.
+
+    On CPUs the next panel is updated and factored piece by piece, as the rows of the panel before arrive, and each
+    piece leaves at once. So panels travel in both directions at the same time, although each depends on the one before.
+    """
 
     def start(self) -> None:
         """The imaginary parts on the diagonal are not used: a NaN there would spread in the updates."""
@@ -36,12 +42,41 @@ class RunCholesky(RunFactorization):
         if not self.stops(s):
             self._arrays.solve_factored(diagonal, below.T, conj=True)
 
+    @property
+    def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
+        """Whether the next panel is factored piece by piece (global)."""
+        return bool(self._arrays.at_once)
+
+    def look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
+        """Update and factor the next panel; on CPUs by pieces, after each arrival."""
+        if not self.looks_ahead_by_rows:
+            super().look_ahead(s, panel, first, after, updated)
+            return
+        assert panel is not None, "the rank has columns after panel s"
+        following, start = self._steps[s + 1], self._steps[s].stop
+        columns, width = self.w[:, first:after], following.width
+        diagonal, across = columns[following.start : following.stop], panel[:width].T  # L[k + 1, k]^T
+        for i0, i1 in self.columns.arriving(s):
+            if i0 == start:  # the first piece has all rows of the diagonal block
+                self._update_triangle(columns[start:], panel, [_Block(0, 0, width)], i1 - start)
+                self._arrays.cholesky(diagonal, self.panel_info(s + 1))
+                self.send_header(s + 1, near=False)
+            else:
+                rows = panel[i0 - start : i1 - start]
+                self._arrays.gemm(-1, rows, across, 1, columns[i0:i1], conj=(False, True))
+            if not self.stops(s + 1):
+                below = columns[max(i0, following.stop) : i1]
+                self._arrays.solve_factored(diagonal, below.T, conj=True)
+            self.columns.offer(s + 1, i0, i1)
+        self.send_header(s + 1, near=True)
+
     def stops(self, s: int) -> bool:
         """Where the host knows INFO already: after a panel that is not positive definite."""
         return self._arrays.at_once and bool(self.panel_info(s)[0])
 
-    def update(self, s: int, panel: Array, first: int, last: int) -> None:
+    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """W[i, j] -= L[i, k] L[j, k]^H for the block columns j, from their diagonal blocks on."""
+        del pieces  # all have arrived
         start = self._steps[s].stop
         blocks = [
             _Block(step.start - start, step.j_loc - first, step.width)

@@ -2,7 +2,7 @@
 
 Step k, on every rank that has columns after panel k:
 
-    panel k arrives                                   (its header says that it is complete, with pivots and INFO)
+    panel k arrives                                   (its header says so, with pivots and INFO)
     the owner of panel k + 1 updates panel k + 1, factors it, and sends its header
     the other columns after panel k are updated       (meanwhile panel k + 1 arrives)
 
@@ -21,7 +21,7 @@ from pblas.execute.redistribution.transfer import SourceMatrix, own_memory
 from pblas.layouts.placement import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
@@ -45,6 +45,8 @@ class RunFactorization(ABC):
 
     lends = True
     """Peers read this rank's panels until the closing agreement (global)."""
+    looks_ahead_by_rows: bool = False
+    """Whether `look_ahead` uses the rows of a panel as they arrive (global)."""
 
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self.plan: FactorizationPlan = plan
@@ -55,10 +57,14 @@ class RunFactorization(ABC):
         self._steps = plan.steps
         ranks = range(plan.w.nprocs)
         self._parts = [
-            Part(panel, *plan.rows(panel), [p for p in ranks if p != panel.owner and plan.needs(panel, p)])
-            for panel in self._steps
+            Part(
+                *(panel, *plan.rows(panel)),
+                [p for p in ranks if p != panel.owner and plan.needs(panel, p)],
+                plan.piece_stops(s),
+            )
+            for s, panel in enumerate(self._steps)
         ]
-        self._columns = BlockColumns(self._home, self._parts)
+        self.columns: BlockColumns = BlockColumns(self._home, self._parts)
         self._signals: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
         self._headers = self._new_headers()
@@ -71,7 +77,7 @@ class RunFactorization(ABC):
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        return self._columns.workspace_nbytes + int(self._headers.nbytes)
+        return self.columns.workspace_nbytes + int(self._headers.nbytes)
 
     def publish(self, w: Array) -> bool:
         """Publish the location of W, which is in a window if ranks share memory: false."""
@@ -95,39 +101,53 @@ class RunFactorization(ABC):
             self.start()
             if self._steps[0].owner == self._rank:
                 self._factor_and_send(0)
-        self._columns.request(0)
+        self.columns.request(0)
         for s in range(len(self._steps)):
             updated = arrays.mark()
             self._receive(s)
-            panel = self._columns.fetch(s) if self._is_read(s) else None
+            panel = self.columns.open(s) if self._is_read(s) else None
+            if panel is not None and not self.looks_ahead_by_rows:
+                self.columns.await_all(s)
             with arrays.beside():
                 factored = arrays.mark()
             arrays.follow(factored)
             if self.stops(s):
+                if panel is not None:
+                    self.columns.await_all(s)
                 break
-            self._columns.request(s + 1)
+            self.columns.request(s + 1)
             first, is_next = self._start_after(s), s + 1 < len(self._steps) and self._steps[s + 1].owner == self._rank
             after = first + (self._steps[s + 1].width if is_next else 0)
             if is_next and arrays.at_once:
-                self._look_ahead(s, panel, first, after, updated)
-            if panel is not None and after < self._end:
-                self.update(s, panel, after, self._end)
+                self.look_ahead(s, panel, first, after, updated)
+            if panel is not None:
+                self.columns.await_all(s)
+                if after < self._end:
+                    self.update(s, panel, after, self._end, self.columns.whole(s))
             if is_next and not arrays.at_once:
-                self._look_ahead(s, panel, first, after, updated)
+                self.look_ahead(s, panel, first, after, updated)
             self.complete(s)
             if self.progress is not None and s + 1 < len(self._steps):
                 self.progress(1 - (1 - self._steps[s].stop / self._steps[-1].stop) ** 3)  # n^3 is left of n columns
-        self._columns.sent()
+        self.columns.sent()
         for transfer in self._signals:
             self._backend.wait(transfer.done, "sending headers of panels")
         self._signals = []
 
-    def _look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
-        """Update the next panel, which this rank owns, and factor it, after the update of the step before."""
+    def look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
+        """Update the next panel, which this rank owns, and factor it, after the update of the step before.
+
+        Args:
+            s: the step (global).
+            panel: the rows `plan.rows` of panel s (local).
+            first: first local column of the next panel (local).
+            after: one past its last local column (local).
+            updated: mark of the main lane after the update of the step before (local).
+        """
         assert panel is not None, "the rank has columns after panel s"
         with self._arrays.beside(_WHAT):
             self._arrays.follow(updated)
-            self.update(s, panel, first, after)
+            self.update(s, panel, first, after, self.columns.arriving(s))
             self._factor_and_send(s + 1)
 
     def finish(self) -> None:
@@ -162,7 +182,7 @@ class RunFactorization(ABC):
         """Factor this rank's updated panel s, in place, and write its header (local)."""
 
     @abstractmethod
-    def update(self, s: int, panel: Array, first: int, last: int) -> None:
+    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """Update the local columns first..last-1 with a factored panel.
 
         Args:
@@ -170,6 +190,7 @@ class RunFactorization(ABC):
             panel: the rows `plan.rows` of panel s (local).
             first: first local column, at the begin of a block column (local).
             last: one past the last local column, at the end of a block column (local).
+            pieces: the rows of the panel, start and stop, one after the other as they arrive (global).
         """
 
     def complete(self, s: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
@@ -214,10 +235,17 @@ class RunFactorization(ABC):
     def _factor_and_send(self, s: int) -> None:
         """Factor panel s, and tell all ranks."""
         self.factor(s)
-        self._columns.offer(s)
-        self._backend.sync()  # near ranks read the panel after its header
-        peers = (peer for peer in range(self._backend.size) if peer != self._rank)
-        self._signals += [self._backend.channel.send(self._header(s), peer, TAG_HEADER) for peer in peers]
+        self.send_header(s, near=False)
+        self.columns.offer(s)
+        self.send_header(s, near=True)
+
+    def send_header(self, s: int, *, near: bool) -> None:
+        """Send the header of panel s to near ranks, which then read the panel in place, or to all others (local)."""
+        backend = self._backend
+        backend.sync()
+        for peer in range(backend.size):
+            if peer != self._rank and backend.is_near(peer) == near:
+                self._signals.append(backend.channel.send(self._header(s), peer, TAG_HEADER))
 
     def _receive(self, s: int) -> None:
         """Wait for the header of panel s."""

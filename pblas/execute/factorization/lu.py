@@ -9,6 +9,7 @@ import numpy as np
 from pblas.execute.factorization.factorization import RunFactorization
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from pblas.backends.dtypes import Array
@@ -33,13 +34,21 @@ class RunLu(RunFactorization):
         columns = self.w[panel.start :, panel.j_loc : panel.j_loc + panel.width]
         self._arrays.lu(columns, self.panel_pivots(s), self.panel_info(s))
 
-    def update(self, s: int, panel: Array, first: int, last: int) -> None:
+    @property
+    def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
+        """Whether the next panel is updated piece by piece, as the rows of the panel before arrive (global)."""
+        return bool(self._arrays.at_once)
+
+    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """C = P[k] C, then C[k] = L[k, k]^-1 C[k], and C[i] -= L[i, k] C[k] for the rows i after panel k."""
-        pivots, arrays, c = self.panel_pivots(s), self._arrays, self.w[self._steps[s].start :, first:last]
-        height = len(pivots)
+        start, pivots, arrays = self._steps[s].start, self.panel_pivots(s), self._arrays
+        c, height = self.w[start:, first:last], len(pivots)
         arrays.swap_rows(c, pivots)
-        arrays.solve_factored(panel[:height, :height], c[:height], unit=True)
-        arrays.gemm(-1, panel[height:, :height], c[:height], 1, c[height:])
+        for i0, i1 in pieces:
+            if i0 == start:  # the first piece has all rows of the diagonal block
+                arrays.solve_factored(panel[:height, :height], c[:height], unit=True)
+            rows = slice(max(i0 - start, height), i1 - start)
+            arrays.gemm(-1, panel[rows, :height], c[:height], 1, c[rows])
 
     def complete(self, s: int) -> None:
         """L[i, j] = P[k] L[i, j] for the panels j before panel k, if no other rank reads them."""

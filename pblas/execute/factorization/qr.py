@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pblas.execute.factorization.factorization import RunFactorization
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pblas.backends.dtypes import Array
     from pblas.plans.factorization import Panel
 
@@ -54,8 +56,9 @@ class RunQr(RunFactorization):
         k = self._reflectors(panel)
         self._arrays.qr(columns[panel.start : m], columns[m : m + min(k, self.plan.w.m - m), :k])
 
-    def update(self, s: int, panel: Array, first: int, last: int) -> None:
+    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """C[k:] = H[k]^H C[k:]."""
+        del pieces  # all have arrived
         step = self._steps[s]
         c = self.w[step.start : self.plan.a.m, first:last]
         apply_block(self._arrays, panel, self._reflectors(step), c, adjoint=True)
