@@ -52,8 +52,6 @@ class HostArrays:
     """Whether a product may read operands in a peer's memory; otherwise they are copied first."""
     packs = True
     """Whether blocks of cyclic layouts are copied side by side, so that one product multiplies many of them."""
-    copies_reflectors = False
-    """Whether products take a copy of all of V, with its ones and zeros: on a GPU it is sooner than another launch."""
     pivot_dtype = np.dtype(np.intc)
     """Integers of LAPACK: INFO, and numbers of exchanged rows."""
     most_across = 64
@@ -297,9 +295,9 @@ class HostArrays:
         """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cpu.lapack.geqrt`."""
         lapack.geqrt(x, t)
 
-    def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool) -> None:
-        """C := Q C or Q^H C, with the Q of `qr`; see `pblas.backends.cpu.lapack.gemqrt`."""
-        lapack.gemqrt(v, t, c, adjoint=adjoint)
+    def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
+        """C := Q C or Q^H C, with the Q of `qr` or its conjugate; see `pblas.backends.cpu.lapack.gemqrt`."""
+        lapack.gemqrt(v, t, c, adjoint=adjoint, conj=conj)
 
     def qr_stacked(self, r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
         """R and B := R' and V with [R; B] = Q [R'; 0]; see `pblas.backends.cpu.lapack.tpqrt`."""
@@ -314,10 +312,6 @@ class HostArrays:
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H; see `pblas.backends.cpu.lapack.larft`."""
         lapack.larft(v, tau, t)
-
-    def unit_lower(self, x: Array) -> Array:
-        """A copy of X with ones on its diagonal and zeros above it (local)."""
-        return lapack.unit_lower(x)
 
     # Order
 

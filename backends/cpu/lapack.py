@@ -130,7 +130,7 @@ def geqrt(x: Array, t: Array) -> None:
         _call(x, "geqrt", m, n, nb, x, _lda(x), t, _lda(t), np.empty(nb * n, x.dtype), ctypes.c_int())
 
 
-def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool) -> None:
+def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
     """C := Q C, or Q^H C if `adjoint`, with the Q of `geqrt`.
 
     Args:
@@ -138,13 +138,19 @@ def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool) -> None:
         t: nb x k, of `geqrt` (local).
         c: m x n (local).
         adjoint: multiply with Q^H (global).
+        conj: multiply with the conjugate of Q or of Q^H (global).
 
     Source: LAPACK, xGEMQRT.
     """
     (m, n), (nb, k) = c.shape, t.shape
-    if c.size and k:
-        work, trans = np.empty(nb * n, c.dtype), _trans(c, adjoint)
-        _call(c, "gemqrt", b"L", trans, m, n, k, nb, v, _lda(v), t, _lda(t), c, _lda(c), work, ctypes.c_int())
+    if not c.size or not k:
+        return
+    work, trans = np.empty(nb * n, c.dtype), _trans(c, adjoint)
+    if conj:  # conj(Q) C = conj(Q conj(C))
+        np.conjugate(c, out=c)
+    _call(c, "gemqrt", b"L", trans, m, n, k, nb, v, _lda(v), t, _lda(t), c, _lda(c), work, ctypes.c_int())
+    if conj:
+        np.conjugate(c, out=c)
 
 
 def tpqrt(r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
@@ -223,17 +229,6 @@ def larfg(x: Array) -> Any:
     tau = np.zeros(1, x.dtype)
     _call(x, "larfg", len(x), x, x[1:] if len(x) > 1 else x, 1, tau)
     return tau[0]
-
-
-def unit_lower(x: Array) -> Array:
-    """A copy of a square X with ones on its diagonal and zeros above it.
-
-    >>> unit_lower(np.array([[5.0, 6.0], [7.0, 8.0]])).tolist()
-    [[1.0, 0.0], [7.0, 1.0]]
-    """
-    copy: Array = np.asfortranarray(np.tril(x, -1))
-    np.fill_diagonal(copy, 1)
-    return copy
 
 
 def _trans(x: Array, adjoint: bool) -> bytes:

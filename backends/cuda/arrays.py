@@ -74,7 +74,6 @@ class DeviceArrays:
     packs = False
     most_across = 1 << 62
     """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
-    copies_reflectors = True
     pivot_dtype = np.dtype(np.int64)
     """Integers of cuSOLVER."""
 
@@ -514,10 +513,9 @@ class DeviceArrays:
         memory.set(tau, cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
         self._reflectors.larft(self.stream, v, memory, t)
 
-    def unit_lower(self, x: Array) -> Array:
-        """A copy of X with ones on its diagonal and zeros above it, until the next call for the lane."""
-        y: Array = self._reflectors.unit_lower(self.stream, x)
-        return y
+    def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
+        """C := Q C or Q^H C, with the Q of `qr` in one block; see `pblas.backends.cuda.reflectors`."""
+        self._reflectors.multiply_q(self.stream, v, t, c, adjoint=adjoint, conj=conj)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""

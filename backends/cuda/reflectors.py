@@ -89,6 +89,30 @@ class Reflectors:
         self._kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
         self._close(stream, gram, tau, t)
 
+    def multiply_q(self, stream: int, v: Any, t: Any, c: Any, *, adjoint: bool, conj: bool) -> None:
+        """C := H C for a block of reflectors, H = I - V T V^H, or with H^H or a conjugate.
+
+        V is copied with its ones and zeros, which is sooner than products of its two parts.
+
+        Args:
+            stream: handle of the CUDA stream, on which `gemm` runs (local).
+            v: m x k, as `geqrt` leaves it (local).
+            t: k x k, of `geqrt` (local).
+            c: m x n in Fortran order (local).
+            adjoint: multiply with H^H (global).
+            conj: multiply with the conjugate of H or of H^H (global).
+
+        Source: Schreiber and Van Loan, A storage-efficient WY representation for products of Householder
+            transformations, 1989; LAPACK, xLARFB.
+        """
+        k, n = v.shape[1], c.shape[1]
+        v = self.unit_lower(stream, v)
+        both = self._array(stream, "products", (k, 2 * n), c.dtype)
+        w, tw = both[:, :n], both[:, n:]
+        self._gemm(1, v.T, c, 0, w, conj=(not conj, False))
+        self._gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
+        self._gemm(-1, v, tw, 1, c, conj=(conj, False))
+
     def unit_lower(self, stream: int, x: Any) -> Any:
         """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""
         y = self._array(stream, "unit lower", x.shape, x.dtype)

@@ -38,12 +38,12 @@ _BLOCKED_ON_A_GPU = 16384
 
 
 class _Limits(NamedTuple):
-    """Columns of a panel, and of each rank at least, on CPUs or GPUs (global)."""
+    """Columns of a panel, and of each rank at least, on CPUs or GPUs; see `block_columns` (global)."""
 
     narrowest: int
     widest: int
     least: int
-    by_root: bool = False
+    per_column: int = 0
 
 
 def choose_factorization(
@@ -81,7 +81,7 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    options: Any = {"gpus": gpus, "by_root": kind == "cholesky", "first": None if gpus else _FIRST}
+    options: Any = {"gpus": gpus, "per_column": _WIDTH if kind == "cholesky" else 0, "first": None if gpus else _FIRST}
     w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, **options)
     if not gpus:
         w = _apart(w, dtype)
@@ -100,7 +100,7 @@ def block_columns(
     algorithm: FactorizationAlgorithm = "auto",
     *,
     gpus: bool = False,
-    by_root: bool = False,
+    per_column: int = 0,
     widest: int | None = None,
     first: int | None = None,
 ) -> tuple[MatrixDescriptor, str]:
@@ -111,14 +111,15 @@ def block_columns(
         nprocs: ranks of the context (global).
         algorithm: see `choose_factorization` (global).
         gpus: see `choose_factorization` (global).
-        by_root: on CPUs the width of a panel grows with the root of a rank's columns, as is best for Cholesky (global).
+        per_column: on CPUs, the square of a panel's columns over a rank's columns, for panels whose width grows with
+            the root of those; 0 for a width in proportion (global).
         widest: columns of a panel at most, if the factorization has a limit of its own (global).
         first: columns of the first panel at most; None for as many as the others have (global).
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
     """
-    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST, by_root)
+    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST, per_column)
     if gpus:
         limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
     if widest is not None:
@@ -162,7 +163,8 @@ def panel_width(n: int, ranks: int) -> int:
 
 def _width(n: int, ranks: int, limits: _Limits) -> int:
     """Columns of a panel: a multiple of 16 between the limits."""
-    width = (isqrt(_WIDTH * n // ranks) + 8) // 16 * 16 if limits.by_root else n // (_PANELS * ranks) // 32 * 32
+    per_column = limits.per_column
+    width = (isqrt(per_column * n // ranks) + 8) // 16 * 16 if per_column else n // (_PANELS * ranks) // 32 * 32
     return max(limits.narrowest, min(limits.widest, width))
 
 

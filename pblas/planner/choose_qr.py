@@ -15,6 +15,10 @@ Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _TALL = 4
 """Rows of each rank at least, over the columns of the matrix, for the tree: its merges then take little of the time."""
+_WIDTH, _FIRST = 12, 32
+"""On CPUs, the square of a panel's columns over a rank's columns, and columns of the first panel, for which all other
+ranks wait. Narrower than in Cholesky and LU: half of a panel is multiplied by vectors, which is slow (measured for 1024
+and 2048 columns on 2 ranks of an AMD EPYC)."""
 _TALL_ON_GPUS, _WIDEST_OF_CHOLESKY = 32, 512
 """On GPUs, rows of each rank at least, over the columns, and columns at most, for Cholesky factors of Gram matrices."""
 _WIDEST_ON_GPUS = 256
@@ -45,7 +49,7 @@ def choose_qr(
         gpus: whether the matrix is in GPU memory: then there is no tree (global).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
-    (4288, 4096)
+    (4208, 4096)
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 64, 4), "float64", 4, "shared").copy.received_nbytes(1)
     0
     """
@@ -61,7 +65,8 @@ def choose_qr(
     if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
-    w, why = block_columns(a, ranks, "blocked" if algorithm == "blocked" else "auto")
+    kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
+    w, why = block_columns(a, ranks, kind, per_column=_WIDTH, first=_FIRST)
     if w.nprocs == 1:
         w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
         why = "algorithm='local': one rank" if algorithm == "local" else why

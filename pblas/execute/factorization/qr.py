@@ -23,27 +23,10 @@ def apply_block(arrays: Any, panel: Array, k: int, c: Array, *, adjoint: bool, c
         c: the rows of C that H changes (local).
         adjoint: multiply with H^H instead (global).
         conj: multiply with the conjugate of H or of H^H (global).
-
-    Source: Schreiber and Van Loan, A storage-efficient WY representation for products of Householder
-        transformations, 1989; LAPACK, xLARFB.
     """
     m, n_loc = c.shape
-    if not k or not n_loc:
-        return
-    copied = m if arrays.copies_reflectors else k
-    head, tail, t = arrays.unit_lower(panel[:copied, :k]), panel[copied:m, :k], panel[m : m + k, :k]
-    both = arrays.scratch((k, 2 * n_loc), c.dtype)
-    w, tw = both[:, :n_loc], both[:, n_loc:]
-    # W = V^H C
-    arrays.gemm(1, head.T, c[:copied], 0, w, conj=(not conj, False))
-    if copied < m:
-        arrays.gemm(1, tail.T, c[copied:], 1, w, conj=(not conj, False))
-    # T W, or T^H W
-    arrays.gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
-    # C -= V T W
-    arrays.gemm(-1, head, tw, 1, c[:copied], conj=(conj, False))
-    if copied < m:
-        arrays.gemm(-1, tail, tw, 1, c[copied:], conj=(conj, False))
+    if k and n_loc:
+        arrays.multiply_q(panel[:m, :k], panel[m : m + k, :k], c, adjoint=adjoint, conj=conj)
 
 
 class RunQr(RunFactorization):
