@@ -2,6 +2,9 @@
 
 As in `pblas.backends.cpu.gemm`, whose BLAS it calls: only this module handles storage orders. A Z in C-order is solved
 as Z^T := Z^T T^-T, and a T in C-order flips its triangle and its trans flag.
+
+A triangle is halved until it is small, and the square between two halves multiplied: OpenBLAS solves at a third to a
+half of the rate of its products (Intel Xeon with AVX-512, 64 to 192 rows, float64).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from pblas.backends.cpu.gemm import (
     _by_columns,
     _leading_dimension,
     _pointer,
+    gemm,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ _LEFT, _RIGHT, _UPPER, _NOT_UNIT = (ctypes.addressof(_LETTER) + i for i in range
 _LOWER, _UNIT = _LEFT, _UPPER  # the same letters
 _COLUMNS = 4096
 """Columns solved at a time if Z exceeds the integers of BLAS."""
+_WHOLE, _FEW = 64, 32
+"""Rows of a triangle that BLAS solves as a whole, and columns of Z for which it solves any triangle as a whole."""
 
 
 def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
@@ -57,6 +63,9 @@ def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, con
     if not z.size:
         return
     (m, n), by_columns = z.shape, _by_columns(z)
+    if m > _WHOLE and n > _FEW:
+        _by_halves(t, z, uplo=uplo, unit=unit, conj=conj)
+        return
     ldz = _leading_dimension(z if by_columns else z.T)
     if max(n, ldz, *(abs(stride) // t.itemsize for stride in t.strides)) > _LARGEST:
         block = t.copy(order="F")
@@ -79,3 +88,18 @@ def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, con
         *(_LEFT if by_columns else _RIGHT, _UPPER if upper else _LOWER, flag, _UNIT if unit else _NOT_UNIT),
         *(i, i + 4, ctypes.addressof(scalars), _address(matrix), i + 8, _address(z), i + 12),
     )
+
+
+def _by_halves(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool) -> None:
+    """Z := T^-1 Z: one half of the rows, the other ones less their product with it, the other half.
+
+    Source: Elmroth, Gustavson, Jonsson, Kagstrom, Recursive blocked algorithms and hybrid data structures for dense
+        matrix library software, 2004.
+    """
+    middle = -(-len(t) // (2 * _FEW)) * _FEW
+    first, then = slice(0, middle), slice(middle, None)
+    if uplo == "U":
+        first, then = then, first
+    trsm(t[first, first], z[first], uplo=uplo, unit=unit, conj=conj)
+    gemm(-1, t[then, first], z[first], 1, z[then], conj=(conj, False))
+    trsm(t[then, then], z[then], uplo=uplo, unit=unit, conj=conj)
