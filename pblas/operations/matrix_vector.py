@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
-from pblas.execute.matrix_vector import absolute_values, multiply
+from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -24,14 +25,14 @@ from pblas.operations.vectors import (
     summed,
 )
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
-from pblas.runtime.runtime import checked_scalar
+from pblas.runtime.runtime import checked_scalar, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
     from pblas.layouts.triangle import Part
-    from pblas.runtime.runtime import Runtime
+    from pblas.runtime.runtime import Place, Runtime
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)
@@ -222,9 +223,10 @@ def product(call: Product) -> Any:
     with runtime.call(verb):
         with runtime.local_step(verb):
             spec = _checked(call, runtime)
-        total = _total(call, spec, runtime)
+            prepared = _prepared(call, spec, runtime)
+        total = _total(call, spec, runtime, prepared)
         put = _absolute_put(spec) if call.absolute else Scaling(spec.alpha, spec.beta)
-        target = _target(runtime, spec)
+        target = _target(runtime, spec, prepared)
         if target is None:
             with np.errstate(all="ignore"):
                 result = np.empty((len(total), 1), spec.dtype)
@@ -318,42 +320,82 @@ def _terms(kind: str, trans: Trans, *, unit: bool, conj: bool) -> tuple[Term, ..
     return tuple(term.flipped(conj=conj) for term in terms)
 
 
-def _target(runtime: Runtime, spec: _Checked) -> Vector | None:
+class _Prepared:
+    """A product on this rank: its plan, and the layout of a new result. It serves any number of calls.
+
+    Args:
+        plan: of the product (global).
+        desc: distribution of op(A) (global).
+        dtype: of the result (global).
+        runtime: of the context (global).
+    """
+
+    def __init__(self, plan: MatrixVectorPlan, desc: MatrixDescriptor, dtype: np.dtype[Any], runtime: Runtime) -> None:
+        self.plan: MatrixVectorPlan = plan
+        self._rank = runtime.rank
+        self.column: MatrixDescriptor = MatrixDescriptor(
+            desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb
+        )
+        """Distribution of a new result (global)."""
+        self.place: Place = runtime.place(self.column, dtype)
+        """Memory of this rank's part of it (local)."""
+
+    @cached_property
+    def local(self) -> LocalProduct:
+        """The elements that this rank multiplies (local)."""
+        return LocalProduct(self.plan, self._rank)
+
+    def close(self) -> None:
+        """Nothing: it has no memory but indices (local)."""
+
+
+def _prepared(call: Product, spec: _Checked, runtime: Runtime) -> _Prepared:
+    """The product of calls like this one (local)."""
+    a, trans, replicated = spec.a, spec.trans, spec.x.column is None
+    transport = runtime.transport
+
+    def make() -> _Prepared:
+        terms = _terms(call.kind, trans, unit=spec.unit, conj=a.conjugated)
+        plan = MatrixVectorPlan(
+            *(a.desc, spec.part, terms, name_of(a.dtype), runtime.nprocs, transport),
+            hermitian=call.kind == "hemv",
+            absolute=call.absolute,
+            replicated=replicated,
+        )
+        return _Prepared(plan, a.desc if trans == "N" else a.desc.T, spec.dtype, runtime)
+
+    options = call.kind, call.absolute, trans, spec.part, spec.unit, a.conjugated, replicated
+    return runtime.prepared.get((a.desc, a.dtype, transport, *options), make)
+
+
+def _target(runtime: Runtime, spec: _Checked, prepared: _Prepared) -> Vector | None:
     """**Collective.** The vector of the result; None for an array. A new one is divided as the rows of op(A)."""
     if spec.out is not None:
         return spec.out
     given = next((vector for vector in (spec.x, spec.y) if vector is not None and vector.column is not None), None)
     if given is None:
         return None
-    desc = spec.a.desc if spec.trans == "N" else spec.a.desc.T
-    column = MatrixDescriptor(desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb)
-    local = runtime.empty(runtime.place(column, spec.dtype))
+    local = runtime.empty(prepared.place)
     if not runtime.backend.shared:  # private memory: another rank may have none
         runtime.agree("allocate a vector", {})
-    return Vector(desc.m, DistMatrix(column, local, runtime), is_row=given.is_row)
+    return Vector(prepared.column.m, DistMatrix(prepared.column, local, runtime), is_row=given.is_row)
 
 
-def _total(call: Product, spec: _Checked, runtime: Runtime) -> Array:
+def _total(call: Product, spec: _Checked, runtime: Runtime, prepared: _Prepared) -> Array:
     """**Collective.** Op(A) x on all ranks, without alpha; zeros if neither is read."""
-    a, verb = spec.a, call.verb
-    conj = a.conjugated
-    plan = MatrixVectorPlan(
-        *(a.desc, spec.part, _terms(call.kind, spec.trans, unit=spec.unit, conj=conj), a.dtype.name),
-        *(runtime.nprocs, runtime.topology.transport(runtime.nprocs)),
-        hermitian=call.kind == "hemv",
-        absolute=call.absolute,
-        replicated=spec.x.column is None,
-    )
-    dtype = np.dtype(plan.partial_dtype)
+    a, verb, plan = spec.a, call.verb, prepared.plan
     if spec.alpha == 0 or not plan.vector_length or not plan.length:
         runtime.agree(f"{verb}: nothing to multiply", spec.agreed())
-        return np.zeros(plan.length, dtype)
-    vector = spec.x.on_all_ranks(verb, spec.agreed())
+        return np.zeros(plan.length, np.dtype(plan.partial_dtype))
+    call_args = spec.agreed()
+    if spec.x.column is None:
+        vector = spec.x.on_all_ranks(verb)
+    else:
+        vector, call_args = spec.x.on_all_ranks(verb, call_args), {}
     with runtime.local_step(verb), np.errstate(all="ignore"):
         if call.absolute:
             vector = absolute_values(vector, call.absolute)
-        partial = multiply(plan, runtime.backend, a.stored(verb), vector)
-    call_args = spec.agreed() if spec.x.column is None else {}
+        partial = multiply(prepared.local, runtime.backend, a.stored(verb), vector)
     total = summed(runtime, f"{verb}: sums", call_args, partial, gathers=plan.gathers)
     return total + vector if spec.unit else total
 

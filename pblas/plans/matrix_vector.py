@@ -8,7 +8,7 @@ from math import prod
 from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.triangle import Part, Rectangle, flipped, rectangles
+from pblas.layouts.triangle import Part, flipped
 from pblas.plans.base import ITEMSIZE, Plan, Transport
 
 _ABSOLUTE_WIDTH = 64
@@ -108,10 +108,10 @@ class MatrixVectorPlan(Plan):
         first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
         return first and prod(self.a.local_shape(rank)) > 0
 
-    def rectangles(self, rank: int) -> Iterator[Rectangle]:
-        """The parts of a rank's local array that it multiplies, one after the other."""
-        if self.contributes(rank):
-            yield from rectangles(self.a, rank, self.part, _ABSOLUTE_WIDTH if self.absolute else None)
+    @property
+    def width(self) -> int | None:
+        """The most columns of a rectangle that is multiplied at once; None: `layouts.triangle.rectangles` chooses."""
+        return _ABSOLUTE_WIDTH if self.absolute else None
 
     @property
     def gathers(self) -> bool:
