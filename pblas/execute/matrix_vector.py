@@ -113,11 +113,13 @@ class LocalProduct(LocalPart):
         """Elements of the result (global)."""
         self.contributes: bool = plan.contributes(rank)
         """Whether this rank multiplies any elements (local)."""
+        self.is_whole: bool = plan.is_whole
+        """Whether its partial results are those of all elements, or of its rows of op(A) (global)."""
         super().__init__(self.plan.a, self.plan.part, rank, plan.width)
 
 
 def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -> Array:
-    """This rank's partial result: an array of `local.length` elements (local).
+    """This rank's partial results: of all `local.length` elements, or of its rows of op(A); see `is_whole` (local).
 
     Args:
         local: the product on this rank (local).
@@ -126,19 +128,14 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
         vector: on all ranks, in the precision of the partial results or narrower (global).
     """
     plan, dtype = local.plan, local.dtype
-    result = np.zeros(local.length, dtype)
     if not local.contributes:
-        return result
+        return np.zeros(local.length if local.is_whole else 0, dtype)
     if local.turns:
         x = x.T
     vector = np.ascontiguousarray(vector)
     indices = local.rows, local.columns
     used = {term.transposed for term in plan.terms}
-    sums: dict[bool, Array] = {}
-    for transposed in used:
-        g = indices[transposed]
-        in_place = len(used) == 1 and isinstance(g, slice)
-        sums[transposed] = result[g] if in_place else np.zeros(x.shape[transposed], dtype)
+    sums = {transposed: np.zeros(x.shape[transposed], dtype) for transposed in used}
     vectors = {transposed: vector[indices[not transposed]] for transposed in used}
     for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
         part = x[i, j]
@@ -156,9 +153,11 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
                 block = _prepared(plan, term, block, dtype)
                 product = (block.T if term.transposed else block) @ v.astype(dtype, copy=False)
             sums[term.transposed][target] += product
+    if not local.is_whole:
+        return sums[plan.terms[0].transposed]
+    result = np.zeros(local.length, dtype)
     for transposed in used:
-        if sums[transposed].base is not result:
-            result[indices[transposed]] += sums[transposed]
+        result[indices[transposed]] += sums[transposed]
     return result
 
 

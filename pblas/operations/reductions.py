@@ -181,7 +181,7 @@ def columns_on_all_ranks(
         ]
         partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
     counts = list(zip(*(reduction.counts for reduction in reductions), strict=True))  # of each rank, for each matrix
-    gathered = _gathered(runtime, verb, call_args, partial, tuple(map(sum, counts)))
+    gathered = gathered_parts(runtime, verb, call_args, partial, tuple(map(sum, counts)))
     ends = list(accumulate(chain.from_iterable(counts), initial=0))
     spans = list(pairwise(ends))
     results = []
@@ -281,7 +281,7 @@ def _reduced(
     with runtime.local_step(verb), np.errstate(all="ignore"):
         prepared = _prepared(a, operation, axis)
         partial = partial_results(prepared, runtime.backend.arrays, operands or (a.computed(verb),))
-    gathered = _gathered(runtime, verb, call_args | a.signature(), partial, prepared.counts)
+    gathered = gathered_parts(runtime, verb, call_args | a.signature(), partial, prepared.counts)
     with np.errstate(all="ignore"):
         results = combined(prepared, gathered)
     return np.conj(results) if (a.conjugated if conj is None else conj) else results
@@ -301,7 +301,7 @@ def _prepared(a: DistMatrix, operation: Operation, axis: Axis) -> PreparedReduct
     return prepared
 
 
-def _gathered(
+def gathered_parts(
     runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, counts: tuple[int, ...]
 ) -> Array:
     """**Collective.** All ranks' partial results, one after the other; a new array.

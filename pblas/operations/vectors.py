@@ -198,23 +198,25 @@ def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: A
     return total
 
 
-def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array) -> None:
-    """Update this rank's elements of an m x 1 matrix by elements that all ranks have (local).
+def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array, *, is_own: bool = False) -> None:
+    """Update this rank's elements of an m x 1 matrix by elements that all ranks have, or that this rank has (local).
 
     Args:
         runtime: of the context (global).
         column: the matrix (global).
         put: put(x, out) updates elements (global).
-        total: m elements (global).
+        total: m elements (global), or if `is_own` this rank's elements (local).
+        is_own: whether the elements are those of this rank (global).
     """
     part = column.stored("store")
     if part.size:
-        local: LocalPart = runtime.prepared.get(
-            ("store", column.desc), lambda: LocalPart(column.desc, "all", runtime.rank)
-        )
+        if not is_own:
+            key = "store", column.desc
+            local: LocalPart = runtime.prepared.get(key, lambda: LocalPart(column.desc, "all", runtime.rank))
+            total = total[local.rows]
         out = runtime.backend.reading(part)
         out = out if out is part else out.copy()
-        put(total[local.rows][:, None], out)
+        put(total[:, None], out)
         if out is not part:
             runtime.backend.copy(out, part)
 
