@@ -180,16 +180,23 @@ def columns_on_all_ranks(
             for reduction, a in zip(reductions, columns, strict=True)
         ]
         partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
-    counts = list(zip(*(reduction.counts for reduction in reductions), strict=True))  # of each rank, for each matrix
-    gathered = gathered_parts(runtime, verb, call_args, partial, tuple(map(sum, counts)))
-    ends = list(accumulate(chain.from_iterable(counts), initial=0))
-    spans = list(pairwise(ends))
+    counts = [reduction.counts for reduction in reductions]
+    numbers = counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
+    gathered = gathered_parts(runtime, verb, call_args, partial, numbers)
     results = []
-    for k, (reduction, a) in enumerate(zip(reductions, columns, strict=True)):
-        parts = [gathered[start:stop] for start, stop in spans[k :: len(columns)]]
-        elements = _rounded(combined(reduction, gathered if len(columns) == 1 else np.concatenate(parts)), a)
+    for reduction, a, part in zip(reductions, columns, _separated(gathered, counts), strict=True):
+        elements = _rounded(combined(reduction, part), a)
         results.append(np.conj(elements) if a.conjugated else elements)
     return results
+
+
+def _separated(gathered: Array, counts: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The partial results of each of several reductions, of which every rank sent one after the other (local)."""
+    if len(counts) == 1:
+        return [gathered]
+    spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
+    parts = [gathered[start:stop] for start, stop in spans]
+    return [np.concatenate(parts[k :: len(counts)]) for k in range(len(counts))]
 
 
 def product_with_vector(a: DistMatrix, vector: Any) -> Array:

@@ -205,7 +205,9 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = "\n".join([verb, *[f"{name}={_plain(value)!r}" for name, value in arguments.items()]])
+            call = verb
+            for name, value in arguments.items():
+                call += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
@@ -336,11 +338,6 @@ class _CollectiveSection(AbstractContextManager[None]):
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
             self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy scalar as the Python value: both must print in the same way."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

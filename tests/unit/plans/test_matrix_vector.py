@@ -38,8 +38,8 @@ def test_ranks_receive_what_is_sent(
     desc: MatrixDescriptor, replicated: bool, transposed: bool, stays: bool, two: bool
 ) -> None:
     terms = (Term(), Term(transposed=True)) if two and desc.m == desc.n else (Term(transposed),)
-    options = {"replicated": replicated, "stays": stays and len(terms) == 1}
-    plan = MatrixVectorPlan(desc, "all", terms, "float64", desc.nprocs, **options)
+    stays = stays and len(terms) == 1
+    plan = MatrixVectorPlan(desc, "all", terms, "float64", desc.nprocs, replicated=replicated, stays=stays)
     ranks = range(plan.nprocs)
     assert sum(map(plan.received_elements, ranks)) == sum(map(plan.sent_elements, ranks))
     for rank in ranks:
