@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 
-_KEPT = 1 << 20
-"""Elements of the rectangles whose masks are kept for later calls: a few megabytes."""
+_KEPT = 1 << 18
+"""Elements of the rectangles whose masks are kept for later calls: about half a megabyte."""
 
 
 def absolute_values(x: Array, kind: str) -> Array:
