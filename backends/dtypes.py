@@ -24,6 +24,8 @@ FLOAT8 = (E4M3, E5M2)
 """dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added."""
 STORED = DTYPES + FLOAT8
 """Every dtype that a matrix may have."""
+_NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
+"""dtypes that NumPy does not find by their names."""
 
 RESULTS: dict[np.dtype[Any], tuple[np.dtype[Any], ...]] = {
     **{dtype: (dtype,) for dtype in DTYPES[:4]},
@@ -43,8 +45,7 @@ def dtype_of_name(name: Any) -> np.dtype[Any]:
     >>> dtype_of_name("bfloat16"), dtype_of_name("f4"), dtype_of_name("float8_e5m2")
     (dtype(bfloat16), dtype('float32'), dtype(float8_e5m2))
     """
-    named = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
-    return named[name] if isinstance(name, str) and name in named else np.dtype(name)
+    return _NAMED[name] if isinstance(name, str) and name in _NAMED else np.dtype(name)
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

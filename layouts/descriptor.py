@@ -467,6 +467,8 @@ lld=None takes the least.
         >>> a.same_distribution(MatrixDescriptor(8, 8, 2, 8, Grid(2, 1)))
         False
         """
+        if self == other:
+            return True
         return same_distribution(self.grid, self.rows, self.columns, other.grid, other.rows, other.columns)
 
     def picture(self, max_width: int = 100) -> str:

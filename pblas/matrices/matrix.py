@@ -14,7 +14,7 @@ from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path, discard, finish
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
+from pblas.runtime.runtime import check_root, checked_dtype, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -37,7 +37,7 @@ class DistMatrix(Operators):
         conj: the matrix is the conjugate of the elements in memory (global).
     """
 
-    __slots__ = ("__weakref__", "_local", "conjugated", "desc", "dtype", "key", "runtime")
+    __slots__ = ("__weakref__", "_key", "_local", "_signature", "conjugated", "desc", "dtype", "runtime")
 
     def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
         self.desc: MatrixDescriptor = desc
@@ -45,9 +45,18 @@ class DistMatrix(Operators):
         self.conjugated: bool = conj
         self.dtype: np.dtype[Any] = local.dtype
         self._local: Array | None = local
-        # Identifies this matrix in plans, which skip the checks of matrices that they know; None after close.
-        self.key: Any = (runtime.backend.address(local), local.strides, id(desc), conj, self.dtype.char, id(runtime))
+        self._key: Any = None
+        self._signature: dict[str, Any] | None = None
         runtime.matrices.add(self)
+
+    @property
+    def key(self) -> Any:
+        """Identifies this matrix in plans, which skip the checks of matrices that they know; None after close."""
+        if self._key is None and self._local is not None:
+            x, runtime = self._local, self.runtime
+            address = runtime.backend.address(x)
+            self._key = (address, x.strides, id(self.desc), self.conjugated, self.dtype.char, id(runtime))
+        return self._key
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -281,11 +290,14 @@ class DistMatrix(Operators):
 
     def signature(self) -> dict[str, Any]:
         """The properties that must be equal on all ranks, for agreements."""
-        return {"matrix": shared_descriptor(self.desc), "dtype": self.dtype.name, "conjugated": self.conjugated}
+        if self._signature is None:
+            desc, name = shared_descriptor(self.desc), name_of(self.dtype)
+            self._signature = {"matrix": desc, "dtype": name, "conjugated": self.conjugated}
+        return self._signature.copy()
 
     def detach(self) -> None:
         """Drop the reference to the memory, which the context is about to free (local)."""
-        self._local = self.key = None
+        self._local = self._key = None
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
         """Refuse the conversion to an array: each rank holds a part of the matrix only."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -17,9 +18,10 @@ from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, 
 from pblas.execute.collective.flat import Flat
 from pblas.execute.collective.reduction import ByFunction
 from pblas.execute.collective.staging import Staging
-from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
-from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
+from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction, bounds_of
+from pblas.plans.collective import SLOT_NBYTES, Rounds, goes_by_messages, width_of
 from pblas.runtime.calls import collective
+from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -158,17 +160,67 @@ def add_up(
 
 
 def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
-    """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call.
+    """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
 
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
         call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
-        x: this rank's array (local).
+        x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
         counts: number of rows of each rank (global).
     """
-    result: Array = _gather_on_hosts(runtime, x, None, counts, None, (operation, call_args))
+    rows, row = tuple(counts), x.shape[1:]
+    prepared = runtime.prepared.get(
+        ("gather", rows, row, x.dtype), lambda: _PreparedGather(rows, row, x.dtype, runtime.rank)
+    )
+    memory = _Memory(runtime, 0)
+    staging, flat = memory.staging, Flat(x, prepared.start)
+    steps = Steps(operation, None, True, prepared.rounds)
+    job = None if staging is None else _laid_out(staging, steps, flat)
+    runtime.agree(operation, {**call_args, **prepared.arguments})
+    if staging is None or job is None:
+        staging = memory.make()
+        job = _laid_out(staging, steps, flat)
+        runtime.agree(f"{operation}: staged", {})
+    result = np.empty(prepared.shape, x.dtype)
+    if result.size:
+        if goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
+            job = Collective(staging, steps._replace(rounds=prepared.message_rounds, by_messages=True), flat)
+        with runtime.collective_section(operation):
+            job.run([Flat(result)], None)
     return result
+
+
+class _PreparedGather:
+    """An all-gather of arrays whose numbers of rows all ranks know, for any number of calls (global).
+
+    Args:
+        counts: number of rows of each rank (global).
+        row: shape of a row (global).
+        dtype: of the elements (global).
+        rank: this rank (local).
+    """
+
+    def __init__(self, counts: tuple[int, ...], row: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
+        bounds = bounds_of(counts, math.prod(row))
+        self.rounds: Rounds = Rounds(bounds, width_of(1, dtype.itemsize, 1))
+        self.message_rounds: Rounds = Rounds(bounds, width_of(1, dtype.itemsize, 1, by_messages=True))
+        self.start: int = bounds[rank]
+        """Number of this rank's first element in the result (local)."""
+        self.shape: tuple[int, ...] = sum(counts), *row
+        """Shape of the result (global)."""
+        self.arguments: dict[str, Any] = {"x.shape[1:]": row, "dtype": name_of(dtype), "counts": counts}
+        """Arguments that must be equal on all ranks (global)."""
+
+    def close(self) -> None:
+        """Nothing: it has no memory (local)."""
+
+
+def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:
+    """A collective whose first pieces near ranks can read after a meeting (local)."""
+    job = Collective(staging, steps, x)
+    job.lay_out(0)
+    return job
 
 
 class _Memory:
@@ -369,16 +421,9 @@ def _begin(staging: Staging, steps: Steps, job: Collective, *, laid_out: bool, u
         staging.meet(f"{steps.name}: a meeting of the node")
 
 
-def _gather_on_hosts(
-    runtime: Runtime,
-    x: Any,
-    out: Any,
-    requested_counts: Any,
-    stream: Any,
-    caller: tuple[str, Mapping[str, Any]] | None = None,
-) -> Any:
-    """**Collective.** An all-gather of NumPy arrays; `caller` as for `_reduce_on_hosts`."""
-    operation, call_args = caller or ("allgather", _NOTHING)
+def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, stream: Any) -> Any:
+    """**Collective.** An all-gather of NumPy arrays."""
+    operation = "allgather"
     with runtime.local_step(operation):
         refuse_stream(operation, stream)
         spec = GatherArguments(runtime, x, out, requested_counts)
@@ -388,18 +433,18 @@ def _gather_on_hosts(
     memory, laid_out, hidden = _Memory(runtime, 0), False, 1
     staging = memory.staging
     if staging is not None:
-        hidden, laid_out = _offered(staging, steps, flat, in_place=caller is None)
+        hidden, laid_out = _offered(staging, steps, flat)
     unclear = staging is None or spec.error_of(counts) is not None
     length = 0 if spec.counts else nrows
     maxima = length, -length, 2 if unclear else hidden, int(not laid_out)
-    agreed = runtime.agree(operation, {**call_args, **spec.arguments()}, None, maxima)
+    agreed = runtime.agree(operation, spec.arguments(), None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = runtime.gathered(nrows)
         steps, flat = _gathering(operation, spec, counts)
         if staging is None:
             staging = memory.make()
-            hidden, laid_out = _offered(staging, steps, flat, in_place=caller is None)
+            hidden, laid_out = _offered(staging, steps, flat)
         agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(not laid_out)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
@@ -423,9 +468,9 @@ def _gathering(operation: str, spec: GatherArguments, counts: list[int]) -> tupl
     return Steps(operation, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
 
 
-def _offered(staging: Staging, steps: Steps, x: Flat, *, in_place: bool) -> tuple[int, bool]:
+def _offered(staging: Staging, steps: Steps, x: Flat) -> tuple[int, bool]:
     """Whether ranks of the node do not read x in place, and whether x was laid out for them instead (local)."""
-    hidden = _hidden(staging, X_TABLE, x) if in_place else 1
+    hidden = _hidden(staging, X_TABLE, x)
     if hidden:
         Collective(staging, steps, x).lay_out(0)
     return hidden, bool(hidden)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
-from pblas.execute.matrix_vector import absolute_values, multiply
+from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
+from pblas.execute.reduction import PreparedReduction, combined, index_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import Trans, check_not_conjugated, checked_trans, matrix_remedy
+from pblas.operations.reductions import gathered_parts
 from pblas.operations.vectors import (
     Vector,
     are_same,
@@ -24,14 +27,15 @@ from pblas.operations.vectors import (
     summed,
 )
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
-from pblas.runtime.runtime import checked_scalar
+from pblas.plans.reduction import ReductionPlan
+from pblas.runtime.runtime import checked_scalar, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
     from pblas.layouts.triangle import Part
-    from pblas.runtime.runtime import Runtime
+    from pblas.runtime.runtime import Place, Runtime
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)
@@ -222,9 +226,10 @@ def product(call: Product) -> Any:
     with runtime.call(verb):
         with runtime.local_step(verb):
             spec = _checked(call, runtime)
-        total = _total(call, spec, runtime)
+            prepared = _prepared(call, spec, runtime)
+        total = _total(call, spec, runtime, prepared)
         put = _absolute_put(spec) if call.absolute else Scaling(spec.alpha, spec.beta)
-        target = _target(runtime, spec)
+        target = _target(runtime, spec, prepared)
         if target is None:
             with np.errstate(all="ignore"):
                 result = np.empty((len(total), 1), spec.dtype)
@@ -237,7 +242,7 @@ def product(call: Product) -> Any:
             put_old(spec.y, target, same=not differs)
         assert target.column is not None, "a target is a matrix"
         with np.errstate(all="ignore"):
-            store(runtime, target.column, put, total)
+            store(runtime, target.column, put, total, is_own=prepared.plan.stays)
         if call.out is not None:
             return call.out
         return target.column.T if target.is_row else target.column
@@ -318,43 +323,123 @@ def _terms(kind: str, trans: Trans, *, unit: bool, conj: bool) -> tuple[Term, ..
     return tuple(term.flipped(conj=conj) for term in terms)
 
 
-def _target(runtime: Runtime, spec: _Checked) -> Vector | None:
+class _Prepared:
+    """A product on this rank: its plan, and the layout of a new result. It serves any number of calls.
+
+    Args:
+        plan: of the product, whose results may stay where they are (global).
+        desc: distribution of op(A) (global).
+        out: distribution of the result as a column; None for a new one (global).
+        dtype: of the result (global).
+        runtime: of the context (global).
+    """
+
+    def __init__(
+        self,
+        plan: MatrixVectorPlan,
+        desc: MatrixDescriptor,
+        out: MatrixDescriptor | None,
+        dtype: np.dtype[Any],
+        runtime: Runtime,
+    ) -> None:
+        self.column: MatrixDescriptor = MatrixDescriptor(
+            desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb
+        )
+        """Distribution of a new result (global)."""
+        self.place: Place = runtime.place(self.column, dtype)
+        """Memory of this rank's part of it (local)."""
+        stays = plan.stays and len(plan.terms) == 1 and desc.is_row_wise
+        stays = stays and (out is None or out.same_distribution(self.column))
+        self.plan: MatrixVectorPlan = replace(plan, stays=stays)
+        self._desc, self._rank = desc, runtime.rank
+
+    @cached_property
+    def local(self) -> LocalProduct:
+        """The elements that this rank multiplies (local)."""
+        return LocalProduct(self.plan, self._rank)
+
+    @cached_property
+    def own(self) -> Any:
+        """Indices of this rank's rows of op(A): a slice, or an array (local)."""
+        return index_of(self._desc.global_ranges(self._rank)[0])
+
+    @cached_property
+    def sums(self) -> PreparedReduction:
+        """The sums of the partial results of all ranks' rows of op(A) (global)."""
+        plan = self.plan
+        options: Any = "sum", 1, plan.partial_dtype, plan.nprocs, plan.transport
+        return PreparedReduction(ReductionPlan(self._desc, *options), self._rank)
+
+    def close(self) -> None:
+        """Nothing: it has no memory but indices (local)."""
+
+
+def _prepared(call: Product, spec: _Checked, runtime: Runtime) -> _Prepared:
+    """The product of calls like this one (local)."""
+    a, trans, replicated = spec.a, spec.trans, spec.x.column is None
+    transport = runtime.transport
+    is_matrix = any(vector is not None and vector.column is not None for vector in (spec.x, spec.y, spec.out))
+    out = None if spec.out is None or spec.out.column is None else spec.out.column.desc
+
+    def make() -> _Prepared:
+        terms = _terms(call.kind, trans, unit=spec.unit, conj=a.conjugated)
+        plan = MatrixVectorPlan(
+            *(a.desc, spec.part, terms, name_of(a.dtype), runtime.nprocs, transport),
+            hermitian=call.kind == "hemv",
+            absolute=call.absolute,
+            replicated=replicated,
+            stays=is_matrix,
+        )
+        return _Prepared(plan, a.desc if trans == "N" else a.desc.T, out, spec.dtype, runtime)
+
+    options = call.kind, call.absolute, trans, spec.part, spec.unit, a.conjugated, replicated, is_matrix
+    return runtime.prepared.get((a.desc, out, a.dtype, transport, *options), make)
+
+
+def _target(runtime: Runtime, spec: _Checked, prepared: _Prepared) -> Vector | None:
     """**Collective.** The vector of the result; None for an array. A new one is divided as the rows of op(A)."""
     if spec.out is not None:
         return spec.out
     given = next((vector for vector in (spec.x, spec.y) if vector is not None and vector.column is not None), None)
     if given is None:
         return None
-    desc = spec.a.desc if spec.trans == "N" else spec.a.desc.T
-    column = MatrixDescriptor(desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb)
-    local = runtime.empty(runtime.place(column, spec.dtype))
+    local = runtime.empty(prepared.place)
     if not runtime.backend.shared:  # private memory: another rank may have none
         runtime.agree("allocate a vector", {})
-    return Vector(desc.m, DistMatrix(column, local, runtime), is_row=given.is_row)
+    return Vector(prepared.column.m, DistMatrix(prepared.column, local, runtime), is_row=given.is_row)
 
 
-def _total(call: Product, spec: _Checked, runtime: Runtime) -> Array:
-    """**Collective.** Op(A) x on all ranks, without alpha; zeros if neither is read."""
-    a, verb = spec.a, call.verb
-    conj = a.conjugated
-    plan = MatrixVectorPlan(
-        *(a.desc, spec.part, _terms(call.kind, spec.trans, unit=spec.unit, conj=conj), a.dtype.name),
-        *(runtime.nprocs, runtime.topology.transport(runtime.nprocs)),
-        hermitian=call.kind == "hemv",
-        absolute=call.absolute,
-        replicated=spec.x.column is None,
-    )
-    dtype = np.dtype(plan.partial_dtype)
+def _total(call: Product, spec: _Checked, runtime: Runtime, prepared: _Prepared) -> Array:
+    """**Collective.** Op(A) x without alpha, on all ranks, or if it stays this rank's elements of it.
+
+    Zeros if neither A nor x is read.
+    """
+    a, verb, plan = spec.a, call.verb, prepared.plan
     if spec.alpha == 0 or not plan.vector_length or not plan.length:
         runtime.agree(f"{verb}: nothing to multiply", spec.agreed())
-        return np.zeros(plan.length, dtype)
-    vector = spec.x.on_all_ranks(verb, spec.agreed())
+        length = prepared.column.local_shape(runtime.rank)[0] if plan.stays else plan.length
+        return np.zeros(length, np.dtype(plan.partial_dtype))
+    call_args = spec.agreed()
+    if spec.x.column is None:
+        vector = spec.x.on_all_ranks(verb)
+    else:
+        vector, call_args = spec.x.on_all_ranks(verb, call_args), {}
     with runtime.local_step(verb), np.errstate(all="ignore"):
         if call.absolute:
             vector = absolute_values(vector, call.absolute)
-        partial = multiply(plan, runtime.backend, a.stored(verb), vector)
-    call_args = spec.agreed() if spec.x.column is None else {}
-    total = summed(runtime, f"{verb}: sums", call_args, partial, gathers=plan.gathers)
+        partial = multiply(prepared.local, runtime.backend, a.stored(verb), vector)
+        if plan.stays and spec.unit:
+            partial = partial + vector[prepared.own]
+    step = f"{verb}: sums"
+    if plan.stays:
+        runtime.agree(step, call_args)
+        return partial
+    if prepared.local.is_whole:
+        total = summed(runtime, step, call_args, partial, gathers=plan.gathers)
+    else:
+        gathered = gathered_parts(runtime, step, call_args, partial, prepared.sums.counts)
+        with np.errstate(all="ignore"):
+            total = combined(prepared.sums, gathered)
     return total + vector if spec.unit else total
 
 

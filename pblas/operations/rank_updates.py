@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from pblas import errors
-from pblas.execute.matrix_vector import update
+from pblas.execute.matrix_vector import LocalUpdate, update
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated
 from pblas.operations.matrix_vector import check_writeable, checked_matrix, checked_uplo, real_of
-from pblas.operations.vectors import check_size, checked_vector, runtime_of
+from pblas.operations.vectors import all_on_all_ranks, check_size, checked_vector, runtime_of
 from pblas.runtime.runtime import checked_scalar
 
 
@@ -128,13 +128,16 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
                 check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
             alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
         described = {name: vector.described() for name, vector in zip(names, vectors, strict=True)}
-        runtime.agree(verb, {**described, "alpha": alpha, "part": part, **a.signature()})
+        call_args = {**described, "alpha": alpha, "part": part, **a.signature()}
         if alpha == 0 or 0 in a.shape:
+            runtime.agree(verb, call_args)
             return a
-        elements = [vector.on_all_ranks(verb) for vector in vectors]
+        elements = all_on_all_ranks(runtime, verb, call_args, vectors)
         with runtime.local_step(verb), np.errstate(all="ignore"):
             left, right = _factors(verb, alpha, elements)
-            update(a.desc, part, runtime.backend, a.computed(verb), left, right, hermitian=is_hermitian)
+            key = "update", a.desc, part
+            local: LocalUpdate = runtime.prepared.get(key, lambda: LocalUpdate(a.desc, part, runtime.rank))
+            update(local, runtime.backend, a.computed(verb), left, right, hermitian=is_hermitian)
         runtime.agree(f"{verb}: update", {})
     return a
 

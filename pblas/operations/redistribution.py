@@ -87,7 +87,7 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             with runtime.building("redistribute"):
                 if self._executor is None:
                     self._prepare(runtime)
-                place = runtime.place(spec.desc_b, spec.dtype, nelements)
+                place = None if out is not None else runtime.place(spec.desc_b, spec.dtype, nelements)
             result: DistMatrix = self.run(_Execution(spec, a, out, place))
         except BaseException:
             self.close()
@@ -245,10 +245,41 @@ def _agreed(call: RedistributionRequest, runtime: Runtime) -> tuple[Redistributi
         if any(x.runtime is not runtime for x in matrices):
             raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
         spec = RedistributionArguments.checked(call)
-        runtime.check_place(verb, spec.desc_b, "B")
-        plan = spec.plan(runtime.nprocs, runtime.topology)
+        prepared = _prepared(spec, verb, runtime)
         if call.out is not None:
             check_overlap(verb, call.a, None, None, call.out)
-        arguments, needed = spec.arguments(), runtime.nelements(spec.desc_b)
-    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
-    return spec, plan, nelements
+        arguments = spec.arguments()
+    nelements = runtime.agree(verb, arguments, None, (prepared.nelements,))[0]
+    return spec, prepared.plan, nelements
+
+
+class _Prepared:
+    """The plan of a redistribution, and the elements of this rank's part of B. It serves any number of calls.
+
+    Args:
+        plan: of the redistribution (global).
+        nelements: `Runtime.nelements` of B (local).
+    """
+
+    def __init__(self, plan: RedistributionPlan, nelements: int) -> None:
+        self.plan: RedistributionPlan = plan
+        self.nelements: int = nelements
+
+    def close(self) -> None:
+        """Nothing: it has no memory (local)."""
+
+
+def _prepared(spec: RedistributionArguments, verb: str, runtime: Runtime) -> _Prepared:
+    """The redistribution of calls like this one (local).
+
+    Raises:
+        LayoutError: B needs too many ranks, or its leading dimension is too small.
+    """
+
+    def make() -> _Prepared:
+        runtime.check_place(verb, spec.desc_b, "B")
+        return _Prepared(spec.plan(runtime.nprocs, runtime.topology), runtime.nelements(spec.desc_b))
+
+    descs = spec.desc_a, spec.desc_a.lld, spec.desc_b, spec.desc_b.lld
+    options = spec.dtype, spec.trans, spec.trapezoid, spec.alpha != 0, runtime.transport
+    return runtime.prepared.get(("redistribute", *descs, *options), make)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.execute.reduction import combined, partial_results
+from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
 from pblas.operations.redistribution import redistribute
 from pblas.plans.reduction import Operation, ReductionPlan
 from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, name_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
@@ -153,7 +156,47 @@ def elements_of(a: DistMatrix, verb: str, call_args: dict[str, Any]) -> Array:
         verb: name of the call that needs them (global).
         call_args: its arguments that must be equal on all ranks (global).
     """
-    return _rounded(_reduced(a, verb, "sum", 1, call_args), a)  # rows of one element
+    return columns_on_all_ranks(a.runtime, verb, call_args | a.signature(), [a])[0]
+
+
+def columns_on_all_ranks(
+    runtime: Runtime, verb: str, call_args: Mapping[str, Any], columns: Sequence[DistMatrix]
+) -> list[Array]:
+    """**Collective.** The elements of several m x 1 matrices of one dtype on all ranks, in one exchange.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the call that needs them (global).
+        call_args: arguments that must be equal on all ranks, among them the matrices' (global).
+        columns: the matrices; they may be none (global).
+    """
+    if not columns:
+        runtime.agree(verb, call_args)
+        return []
+    with runtime.local_step(verb), np.errstate(all="ignore"):
+        reductions = [_prepared(a, "sum", 1) for a in columns]  # of rows of one element
+        partials = [
+            partial_results(reduction, runtime.backend.arrays, (a.computed(verb),))
+            for reduction, a in zip(reductions, columns, strict=True)
+        ]
+        partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
+    counts = [reduction.counts for reduction in reductions]
+    numbers = counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
+    gathered = gathered_parts(runtime, verb, call_args, partial, numbers)
+    results = []
+    for reduction, a, part in zip(reductions, columns, _separated(gathered, counts), strict=True):
+        elements = _rounded(combined(reduction, part), a)
+        results.append(np.conj(elements) if a.conjugated else elements)
+    return results
+
+
+def _separated(gathered: Array, counts: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The partial results of each of several reductions, of which every rank sent one after the other (local)."""
+    if len(counts) == 1:
+        return [gathered]
+    spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
+    parts = [gathered[start:stop] for start, stop in spans]
+    return [np.concatenate(parts[k :: len(counts)]) for k in range(len(counts))]
 
 
 def product_with_vector(a: DistMatrix, vector: Any) -> Array:
@@ -243,21 +286,40 @@ def _reduced(
     """
     runtime = a.runtime
     with runtime.local_step(verb), np.errstate(all="ignore"):
-        plan = ReductionPlan(
-            a.desc, operation, axis, a.dtype.name, runtime.nprocs, runtime.topology.transport(runtime.nprocs)
-        )
-        np.empty(plan.nresults, np.complex128)  # the results have space, or all ranks raise an error
-        log.planned(runtime.rank, "reduction", plan)
-        partial = partial_results(plan, runtime.backend.arrays, runtime.rank, operands or (a.computed(verb),))
-    gathered = _gathered(runtime, verb, call_args | a.signature(), partial, plan)
+        prepared = _prepared(a, operation, axis)
+        partial = partial_results(prepared, runtime.backend.arrays, operands or (a.computed(verb),))
+    gathered = gathered_parts(runtime, verb, call_args | a.signature(), partial, prepared.counts)
     with np.errstate(all="ignore"):
-        results = combined(plan, gathered)
+        results = combined(prepared, gathered)
     return np.conj(results) if (a.conjugated if conj is None else conj) else results
 
 
-def _gathered(runtime: Runtime, verb: str, call_args: dict[str, Any], partial: Array, plan: ReductionPlan) -> Array:
-    """**Collective.** All ranks' partial results, one after the other."""
-    counts = [plan.components * plan.count(rank) for rank in range(plan.nprocs)]
+def _prepared(a: DistMatrix, operation: Operation, axis: Axis) -> PreparedReduction:
+    """The reduction of matrices like this one, whose results have space (local)."""
+    runtime = a.runtime
+    options: Any = operation, axis, name_of(a.dtype), runtime.nprocs, runtime.transport
+
+    def make() -> PreparedReduction:
+        return PreparedReduction(ReductionPlan(a.desc, *options), runtime.rank)
+
+    prepared = runtime.prepared.get((a.desc, *options), make)
+    np.empty(prepared.nresults, np.complex128)  # the results have space, or all ranks raise an error
+    log.planned(runtime.rank, "reduction", prepared.plan)
+    return prepared
+
+
+def gathered_parts(
+    runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, counts: tuple[int, ...]
+) -> Array:
+    """**Collective.** All ranks' partial results, one after the other; a new array.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the call (global).
+        call_args: arguments that must be equal on all ranks (global).
+        partial: this rank's partial results (local).
+        counts: numbers in each rank's partial results (global).
+    """
     if not runtime.backend.gpus:
         return gather(runtime, verb, call_args, partial, counts)
     runtime.agree(verb, call_args)

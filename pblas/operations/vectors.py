@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.execute.matrix_vector import global_indices
+from pblas.execute.matrix_vector import LocalPart
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.product import check_not_conjugated, is_same_memory, shares_memory
 from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import converted_array, elements_of
+from pblas.operations.reductions import columns_on_all_ranks, converted_array, elements_of
 from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
@@ -58,6 +58,22 @@ class Vector:
             assert self.elements is not None, "a vector is a matrix or an array"
             return self.elements
         return elements_of(self.column, verb, dict(call_args))
+
+
+def all_on_all_ranks(
+    runtime: Runtime, verb: str, call_args: Mapping[str, Any], vectors: Sequence[Vector]
+) -> list[Array]:
+    """**Collective.** The elements of several vectors of one dtype on every rank, in one exchange.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the call that needs them (global).
+        call_args: its arguments that must be equal on all ranks (global).
+        vectors: the vectors (global).
+    """
+    columns = [vector.column for vector in vectors if vector.column is not None]
+    gathered = iter(columns_on_all_ranks(runtime, verb, call_args, columns))
+    return [next(gathered) if vector.column is not None else vector.on_all_ranks(verb) for vector in vectors]
 
 
 def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
@@ -173,7 +189,7 @@ def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: A
         with runtime.collective_section(verb):
             parts = runtime.backend.gather(partial)
     else:
-        counts = [len(partial)] * runtime.nprocs
+        counts = (len(partial),) * runtime.nprocs
         parts = list(gather(runtime, verb, call_args, partial, counts).reshape(runtime.nprocs, -1))
     total = parts[0].copy()
     with np.errstate(all="ignore"):
@@ -182,21 +198,25 @@ def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: A
     return total
 
 
-def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array) -> None:
-    """Update this rank's elements of an m x 1 matrix by elements that all ranks have (local).
+def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array, *, is_own: bool = False) -> None:
+    """Update this rank's elements of an m x 1 matrix by elements that all ranks have, or that this rank has (local).
 
     Args:
         runtime: of the context (global).
         column: the matrix (global).
         put: put(x, out) updates elements (global).
-        total: m elements (global).
+        total: m elements (global), or if `is_own` this rank's elements (local).
+        is_own: whether the elements are those of this rank (global).
     """
-    rows, columns = global_indices(column.desc, runtime.rank)
-    if len(rows) and len(columns):
-        part = column.stored("store")
+    part = column.stored("store")
+    if part.size:
+        if not is_own:
+            key = "store", column.desc
+            local: LocalPart = runtime.prepared.get(key, lambda: LocalPart(column.desc, "all", runtime.rank))
+            total = total[local.rows]
         out = runtime.backend.reading(part)
         out = out if out is part else out.copy()
-        put(total[rows][:, None], out)
+        put(total[:, None], out)
         if out is not part:
             runtime.backend.copy(out, part)
 

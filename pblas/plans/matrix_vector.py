@@ -8,7 +8,7 @@ from math import prod
 from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.triangle import Part, Rectangle, flipped, rectangles
+from pblas.layouts.triangle import Part, flipped
 from pblas.plans.base import ITEMSIZE, Plan, Transport
 
 _ABSOLUTE_WIDTH = 64
@@ -40,10 +40,12 @@ class Term(NamedTuple):
 class MatrixVectorPlan(Plan):
     """Every rank gets the vector and multiplies its own elements; the partial results are added on all ranks.
 
-    The matrix does not move. A rank receives the elements of x that it lacks, and partial results: of more than 4 ranks
-    each adds a part of the elements, and receives the sums of the others, so that the length of the vectors limits what
-    a rank receives. Partial results are added in the order of ranks. Of the ranks that hold the same elements only the
-    first multiplies.
+    The matrix does not move. A rank receives the elements of x that it lacks, and partial results: those of the other
+    ranks' rows of op(A), or of all elements if the result is a sum of two products. If more than 4 ranks have partial
+    results of the same elements, each adds a part of the elements, and receives the sums of the others, so that the
+    length of the vectors limits what a rank receives. Partial results are added in the order of ranks. Of the ranks
+    that hold the same elements only the first multiplies. If op(A) is row-wise and the result is divided as its rows,
+    the results stay where they are.
 
     Args:
         a: distribution of the matrix (global).
@@ -55,10 +57,11 @@ class MatrixVectorPlan(Plan):
         hermitian: imaginary parts of the diagonal are not read (global).
         absolute: "" multiplies the elements, "abs" their absolute values, "abs1" |Re| + |Im| of them (global).
         replicated: every rank has the vector already (global).
+        stays: only the rank that computes an element of the result needs it (global).
 
     >>> plan = MatrixVectorPlan(MatrixDescriptor.row_wise(8, 8, 4), "all", (Term(),), "float64", 4)
-    >>> plan.received_elements(0), plan.length
-    (30, 8)
+    >>> plan.received_elements(0), plan.length, replace(plan, stays=True).received_elements(0)
+    (12, 8, 6)
     """
 
     name: ClassVar[str] = "MatrixVectorPlan"
@@ -73,6 +76,7 @@ class MatrixVectorPlan(Plan):
     hermitian: bool = False
     absolute: str = ""
     replicated: bool = False
+    stays: bool = False
 
     @property
     def T(self) -> MatrixVectorPlan:
@@ -108,21 +112,43 @@ class MatrixVectorPlan(Plan):
         first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
         return first and prod(self.a.local_shape(rank)) > 0
 
-    def rectangles(self, rank: int) -> Iterator[Rectangle]:
-        """The parts of a rank's local array that it multiplies, one after the other."""
-        if self.contributes(rank):
-            yield from rectangles(self.a, rank, self.part, _ABSOLUTE_WIDTH if self.absolute else None)
+    @property
+    def width(self) -> int | None:
+        """The most columns of a rectangle that is multiplied at once; None: `layouts.triangle.rectangles` chooses."""
+        return _ABSOLUTE_WIDTH if self.absolute else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a rank has partial results of all elements; otherwise it has those of its rows of op(A)."""
+        return len(self.terms) > 1 or not (self.gathers or self.stays)
 
     @property
     def gathers(self) -> bool:
         """Whether every rank gets all partial results; otherwise it gets those that it adds, and the others' sums."""
-        return self.nprocs <= _FEW
+        return self.nprocs <= _FEW or self._contributions <= self.length
+
+    @property
+    def _contributions(self) -> int:
+        """Partial results of all ranks."""
+        if len(self.terms) > 1:
+            return self.nprocs * self.length
+        added = self.a.rows if self.terms[0].transposed else self.a.columns
+        holders = sum(added.count(p) > 0 for p in range(1 if added.is_replicated else added.nprocs))
+        return holders * self.length
+
+    def contributed_elements(self, rank: int) -> int:
+        """Partial results of a rank that gathers them, or leaves them where they are."""
+        if len(self.terms) > 1:
+            return self.length
+        return self.a.local_shape(rank)[self.terms[0].transposed] if self.contributes(rank) else 0
 
     def exchanged_elements(self, rank: int, peer: int) -> int:
         """Elements that `rank` receives from `peer`: a part of x, terms of its sums, and the sums of the peer."""
         vector = 0 if self.replicated else self._part(self.vector_length, peer)
+        if self.stays:
+            return vector
         if self.gathers:
-            return vector + self.length
+            return vector + self.contributed_elements(peer)
         return vector + self._part(self.length, rank) + self._part(self.length, peer)
 
     def received_elements(self, rank: int) -> int:
@@ -131,8 +157,10 @@ class MatrixVectorPlan(Plan):
             return 0
         own = self._part(self.length, rank)
         vector = 0 if self.replicated else self.vector_length - self._part(self.vector_length, rank)
+        if self.stays:
+            return vector
         if self.gathers:
-            return vector + (self.nprocs - 1) * self.length
+            return vector + self._contributions - self.contributed_elements(rank)
         return vector + (self.nprocs - 1) * own + self.length - own
 
     def sent_elements(self, rank: int) -> int:
@@ -141,8 +169,10 @@ class MatrixVectorPlan(Plan):
             return 0
         own = self._part(self.length, rank)
         vector = 0 if self.replicated else self._part(self.vector_length, rank)
+        if self.stays:
+            return (self.nprocs - 1) * vector
         if self.gathers:
-            return (self.nprocs - 1) * (vector + self.length)
+            return (self.nprocs - 1) * (vector + self.contributed_elements(rank))
         return (self.nprocs - 1) * (vector + own) + self.length - own
 
     def _part(self, length: int, rank: int) -> int:
@@ -151,8 +181,8 @@ class MatrixVectorPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """The results that some rank does not compute: all ranks get them all."""
-        return self.length - self.length // self.nprocs if self.nprocs > 1 else 0
+        """The results that some rank does not compute, if all ranks get them all."""
+        return self.length - self.length // self.nprocs if self.nprocs > 1 and not self.stays else 0
 
     @property
     def flops(self) -> int:
@@ -168,7 +198,10 @@ class MatrixVectorPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """The vector, the partial results and the results."""
-        return self.itemsize * (self.vector_length + (self.nprocs + 1 if self.gathers else 2) * self.length)
+        results = self.length
+        if not self.stays:
+            results += self._contributions if self.gathers else self.length
+        return self.itemsize * (self.vector_length + results)
 
     def extreme_ranks(self) -> set[int]:
         """All ranks; of many, the first, the last of the grid, and the first outside it."""
@@ -180,8 +213,10 @@ class MatrixVectorPlan(Plan):
         """The data that moves, as text."""
         if self.nprocs == 1:
             return "nothing"
-        vector = "" if self.replicated else f"x, {self.vector_length:,} elements, to all ranks; "
-        return f"{vector}partial results, of {self.length:,} elements, added on all ranks"
+        vector = "" if self.replicated else f"x, {self.vector_length:,} elements, to all ranks"
+        if self.stays:
+            return vector or "nothing"
+        return f"{vector}{'; ' * bool(vector)}partial results, of {self.length:,} elements, added on all ranks"
 
     @property
     def sizes(self) -> str:

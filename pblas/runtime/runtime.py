@@ -26,6 +26,7 @@ from pblas.runtime.timings import Measured
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
+    from pblas.plans.base import Transport
 
 Planned = TypeVar("Planned")
 
@@ -35,6 +36,8 @@ private memory."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
+_MAX_PREPARED = 128
+"""Number of cached calls of levels 1 and 2 and of reductions: their plans and indices, without any workspace."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
@@ -48,9 +51,9 @@ class Plans:
         self._plans: OrderedDict[Any, Any] = OrderedDict()
 
     def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
-        """**Collective.** The cached plan of a call, or else the result of `make()`, which has a method `close`.
+        """**Collective** if `make` is. The cached plan of a call, or else `make()`, which has a method `close`.
 
-        All ranks have agreed on `key`.
+        All ranks have agreed on `key`, or `make` needs no other rank.
         """
         planned: Planned | None = self._plans.pop(key, None)
         if planned is None:
@@ -92,6 +95,8 @@ class Runtime:
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans: Plans = Plans()
         self.products: Plans = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
+        self.prepared: Plans = Plans(_MAX_PREPARED)
+        """Calls on vectors, and reductions: all that they derive from descriptors and options alone (local)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()
         """Workspace that the plans in `products` share (global)."""
         self.matrices.add(self.workspace_pool)
@@ -100,6 +105,7 @@ class Runtime:
         self.measured: Measured | None = Measured(backend) if backend.push else None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
         self._calls = Calls(backend)
+        self._topology: tuple[Any, Topology] | None = None
 
     @property
     def closed(self) -> bool:
@@ -124,11 +130,17 @@ class Runtime:
     def topology(self) -> Topology:
         """The properties of the machine that the planner needs (global)."""
         backend = self.backend
-        groups = backend.groups
-        return Topology(
-            *(backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles),
-            *(self.bandwidth, tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()),
-        )
+        state = backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles, self.bandwidth
+        if self._topology is None or self._topology[0] != state:
+            groups = backend.groups
+            nodes = tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()
+            self._topology = state, Topology(*state, nodes)
+        return self._topology[1]
+
+    @property
+    def transport(self) -> Transport:
+        """How the ranks of the context exchange data (global)."""
+        return self.topology.transport(self.nprocs)
 
     def next_number(self) -> int:
         """A number for a planned operation: how many agreements the context has made so far (global)."""
@@ -193,7 +205,9 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = "\n".join([verb, *[f"{name}={_plain(value)!r}" for name, value in arguments.items()]])
+            call = verb
+            for name, value in arguments.items():
+                call += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
@@ -324,11 +338,6 @@ class _CollectiveSection(AbstractContextManager[None]):
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
             self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
-
-
-def _plain(value: Any) -> Any:
-    """A NumPy scalar as the Python value: both must print in the same way."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

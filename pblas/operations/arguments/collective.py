@@ -72,7 +72,7 @@ def array_remedy(name: str, value: Any) -> str:
     return f"pass np.asarray({name})" if isinstance(value, _NUMBERS | _LISTS) else "every rank must pass an array"
 
 
-def _bounds(counts: Sequence[int], row: int) -> tuple[int, ...]:
+def bounds_of(counts: Sequence[int], row: int) -> tuple[int, ...]:
     """The first element of each rank's rows of `row` elements each, and the end (global)."""
     return tuple(row * count for count in accumulate(counts, initial=0))
 
@@ -236,7 +236,7 @@ class GatherArguments(Arguments):
 
     def rounds(self, counts: Sequence[int], *, by_messages: bool = False) -> Rounds:
         """The rounds in which the result is gathered (global)."""
-        bounds = _bounds(counts, math.prod(self.x.shape[1:]))
+        bounds = bounds_of(counts, math.prod(self.x.shape[1:]))
         return Rounds(bounds, width_of(1, self.x.itemsize, 1, by_messages=by_messages))
 
 
@@ -346,7 +346,7 @@ class ReduceArguments(Arguments):
         if whole:
             return Rounds((0, size), width, whole=True)
         row = size // max(1, self.x.shape[0]) if not self.shares else 0
-        return Rounds(shares(size, nprocs, unit) if self.shares else _bounds(self.counts, row), width)
+        return Rounds(shares(size, nprocs, unit) if self.shares else bounds_of(self.counts, row), width)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.

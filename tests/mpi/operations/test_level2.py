@@ -14,7 +14,15 @@ from pblas import Context, DistMatrix, MatrixDescriptor, blas
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from tests.common.gauge import THRESHOLD, Array, applied, entries, gauge
-from tests.common.ranks import Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import (
+    Contexts,
+    collected,
+    few,
+    open_context,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+    some_wrong,
+)
 from tests.mpi.matrices.arrays import placed, some_descriptor
 from tests.mpi.operations.test_level1 import some_vector
 
@@ -194,6 +202,44 @@ def test_results_may_replace_the_operands(ctx: Context) -> None:
     x = a[:, 4]
     assert blas.trmv(a, x, uplo="U", out=x) is x
     assert np.allclose(collected(x)[:, 0], np.triu(elements) @ elements[:, 4])
+
+
+def test_repeated_calls_give_the_bits_of_a_new_context(contexts: Contexts) -> None:
+    def results(ctx: Context) -> list[bytes]:
+        rng, found = Random("repeated"), list[bytes]()
+        for _ in range(12):
+            call, _ = random_call(ctx, rng, rng.choice(["gemv", "symv", "trmv"]), rng.choice(["float64", "complex64"]))
+            result = call()
+            found.append((result if isinstance(result, np.ndarray) else collected(result)).tobytes())
+        return found
+
+    used = contexts["shared"]
+    first = results(used)
+    assert results(used) == first
+    with open_context("shared") as new:
+        assert results(new) == first
+
+
+def test_repeated_calls_agree_once_for_each_exchange(ctx: Context) -> None:
+    a, x, v = ctx.random((9, 9), seed=1), ctx.random((9, 1), seed=2), np.ones(9)
+    row = a[4]
+    calls: dict[str, tuple[Callable[[], object], int]] = {
+        "gemv of an array": (lambda: blas.gemv(a, v), 1),
+        "gemv": (lambda: blas.gemv(a, x), 2),
+        "gemv with trans": (lambda: blas.gemv(a, x, trans="T"), 2),
+        "symv": (lambda: blas.symv(a, row), 2),
+        "trmv": (lambda: blas.trmv(a, x, out=x), 2),
+        "ger": (lambda: blas.ger(x, row, a, alpha=1e-3), 2),
+        "product": (lambda: a @ v, 1),
+        "dot": (lambda: blas.dot(x, x), 1),
+        "nrm2": (lambda: blas.nrm2(x), 1),
+    }
+    for name, (call, agreements) in calls.items():
+        call()  # the first call may allocate memory
+        start = ctx.runtime.next_number()
+        call()
+        new_vectors = int(not ctx.runtime.backend.shared) if name in ("gemv", "gemv with trans", "symv") else 0
+        assert ctx.runtime.next_number() - start <= agreements + new_vectors + (ctx.nprocs > 4), name
 
 
 @pytest.mark.parametrize("nprocs", [2, 4, 8, 64])

@@ -869,7 +869,8 @@ def test_few_tokens_agree_once_per_collective_and_plan_nothing(
     get = Plans.get
 
     def counted_get(*arguments: Any) -> Any:
-        planned.append(arguments)
+        if arguments[0] is not ctx.runtime.prepared:  # which has no workspace
+            planned.append(arguments)
         return get(*arguments)
 
     forward(kind)(x, w, **options)  # takes the memory of collectives

@@ -33,9 +33,13 @@ def test_rectangles_have_every_element_of_the_part_once(desc: MatrixDescriptor, 
         assert (counts[np.broadcast_to(inside, counts.shape)] == 1).all()
 
 
-@given(descriptors(), st.sampled_from([True, False]), st.sampled_from([True, False]))
-def test_ranks_receive_what_is_sent(desc: MatrixDescriptor, replicated: bool, transposed: bool) -> None:
-    plan = MatrixVectorPlan(desc, "all", (Term(transposed),), "float64", desc.nprocs, replicated=replicated)
+@given(descriptors(), *[st.sampled_from([True, False]) for _ in range(4)])
+def test_ranks_receive_what_is_sent(
+    desc: MatrixDescriptor, replicated: bool, transposed: bool, stays: bool, two: bool
+) -> None:
+    terms = (Term(), Term(transposed=True)) if two and desc.m == desc.n else (Term(transposed),)
+    stays = stays and len(terms) == 1
+    plan = MatrixVectorPlan(desc, "all", terms, "float64", desc.nprocs, replicated=replicated, stays=stays)
     ranks = range(plan.nprocs)
     assert sum(map(plan.received_elements, ranks)) == sum(map(plan.sent_elements, ranks))
     for rank in ranks:
