@@ -272,6 +272,8 @@ class Summa(ProductPlan):
             leaves: most elements in messages from a rank at a time (global).
         """
         count = panels
+        if self.transport == "mixed" and not self.in_turn:  # a host receives once what several of its ranks need
+            count += panels * 3 // 2
         if self.transport != "message":
             count += place.rows.max_count * place.columns.max_count
         if self.transport != "shared":
