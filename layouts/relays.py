@@ -89,7 +89,7 @@ def are_shared(source: Placement, target: Placement, hosts: Sequence[range]) -> 
     >>> are_shared(rows, copies, hosts), are_shared(rows, rows, hosts), are_shared(copies, copies, hosts)
     (True, False, False)
     """
-    if source.copies > 1 or target.copies == 1 or len(hosts) in (1, hosts[-1].stop):
+    if source.copies > 1 or target.copies == 1 or not hosts or len(hosts) in (1, hosts[-1].stop):
         return False
     return _have_pairs(target.extents, target.strides, target.start, target.ranks, tuple(hosts))
 

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
+from pblas.layouts.relays import network_count
 from pblas.layouts.split import Split
 from pblas.plans.plan import Distribution, ProductPlan
 
@@ -261,6 +262,20 @@ class Summa(ProductPlan):
             count -= m_loc * n_loc - received_count(formed.layer(position[2]), self.sums, rank)
         sums = received_count(self.sum_placement, d, rank) if self.sum_placement else 0
         return count * self.wire_itemsize + sums * self.d_itemsize
+
+    def network_nbytes(self, node: range) -> int:
+        """Bytes that the ranks `node` of a node receive from other nodes: panels once for all ranks that need them."""
+        product_, cuboids, sums, relays = self.oriented, self.cuboids, self.sums, not self.in_turn
+        pairs = (placed(product_.a), cuboids.a), (placed(product_.b), cuboids.b)
+        nbytes = product_.itemsize * sum(network_count(*pair, self.hosts, node, relays=relays) for pair in pairs)
+        if self.in_place:
+            return nbytes
+        partials = ((cuboids.d.layer(layer), sums) for layer in cuboids.layers)
+        nbytes += self.wire_itemsize * sum(network_count(*pair, self.hosts, node, relays=False) for pair in partials)
+        if self.sum_placement is not None:
+            delivered = network_count(sums, placed(product_.d), self.hosts, node, relays=False)
+            nbytes += self.d_itemsize * delivered
+        return nbytes
 
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
