@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.execute.redistribution.transfer import Movement, SourceMatrix
 from pblas.execute.right_hand_sides import RightHandSides
-from pblas.execute.summa.panels import Panels
+from pblas.execute.summa.panels import SLOTS, Panels
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,7 +55,7 @@ class RunTrsm:
         plan, rank = self._plan, self._backend.rank
         steps: list[list[Movement]] = []
         own: list[tuple[Placement, Movement] | None] = []
-        for step in self._steps:
+        for s, step in enumerate(self._steps):
             if step.is_alone and not block:
                 steps.append([])
                 own.append(None)
@@ -67,6 +67,7 @@ class RunTrsm:
                 trapezoid=plan.shape_of_t if block else None,
                 buffers=self._right.buffers,
                 tag=TAG_BLOCK if block else TAG_BESIDE,
+                slot=s % SLOTS + (0 if block else SLOTS),
             )
             steps.append([movement])
             own.append((target, movement) if plan.is_solver(rank) else None)
@@ -87,8 +88,8 @@ class RunTrsm:
 
     def prepare(self, *, scratch: bool) -> bool:
         """Stage A and B if any rank must."""
-        for home in self._homes if scratch else ():
-            home.stage()
+        for home in self._homes:
+            home.prepare(scratch=scratch)
         return scratch and bool(self._homes)
 
     def run(self, x: TrsmOperands) -> None:

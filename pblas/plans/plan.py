@@ -427,7 +427,7 @@ class ProductPlan(Plan):
         return f"partial products of D in {self.wire}" if self.wire else "partial products of D"
 
     def network_elements(self, node: range) -> int:  # noqa: ARG002 - the same for every node
-        """Elements that the ranks `node` of a node receive from other nodes; one-dimensional plans override it."""
+        """Elements that the ranks `node` of a node receive from other nodes; plans that know them override it."""
         return 0
 
     def network_nbytes(self, node: range) -> int:
@@ -437,9 +437,13 @@ class ProductPlan(Plan):
     @property
     def max_network_nbytes(self) -> int:
         """Bytes that the busiest node receives from other nodes; 0 if the nodes are not known."""
+        return max(map(self.network_nbytes, self.hosts), default=0)
+
+    @property
+    def hosts(self) -> tuple[range, ...]:
+        """The ranks of each node; () if they are not known."""
         stops = accumulate(self.nodes)
-        nodes = (range(stop - count, stop) for count, stop in zip(self.nodes, stops, strict=True))
-        return max(map(self.network_nbytes, nodes), default=0)
+        return tuple(range(stop - count, stop) for count, stop in zip(self.nodes, stops, strict=True))
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, B and D on a rank."""

@@ -86,14 +86,17 @@ class RedistributionPlan(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """All messages of a rank, and a copy of A for peers that cannot read A in place."""
+        """All messages of a rank, also those that it receives for its host, and a copy of A for peers."""
         if not self.lower_bound:
             return 0
         copied = self.source.rows.max_count * self.source.columns.max_count if self.transport != "message" else 0
         sent = 0
         if self.transport in ("message", "mixed"):
             sent = max(self.received_elements(rank) + self.sent_elements(rank) for rank in self.extreme_ranks())
-        return self.itemsize * (copied + sent)
+        shared = 0
+        if self.transport == "mixed" and self.source.copies == 1 < self.target.copies:
+            shared = self.target.rows.max_count * self.target.columns.max_count
+        return self.itemsize * (copied + sent + shared)
 
     def messages(self, rank: int) -> int:
         """Number of ranks from which `rank` receives or reads elements; an upper bound with a trapezoid."""

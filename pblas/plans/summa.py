@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
+from pblas.layouts.relays import network_count
 from pblas.layouts.split import Split
 from pblas.plans.plan import Distribution, ProductPlan
 
@@ -262,6 +263,20 @@ class Summa(ProductPlan):
         sums = received_count(self.sum_placement, d, rank) if self.sum_placement else 0
         return count * self.wire_itemsize + sums * self.d_itemsize
 
+    def network_nbytes(self, node: range) -> int:
+        """Bytes that the ranks `node` of a node receive from other nodes: panels once for all ranks that need them."""
+        product_, cuboids, sums, relays = self.oriented, self.cuboids, self.sums, not self.in_turn
+        pairs = (placed(product_.a), cuboids.a), (placed(product_.b), cuboids.b)
+        nbytes = product_.itemsize * sum(network_count(*pair, self.hosts, node, relays=relays) for pair in pairs)
+        if self.in_place:
+            return nbytes
+        partials = ((cuboids.d.layer(layer), sums) for layer in cuboids.layers)
+        nbytes += self.wire_itemsize * sum(network_count(*pair, self.hosts, node, relays=False) for pair in partials)
+        if self.sum_placement is not None:
+            delivered = network_count(sums, placed(product_.d), self.hosts, node, relays=False)
+            nbytes += self.d_itemsize * delivered
+        return nbytes
+
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
 
@@ -272,6 +287,8 @@ class Summa(ProductPlan):
             leaves: most elements in messages from a rank at a time (global).
         """
         count = panels
+        if self.transport == "mixed" and not self.in_turn:  # a host receives once what several of its ranks need
+            count += panels * 3 // 2
         if self.transport != "message":
             count += place.rows.max_count * place.columns.max_count
         if self.transport != "shared":

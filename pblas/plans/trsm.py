@@ -155,6 +155,8 @@ class TrsmPlan(TriangularSolve):
         triangle, width = operands.triangle, min(self.width, n)
         count = 0 if self.stays else n * self.home.columns.max_count
         count += 2 * width * (n + width)
+        if self.transport == "mixed":  # a host receives once what its ranks need
+            count += 3 * width * (n + width)
         if self.transport != "message":
             for place in (triangle, operands.right):
                 count += place.rows.max_count * place.columns.max_count

@@ -50,7 +50,7 @@ class RunRedistribution:
         reads_a: bool = True,
     ) -> None:
         self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
-        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid)
+        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
         self.lends = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
@@ -70,8 +70,7 @@ class RunRedistribution:
 
     def prepare(self, *, scratch: bool) -> bool:
         """Stage A if any rank must."""
-        if scratch and self.lends:
-            self._source_matrix.stage()
+        self._source_matrix.prepare(scratch=scratch and self.lends)
         return scratch and self.lends
 
     def run(self, x: RedistributionOperands) -> None:

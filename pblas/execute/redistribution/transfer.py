@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.execute.redistribution.assembly import Assembly
 from pblas.execute.redistribution.packing import Message
+from pblas.execute.redistribution.relay import RelayMemory, relay_of
 from pblas.execute.redistribution.scaling import COPY
 from pblas.layouts.messages import Move, receives, sends
 from pblas.layouts.strided import SOURCE
@@ -96,6 +97,8 @@ class SourceMatrix:
         self.has_far: bool = near < backend.size - 1
         """Whether some ranks are reached by messages only (local)."""
         self._stage: Any = None
+        self.relay_memory: RelayMemory = RelayMemory(backend, dtype)
+        """Memory for messages that a host receives once (local)."""
         self._shapes: dict[int, tuple[int, int]] = {}
         self.staged: bool = False
         """Whether peers read a copy, so that the array itself may be overwritten meanwhile (local)."""
@@ -103,8 +106,8 @@ class SourceMatrix:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's copy of an array that is in no window."""
-        return 0 if self._stage is None else int(self._stage.nbytes)
+        """Bytes of this rank's copy of an array that is in no window, and of messages that a host receives once."""
+        return self.relay_memory.nbytes + (0 if self._stage is None else int(self._stage.nbytes))
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's array; true if all ranks must stage their arrays first."""
@@ -115,6 +118,12 @@ class SourceMatrix:
             return True
         self.stage()
         return False
+
+    def prepare(self, *, scratch: bool) -> None:
+        """**Collective** at first. Allocate memory for messages that a host receives once; `stage` if any rank must."""
+        self.relay_memory.allocate()
+        if scratch:
+            self.stage()
 
     def stage(self) -> None:
         """**Collective** at first. Copy an array that is not in a window into a window."""
@@ -149,8 +158,9 @@ class SourceMatrix:
         del self.local
 
     def drop(self) -> None:
-        """Free the staged copy; the next use allocates it again. All ranks do so (local)."""
+        """Free the staged copy and relay memory; `prepare` allocates them again. All ranks do so (local)."""
         self._stage = None
+        self.relay_memory.drop()
 
 
 class Movement:
@@ -166,6 +176,9 @@ class Movement:
         buffers: memory for messages; None for separate memory (local).
         tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
             the same order (global).
+        slot: of the source matrix's relay memory, in which a host receives the elements that several of its ranks need;
+            None: each rank receives for itself. With a slot all ranks make the movement, begin it and receive in the
+            same order, after `SourceMatrix.prepare`; movements with one slot are never under way together (global).
     """
 
     def __init__(
@@ -178,6 +191,7 @@ class Movement:
         trapezoid: Trapezoid | None = None,
         buffers: Buffers | None = None,
         tag: int = TAG,
+        slot: int | None = None,
     ) -> None:
         backend, rank = source_matrix.backend, source_matrix.backend.rank
         self.source_matrix: SourceMatrix = source_matrix
@@ -189,22 +203,25 @@ class Movement:
         self._corner = i0, j0
         self._offsets: dict[int, tuple[int, int]] = {}
         source = self._place.part(i0, i1, j0, j1)
+        self._relay = relay = relay_of(source_matrix.relay_memory, slot, source, target, tag)
         self._known: KnownRuns = {}
         moves = list(receives(source, target, rank))
         incoming = [self._message(move, target, 1, trapezoid) for move in moves]
         incoming = [message for message in incoming if message.nelements]
         self._readable = [message for message in incoming if message.peer == rank or backend.is_near(message.peer)]
         self._far = [message for message in incoming if message not in self._readable]
+        if relay is not None:
+            self._far = relay.ordered(self._far)
         host = backend.arrays.block_copy is None
         self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
             for move in (sends(source, target, rank) if source_matrix.has_far else ())
-            if not backend.is_near(move.peer)
+            if not backend.is_near(move.peer) and (relay is None or relay.is_sent(move.peer))
         )
         self._outgoing = [message for message in outgoing if message.nelements]
         self._sending: list[tuple[Transfer, Array | None]] = []
-        self._arriving: list[tuple[Transfer, Message, Array, Array]] = []
+        self._arriving: list[tuple[Transfer, Message, Array, Array | None]] = []
 
     @property
     def workspace_nbytes(self) -> int:
@@ -229,7 +246,13 @@ class Movement:
 
     def _begin(self) -> None:
         channel = self._backend.channel
+        if self._relay is not None:
+            self._relay.take()
         for message in self._far:
+            shared = None if self._relay is None else self._relay.begin(message)
+            if shared is not None:
+                self._arriving.append((shared[0], message, shared[1], None))
+                continue
             flat, buffer = self._memory(message)
             self._arriving.append((channel.receive(flat[:, None], message.peer, self._tag), message, flat, buffer))
         x = self._array(self._backend.rank) if self._outgoing else None
@@ -249,6 +272,7 @@ class Movement:
             transfer.done()
         for transfer, _ in self._sending:
             transfer.done()
+        self._announce()
 
     def in_place(self) -> Array | None:
         """A view of the whole part, if it is one block of this rank's array or of a near rank's; otherwise None."""
@@ -290,9 +314,21 @@ class Movement:
             self._backend.wait(self._some_arrived, "pieces of a matrix")
             for entry in [entry for entry in self._arriving if entry[0].done()]:
                 _, message, flat, buffer = entry
+                if self._relay is not None and self._relay.is_read_near(message):
+                    self._backend.sync()
+                    self._count(message)
                 message.unpack(flat, out, put)
                 self._arriving.remove(entry)
-                self._buffers.give(buffer)
+                if buffer is not None:
+                    self._buffers.give(buffer)
+        self._announce()
+        if self._relay is not None:
+            self._sending += [(signal, None) for signal in self._relay.acknowledge()]
+
+    def _announce(self) -> None:
+        """Tell the ranks of this host of messages that this rank receives for them."""
+        if self._relay is not None:
+            self._sending += [(signal, None) for signal in self._relay.announce()]
 
     def sent(self) -> None:
         """Return when this rank's messages have left."""
@@ -301,6 +337,8 @@ class Movement:
             if sent is not None:
                 self._buffers.give(sent)
         self._sending = []
+        if self._relay is not None:
+            self._relay.give()
 
     def free_buffers(self) -> None:
         """Free the memory of messages and copies; the next use allocates it again. All ranks do so (local)."""
@@ -332,4 +370,5 @@ class Movement:
         return self._backend.arrays.array(buffer, (message.nelements,), self.source_matrix.dtype), buffer
 
     def _some_arrived(self) -> bool:
+        self._announce()
         return any(transfer.done() for transfer, *_ in self._arriving)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pblas.layouts.placement import Placement
 
 _WHAT = "bring a panel"
+SLOTS = 3
+"""Panels that use relay memory at a time: near ranks have read a panel when the next one is fetched, and by then the
+panel after that has begun to arrive."""
 
 
 class Panels:
@@ -147,6 +150,6 @@ class RunSumma:
 
     def prepare(self, *, scratch: bool) -> bool:
         """**Collective.** Stage the operands that move if any rank must; true if the ranks must then agree again."""
-        for source_matrix in self._source_matrices if scratch else ():
-            source_matrix.stage()
+        for source_matrix in self._source_matrices:
+            source_matrix.prepare(scratch=scratch)
         return scratch

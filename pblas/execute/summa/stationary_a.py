@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
-from pblas.execute.summa.panels import Panels, RunSumma
+from pblas.execute.summa.panels import SLOTS, Panels, RunSumma
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -32,19 +32,19 @@ class RunSummaA(RunSumma):
         self._source_matrices = [SourceMatrix(backend, b, dtypes.b, orders.right)]
         if not plan.stays:
             source_matrix = SourceMatrix(backend, a, dtypes.a, orders.left)
-            whole = Movement(source_matrix, cuboids.a, buffers=buffers, tag=TAG_A)
+            whole = Movement(source_matrix, cuboids.a, buffers=buffers, tag=TAG_A, slot=0)
             own_panel = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._source_matrices.append(source_matrix)
             self._left = Panels(source_matrix, [[whole]], [own_panel])
         panels = list(plan.panels())
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
-        for panel in panels:
+        for s, panel in enumerate(panels):
             width = panel.stop - panel.start
             # op(B)[k, n] goes from the ranks that have these n to all ranks (i, l) that multiply k(l)
             target = Placement(k, Split(width, width, 1), (l, 1, i), cuboids.m.nprocs)
             part = (0, k.n, panel.start, panel.stop)
-            movement = Movement(self._source_matrices[0], target, part, buffers=buffers, tag=TAG_B)
+            movement = Movement(self._source_matrices[0], target, part, buffers=buffers, tag=TAG_B, slot=s % SLOTS)
             steps.append([movement])
             own.append((target, movement) if target.coordinates(rank) is not None else None)
         self._right = Panels(self._source_matrices[0], steps, own)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.cpu.arrays import Programs
 from pblas.execute.one_dimensional.local_gemm import widened
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
-from pblas.execute.summa.panels import Panels, RunSumma
+from pblas.execute.summa.panels import SLOTS, Panels, RunSumma
 from pblas.execute.summa.partials import Partials
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -68,7 +68,7 @@ class RunSummaC(RunSumma):
         offered = []
         for l, of_layer in panels.items():
             for s, panel in enumerate(of_layer):
-                target, movement = panel_of(panel, l, self._buffers[x])
+                target, movement = panel_of(panel, l, self._buffers[x], None if self._plan.in_turn else s % SLOTS)
                 if l == layer:
                     own_panels[s] = target, movement
                 if self._plan.in_turn and panel.owner == own_part:
@@ -77,23 +77,23 @@ class RunSummaC(RunSumma):
                     steps[s].append(movement)
         return Panels(source_matrix, steps, own_panels, offered)
 
-    def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
+    def _panel_of_a(self, panel: Panel, layer: int, buffers: Buffers, slot: int | None) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(A): rows m(i) to all ranks (i, j, layer)."""
         source_matrix, width = self._source_matrices[0], panel.stop - panel.start
         (i, j, l), cuboids, (r0, r1) = self._plan.cuboids.strides, self._plan.cuboids, self._plan.rows_of(panel)
         target = Placement(cuboids.m.part(r0, r1), Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
         place = source_matrix.placement if panel.owner is None else column_of(source_matrix.placement, panel.owner)
         part = (r0, r1, panel.start, panel.stop)
-        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_A)
+        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_A, slot=slot)
 
-    def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers) -> tuple[Placement, Movement]:
+    def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers, slot: int | None) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(B): columns n(j) to all ranks (i, j, layer)."""
         source_matrix, width = self._source_matrices[1], panel.stop - panel.start
         (i, j, l), cuboids = self._plan.cuboids.strides, self._plan.cuboids
         target = Placement(Split(width, width, 1), cuboids.n, (1, j, i), cuboids.m.nprocs, l * layer)
         place = source_matrix.placement if panel.owner is None else row_of(source_matrix.placement, panel.owner)
         part = (panel.start, panel.stop, 0, cuboids.n.n)
-        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_B)
+        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_B, slot=slot)
 
     @property
     def workspace_nbytes(self) -> int:
