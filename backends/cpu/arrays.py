@@ -18,7 +18,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import elementwise, lapack, reductions
 from pblas.backends.cpu import gemm as blas
-from pblas.backends.cpu.syrk import syrk
+from pblas.backends.cpu.syrk import syr2k, syrk
 from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
 
@@ -253,6 +253,24 @@ class HostArrays:
     ) -> None:
         """One triangle of Z := alpha X X^T + beta Z, or X X^H. See `pblas.backends.cpu.syrk`."""
         syrk(alpha, x, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
+
+    def syr2k(
+        self,
+        alpha: complex,
+        x: Array,
+        y: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Literal["L", "U"],
+        conj: tuple[bool, bool] = (False, False),
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X Y^T + alpha Y X^T + beta Z, or of its Hermitian form.
+
+        See `pblas.backends.cpu.syrk`. On GPUs plans have no squares for it.
+        """
+        syr2k(alpha, x, y, beta, z, uplo=uplo, conj=conj, hermitian=hermitian)
 
     # Factorizations of blocks in Fortran order
 

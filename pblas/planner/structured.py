@@ -71,7 +71,7 @@ def choose_rank_update(
             routine=routine,
             uplo=uplo,
             terms=terms,
-            squares=terms == 1 and ITEMSIZE[dtype] > 2,
+            squares=ITEMSIZE[dtype] > 2 and (terms == 1 or not topology.gpus),
             leaf=_LEAF_ON_GPUS if topology.gpus else LEAF,
         )
 

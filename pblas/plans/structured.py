@@ -86,7 +86,7 @@ class RankUpdate(SummaC):
         routine: "syrk", "herk", "syr2k" or "her2k" (global).
         uplo: the triangle of D (global).
         terms: number of products that are added (global).
-        squares: squares on the diagonal are formed by BLAS's own rank-k update (global).
+        squares: squares on the diagonal are formed by BLAS's own rank-k or rank-2k update (global).
         leaf: most columns of another block across the diagonal (global).
     """
 

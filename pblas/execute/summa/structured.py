@@ -60,14 +60,21 @@ class _Term(RunSummaC):
             left, right, added = a[r0:r1], b[:, c0:c1], beta
             out = total[r0:r1, c0:c1]
             if square:
-                # D[i, i] += alpha op(A)[i, k] op(A)[i, k]^T, in the triangle
-                uplo, conj = self._plan.uplo, x.conj[0]
-                self._arrays.syrk(x.alpha, left, beta, out, uplo=uplo, conj=conj, hermitian=self._is_hermitian)
+                self._update_square(x, left, right, beta, out)
                 continue
             if not inside and self.blocks is not None:
                 out, added = self.blocks[: r1 - r0, c0:c1], float(not (self.first and s == 0))
             # D[i, j] += alpha op(A)[i, k] op(A)^T[k, j]
             self._arrays.gemm(x.alpha, left, right, added, out, conj=x.conj)
+
+    def _update_square(self, x: Operands, left: Array, right: Array, beta: complex, out: Array) -> None:
+        """D[i, i] += alpha op(A)[i, k] op(A)[i, k]^T in the triangle; of two terms the first one adds both."""
+        uplo, (conj, conj_right), hermitian = self._plan.uplo, x.conj, self._is_hermitian
+        if self._plan.terms == 2:
+            conjugates = conj, conj_right != hermitian
+            self._arrays.syr2k(x.alpha, left, right.T, beta, out, uplo=uplo, conj=conjugates, hermitian=hermitian)
+        elif self.first:
+            self._arrays.syrk(x.alpha, left, beta, out, uplo=uplo, conj=conj, hermitian=hermitian)
 
     def add(self, x: Operands, total: Array, beta: complex) -> None:
         """Sums := alpha op(A) op(B) + beta sums, in the rectangles."""
