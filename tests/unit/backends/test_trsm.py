@@ -37,7 +37,7 @@ def triangle(m: int, dtype: Any, uplo: str, *, unit: bool) -> tuple[Array, Array
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 1), (1, 9), (8, 5), (33, 40)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 1), (1, 9), (8, 5), (33, 40), (150, 40)])  # the last by halves
 def test_solves(dtype: str, m: int, n: int) -> None:
     b = entries((m, n), np.dtype(dtype), 2)
     for uplo, unit, conj, order_t, order_z in product(UPLO, (False, True), (False, True), "FC", "FC"):
