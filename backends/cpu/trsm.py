@@ -96,7 +96,7 @@ def _by_halves(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj:
     Source: Elmroth, Gustavson, Jonsson, Kagstrom, Recursive blocked algorithms and hybrid data structures for dense
         matrix library software, 2004.
     """
-    middle = -(-len(t) // (2 * _FEW)) * _FEW
+    middle = -(-len(t) // _WHOLE) * (_WHOLE // 2)
     first, then = slice(0, middle), slice(middle, None)
     if uplo == "U":
         first, then = then, first
