@@ -24,7 +24,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from mpi4py import MPI
 from rich.console import Console
 
 import pblas
@@ -144,6 +143,7 @@ def main() -> None:
     parser.add_argument("--nb", type=int, default=512, help="columns of a block (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     console, settle = Console(soft_wrap=True), cupy.cuda.runtime.deviceSynchronize
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
@@ -168,7 +168,7 @@ def main() -> None:
                 rows = with_efficiency(rows)
                 console.print(row, highlight=False, markup=False)
                 if options.json:
-                    write_json(options.json, about(device, MPI.COMM_WORLD.size) | {"rows": rows})
+                    write_json(options.json, about(device, ctx.nprocs, options.commit) | {"rows": rows})
 
 
 if __name__ == "__main__":
