@@ -116,7 +116,7 @@ class EngineResources:
             time.sleep(1e-3)
         fault = self.watchdog.fault
         if agreement.broken is None:
-            assert fault is not None, "a kernel that gave up is a fault within a tick"
+            assert fault is not None, "a kernel that gave up is soon a fault"
             if fault.refused:
                 agreement.wait(lambda: False, "execute", _REFUSAL_SECONDS)
             agreement.broken = fault.text(self.size)

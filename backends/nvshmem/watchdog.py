@@ -36,6 +36,7 @@ _DRAINING = 5.0  # seconds for streams to drain before a context ends; the end o
 _QUIET = 0.2  # seconds in which an execution is not checked
 _RING = 256  # executions with an event of their own
 _GRACE = 1.0  # seconds in which the peers report a rank whose own stream is late
+_PHASE_GRACE = 0.1  # the same for each phase before the one in which this rank gave up waiting
 _TO_DEVICE, _TO_HOST = 1, 2
 
 
@@ -91,7 +92,7 @@ class Watchdog:
         self._record = record
         self._ends: dict[int | None, _Ends] = {}  # of each queue
         self._recorded = self._closed = False
-        self._broken = 0.0  # when
+        self._late = self._broken = 0.0  # when this rank gave up waiting, and when the context broke
         self._open = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -146,17 +147,32 @@ class Watchdog:
         word = self._read(self._words[self._rank], 1)[0]
         if word:
             self._break(Fault.read(int(word), self._timeout))
-        elif self.gave_up:  # a kernel has given up waiting
-            rank, self.phase = (int(self._record[field][0]) for field in ("rank", "step"))
-            self._break(Fault(self._rank, (rank,), self._timeout))
-        elif waited > self._timeout + _QUIET:
-            fault = self._find()
-            if self._rank not in fault.missing or waited > self._timeout + _GRACE:
+        elif self.gave_up or waited > self._timeout + _QUIET:
+            fault = self._given_up() if self.gave_up else self._find()
+            self._late = self._late or time.monotonic()
+            if time.monotonic() - self._late >= self._patience(fault):
                 self._break(fault)
+        else:
+            self._late = 0.0
+
+    def _given_up(self) -> Fault:
+        """The rank for which a kernel has given up waiting."""
+        rank, self.phase = (int(self._record[field][0]) for field in ("rank", "step"))
+        return Fault(self._rank, (rank,), self._timeout)
+
+    def _patience(self, fault: Fault) -> float:
+        """Seconds in which peers may report a fault before this rank does.
+
+        The rank that it waits for may itself wait in an earlier phase for the one that is missing; so the rank that
+        waits in the earliest phase reports.
+        """
+        if self._rank in fault.missing:
+            return _GRACE
+        return 0.0 if self.phase == NO_STEP else min(self.phase * _PHASE_GRACE, _GRACE)
 
     @property
     def gave_up(self) -> bool:
-        """Whether a kernel has given up; the fault is set within a tick (local)."""
+        """Whether a kernel has given up; the fault is set once peers had time to report theirs (local)."""
         return bool(self._record["code"][0])
 
     def tell(self, fault: Fault) -> None:
