@@ -147,7 +147,7 @@ def main() -> None:
     options = parser.parse_args()
     console, settle = Console(soft_wrap=True), cupy.cuda.runtime.deviceSynchronize
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    with pblas.Context(backend="cuda", timeout=120.0) as ctx:
+    with pblas.Context(backend="nvshmem", timeout=120.0) as ctx:
         for n in options.sizes:
             for name in options.operations:
                 case = Case(ctx, name, n, options.nb)
