@@ -147,7 +147,8 @@ class RunFactorization(ABC):
         assert panel is not None, "the rank has columns after panel s"
         with self._arrays.beside(_WHAT):
             self._arrays.follow(updated)
-            self.update(s, panel, first, after, self.columns.arriving(s))
+            pieces = self.columns.arriving(s) if self.looks_ahead_by_rows else self.columns.whole(s)
+            self.update(s, panel, first, after, pieces)
             self._factor_and_send(s + 1)
 
     def finish(self) -> None:

@@ -14,7 +14,18 @@ import pytest
 import pblas
 from pblas import MatrixDescriptor, linalg
 from pblas.operations.progress import Progress
-from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, positive, ratio, solve_ratio  # noqa: F401
+from tests.common.factors import (
+    MOST,
+    NAMES,
+    NB,
+    general,
+    narrow_panels,  # noqa: F401
+    norm1,
+    positive,
+    qr_ratios,
+    ratio,
+    solve_ratio,
+)
 from tests.common.gauge import dtype_of, eps_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.operations.test_redistribution import Guarded
@@ -42,6 +53,22 @@ def test_solutions(contexts: Contexts, name: str) -> None:
             assert same_on_all_ranks(x.tobytes()) == x.tobytes()
             assert (x.shape, x.dtype) == ((n,), dtype)
             assert solve_ratio(a, x[:, None], b[:, :1]) <= MOST
+
+
+@pytest.mark.parametrize("transport", SETTINGS)
+def test_the_steps_of_gpus(contexts: Contexts, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPUs update all columns before they factor the next panel, copy panels first and pack no blocks."""
+    for name in ("at_once", "reads_peers", "packs"):
+        monkeypatch.setattr(f"pblas.backends.cpu.arrays.HostArrays.{name}", False)
+    ctx, dtype = contexts[transport], np.dtype(np.float64)
+    for n in (2 * NB + 1, 5 * NB + 2):
+        a, s, b = general(n, n, dtype, n), positive(n, dtype, n), general(n, 3, dtype, n + 1)
+        matrix, hermitian, right = (ctx.from_global(x, MatrixDescriptor.default(*x.shape, P), None) for x in (a, s, b))
+        assert solve_ratio(a, collected(linalg.solve(matrix, right)), b) <= MOST
+        assert solve_ratio(s, collected(linalg.solve(hermitian, right, assume_a="pos")), b) <= MOST
+        inverse = collected(linalg.inv(matrix))
+        assert ratio(a @ inverse - np.eye(n), n, norm1(a), norm1(inverse), dtype=dtype) <= MOST
+        assert max(qr_ratios(a, *map(collected, linalg.qr(matrix)))) <= MOST
 
 
 @pytest.mark.parametrize("name", NAMES)
