@@ -125,6 +125,7 @@ def source(
     x: np.dtype[Any],
     out: np.dtype[Any],
     compute: np.dtype[Any] | None = None,
+    steps: Sequence[int] | None = None,
 ) -> str:
     """CUDA C++ of the kernel that evaluates an expression.
 
@@ -134,11 +135,14 @@ def source(
         x: dtype of x.
         out: dtype of the result.
         compute: dtype of the computation; None for that in which elements of x are added.
+        steps: if all packs are whole and aligned, those of x and of the operands, 0 or 1 for arrays, as in `printed`;
+            None otherwise.
     """
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
-    types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)} }};\n"
-    return functions(out) + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+    along, others = (ANY_STEP, None) if steps is None else (steps[0], steps[1:])
+    types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)}, X_STEP = {along} }};\n"
+    return functions(out) + printed(tree, dtypes, 1, others) + types + expanded(FOLDER / "pointwise.cu")
 
 
 def pack_nbytes(
@@ -153,6 +157,24 @@ def pack_nbytes(
     """
     others = [] if compute is None else [dtype for dtype in dtypes if dtype is not None]
     return max(dtype.itemsize for dtype in (x, out, *others))
+
+
+def aligned_step(address: int, along: int, across: int, itemsize: int, per_pack: int) -> int | None:
+    """The stride of an array along its lines, if that is 0, or 1 and its packs are aligned; else None.
+
+    Args:
+        address: of the first element.
+        along: stride in elements along a line.
+        across: stride from line to line.
+        itemsize: bytes of an element.
+        per_pack: elements of a pack.
+
+    >>> aligned_step(256, 1, 6, 8, 2), aligned_step(256, 1, 7, 8, 2), aligned_step(8, 0, 7, 8, 2)
+    (1, None, 0)
+    """
+    if along == 1:
+        return 1 if address % (per_pack * itemsize) == 0 and across % per_pack == 0 else None
+    return None if along else 0
 
 
 def functions(dtype: np.dtype[Any]) -> str:
@@ -240,9 +262,15 @@ class Pointwise:
         for name in names:
             z = arrays.get(name)
             words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
-        key = tree, dtypes, x.dtype, out.dtype, compute
-        packs = lines * -(-length * pack_nbytes(*key[1:]) // _PACK_NBYTES)
-        self._launch(self._function(*key), stream, words, -(-packs // _THREADS))
+        nbytes = pack_nbytes(dtypes, x.dtype, out.dtype, compute)
+        per_pack = _PACK_NBYTES // nbytes
+        steps = [
+            ANY_STEP if z is None else aligned_step(z.data.ptr, *places(z), z.itemsize, per_pack)
+            for z in (out, x, *(arrays.get(name) for name in names))
+        ]
+        is_whole = steps[0] == 1 and None not in steps and length % per_pack == 0
+        function = self._function(tree, dtypes, x.dtype, out.dtype, compute, tuple(steps[1:]) if is_whole else None)
+        self._launch(function, stream, words, -(-lines * -(-length // per_pack) // _THREADS))
 
     def normalise(
         self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0

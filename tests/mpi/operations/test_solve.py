@@ -63,7 +63,8 @@ def test_the_steps_of_gpus(contexts: Contexts, transport: str, monkeypatch: pyte
     ctx, dtype = contexts[transport], np.dtype(np.float64)
     for n in (2 * NB + 1, 5 * NB + 2):
         a, s, b = general(n, n, dtype, n), positive(n, dtype, n), general(n, 3, dtype, n + 1)
-        matrix, hermitian, right = (ctx.from_global(x, MatrixDescriptor.default(x.shape[0], x.shape[1], P), None) for x in (a, s, b))
+        square, tall = (MatrixDescriptor.default(n, count, P) for count in (n, 3))
+        matrix, hermitian, right = (ctx.from_global(x, d, None) for x, d in ((a, square), (s, square), (b, tall)))
         assert solve_ratio(a, collected(linalg.solve(matrix, right)), b) <= MOST
         assert solve_ratio(s, collected(linalg.solve(hermitian, right, assume_a="pos")), b) <= MOST
         inverse = collected(linalg.inv(matrix))
