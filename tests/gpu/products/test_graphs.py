@@ -27,7 +27,7 @@ from pblas.matrices.scatter_gather import part_of
 from pblas.plans.plan import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM
 from tests.gpu.products.products import note, sync, take
-from tests.gpu.sharing import repeats
+from tests.gpu.sharing import SHARED, repeats
 from tests.model.hopper_mutants import mutated
 from tests.model.push import (
     ALONG_N,
@@ -490,15 +490,19 @@ def test_cpu_cost_of_an_execution(ctx: pblas.Context, name: str, chunks: int | N
 # Delays and mutants
 
 
+LATE_NS = (20 if SHARED else 2) * 1_000_000
+"""Nanoseconds by which something is late: longer than the time slices of all ranks, where they share a GPU."""
+
+
 def held(engine: Any, lane: str, nanoseconds: int) -> None:
     """Keep a lane busy."""
     engine._executions.sink.launch(lane, lambda stream: engine._kernels.delay(stream, nanoseconds))
 
 
 def pause_first(engine: Any, lane: str) -> None:
-    """Two milliseconds on rank 0."""
+    """On rank 0."""
     if engine._rank == 0:
-        held(engine, lane, 2_000_000)
+        held(engine, lane, LATE_NS)
 
 
 def pause_at_random(engine: Any, lane: str) -> None:
@@ -557,7 +561,7 @@ def parity_of_tiles_fixed(patch: pytest.MonkeyPatch, engine: type[Any], pause: A
 
     def late(self: Any, lane: str, source: Any, peer: int, *rest: Any) -> None:
         if (self._rank, peer) == (2, 0):
-            held(self, lane, 2_000_000)
+            held(self, lane, LATE_NS)
         put(self, lane, source, peer, *rest)
 
     patch.setattr(engine, "put", late)
