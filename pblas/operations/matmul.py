@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -138,9 +138,7 @@ def plan_matmul(
     if call.matrices:
         runtime = call.matrices[0].runtime
         with runtime.call(call.verb):
-            planned = _plan(call, runtime)
-            runtime.agree("plan_matmul: workspace", {})
-        return planned
+            return _kept(call, runtime, _agreed(call, runtime))
     return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
 
 
@@ -207,8 +205,12 @@ def pmatmul(
         error = errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
         fail_without_context(call.verb, error)
     runtime = call.matrices[0].runtime
-    with runtime.call(call.verb), _plan(call, runtime) as planned:
-        return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
+    with runtime.call(call.verb):
+        agreed = _agreed(call, runtime)
+        keeps = agreed.plan.transport != "push" and agreed.epilogue is None and agreed.scales is None
+        using = runtime.plans.using(agreed.key, lambda: _kept(call, runtime, agreed)) if keeps else None
+        with using or _planned(call, runtime, agreed) as planned:
+            return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
 def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
@@ -224,8 +226,30 @@ def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
     return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue, scales=scales)
 
 
-def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
-    """**Collective.** The planned product of a call with matrices; the next collective call is an agreement."""
+class _Agreed(NamedTuple):
+    """The checked and agreed arguments of a call with matrices.
+
+    Args:
+        spec: the arguments (global).
+        plan: of the product (global).
+        desc_d: descriptor of D (global).
+        epilogue: with operands that were checked; None for none (global).
+        scales: checked; None for none (global).
+        nelements: elements of memory of a new D (global).
+        key: equal for calls that can use one planned product, if they have neither epilogue nor scales (global).
+    """
+
+    spec: ProductArguments
+    plan: ProductPlan
+    desc_d: MatrixDescriptor
+    epilogue: ProductEpilogue | None
+    scales: Scales | None
+    nelements: int
+    key: Any
+
+
+def _agreed(call: ProductRequest, runtime: Runtime) -> _Agreed:
+    """**Collective.** The checked and agreed arguments of a call with matrices, and its plan."""
     verb, matrices = call.verb, call.matrices
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
@@ -243,18 +267,32 @@ def _plan(call: ProductRequest, runtime: Runtime) -> PlannedMatmul:
             spec = spec._replace(epilogue=epilogue.form)
         plan = spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
         arguments, needed = spec.arguments(), runtime.nelements(desc_d)
+        shared = arguments.copy()
         if epilogue is not None:
-            arguments |= epilogue.arguments()
+            shared |= epilogue.arguments()
             epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
         if scales is not None:
-            arguments |= scales.arguments()
+            shared |= scales.arguments()
         if out is not None:
             check_overlap(verb, call.a, call.b, call.c, out)
-    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
+    nelements = runtime.agree(verb, shared, None, (needed,))[0]
+    return _Agreed(spec, plan, desc_d, epilogue, scales, nelements, (plan, nelements, repr(arguments)))
+
+
+def _kept(call: ProductRequest, runtime: Runtime, agreed: _Agreed) -> PlannedMatmul:
+    """**Collective.** The planned product of a call, which all ranks have, or none."""
+    planned = _planned(call, runtime, agreed)
+    runtime.agree(f"{call.verb}: workspace", {})
+    return planned
+
+
+def _planned(call: ProductRequest, runtime: Runtime, agreed: _Agreed) -> PlannedMatmul:
+    """**Collective.** The planned product of a call; the next collective call is an agreement."""
+    spec, plan, desc_d, epilogue, scales, nelements, _ = agreed
     if plan.transport != "push":
-        with runtime.building(verb):
+        with runtime.building(call.verb):
             return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)
-    operands = call.a, call.b, call.c, out
+    operands = call.a, call.b, call.c, call.out if isinstance(call.out, DistMatrix) else None
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
         return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pblas import errors
 from pblas.execute import executor
@@ -197,9 +197,7 @@ def planned_structured(call: StructuredRequest) -> Any:
     if call.matrices:
         runtime = call.matrices[0].runtime
         with runtime.call(call.verb):
-            planned = _plan(call, runtime)
-            runtime.agree(f"{call.verb}: workspace", {})
-        return planned
+            return _planned(call, runtime, _agreed(call, runtime))
     arguments = StructuredArguments.checked(call)
     desc_d = arguments.output()
     spec = arguments.product
@@ -216,13 +214,33 @@ def run_structured(call: StructuredRequest) -> DistMatrix:
         error = errors.ArgumentError(f"{call.verb}: A must be a DistMatrix, got {got}; plan_{call.routine} plans")
         fail_without_context(call.verb, error)
     runtime, out = call.matrices[0].runtime, call.out if isinstance(call.out, DistMatrix) else None
-    with runtime.call(call.verb), _plan(call, runtime) as planned:
-        second = call.a if call.routine in ("syrk", "herk") else call.b
-        return planned._execute(call.a, second, call.c, out)  # noqa: SLF001 - of this module
+    with runtime.call(call.verb):
+        agreed = _agreed(call, runtime)
+        with runtime.plans.using(agreed.key, lambda: _planned(call, runtime, agreed)) as planned:
+            second = call.a if call.routine in ("syrk", "herk") else call.b
+            return planned._execute(call.a, second, call.c, out)  # noqa: SLF001 - of this module
 
 
-def _plan(call: StructuredRequest, runtime: Runtime) -> PlannedStructured:
-    """**Collective.** The planned product of a call with matrices; the next collective call is an agreement."""
+class _Agreed(NamedTuple):
+    """The checked and agreed arguments of a call with matrices.
+
+    Args:
+        arguments: the arguments (global).
+        plan: of the product (global).
+        desc_d: descriptor of D (global).
+        nelements: elements of memory of a new D (global).
+        key: equal for calls that can use one planned product (global).
+    """
+
+    arguments: StructuredArguments
+    plan: StructuredPlan
+    desc_d: MatrixDescriptor
+    nelements: int
+    key: Any
+
+
+def _agreed(call: StructuredRequest, runtime: Runtime) -> _Agreed:
+    """**Collective.** The checked and agreed arguments of a call with matrices, and its plan."""
     verb = call.verb
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
@@ -239,5 +257,12 @@ def _plan(call: StructuredRequest, runtime: Runtime) -> PlannedStructured:
             arguments.check_overlap(verb, call.a, call.b, call.c, out)
         shared, needed = arguments.arguments(), runtime.nelements(desc_d)
     nelements = runtime.agree(verb, shared, None, (needed,))[0]
-    with runtime.building(verb):
-        return _PLANNED[call.routine](arguments, plan, desc_d, runtime, nelements)
+    return _Agreed(arguments, plan, desc_d, nelements, (plan, nelements, repr(shared)))
+
+
+def _planned(call: StructuredRequest, runtime: Runtime, agreed: _Agreed) -> PlannedStructured:
+    """**Collective.** The planned product of a call, which all ranks have, or none."""
+    with runtime.building(call.verb):
+        planned = _PLANNED[call.routine](*agreed[:3], runtime, agreed.nelements)
+    runtime.agree(f"{call.verb}: workspace", {})
+    return planned

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
+from pblas.operations.multiplication.base import PlannedMatmul
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host
 
@@ -650,3 +652,31 @@ def test_c_is_added_unless_beta_says_otherwise(ctx: pblas.Context) -> None:
     name = "AllGatherGemm" if ctx.nprocs > 1 else "LocalGemm"
     assert pblas.plan_matmul(desc, desc, desc, dtype="float64").plan.name == name
     assert pblas.plan_matmul(64, 64, 64, nprocs=2).plan is not None
+
+
+@pytest.mark.parametrize("transport", ["shared", "message", "mixed"])
+def test_successive_calls_use_one_plan(contexts: Contexts, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls with the same layouts and scalars, whatever the matrices; a plan with a large workspace is not kept."""
+    ctx, built, build = contexts[transport], list[str](), PlannedMatmul._prepare
+
+    def counted(self: Any, runtime: Any) -> None:
+        built.append(self.noun)
+        build(self, runtime)
+
+    monkeypatch.setattr(PlannedMatmul, "_prepare", counted)
+    n, p = 8, ctx.nprocs
+    desc = MatrixDescriptor(n, n, 3, 2, Grid(p, 1))
+    for most, count in ((1 << 20, 1), (-1, 4)):
+        monkeypatch.setattr("pblas.runtime.runtime._MOST_KEPT_NBYTES", most)
+        for routine, alpha in (("product", 3.0 + count), ("rank-k update", 5.0 + count)):
+            built.clear()
+            for seed in range(4):
+                x, y = (entries((n, n), np.dtype("float64"), seed + k) for k in range(2))
+                wide = dataclasses.replace(desc, lld=desc.min_lld(ctx.rank) + seed)
+                A, B = (ctx.from_global(z, d, root=None) for z, d in ((x, desc), (y, wide)))
+                if routine == "product":
+                    got, expected = pblas.pmatmul(A, B, alpha=alpha), alpha * x @ y
+                else:
+                    got, expected = pblas.blas.syrk(A, alpha=alpha), np.tril(alpha * x @ x.T)
+                assert np.allclose(collected(got), expected)
+            assert built == [routine] * count
