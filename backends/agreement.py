@@ -40,12 +40,14 @@ GRACE = 1.0
 """Seconds in which a live, waiting rank answers the notice that another rank has given up."""
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
-# because a rank that polls on a shared core takes time from the rank that it waits for.
-_POLLS, _POLLS_CROWDED = 400, 60
+# because a rank that polls on a shared core takes time from the rank that it waits for. It does not know whether its core
+# is shared with a rank of another host, as on virtual machines: with 400 polls an agreement of four took 630 us there,
+# with 60 it takes 210, and as long as before where cores are not shared.
+_POLLS, _POLLS_CROWDED = 60, 60
 # A rank with a core of its own goes on polling for about a millisecond and yields between polls. Waking up takes 90 us
 # and more: ranks that have slept once would make each other sleep again, call after call (two ranks: 140 us in place of
 # 15 us per agreement).
-_YIELDS = 1600
+_YIELDS = 1940
 # The time is limited: a rank that yields to a thread spinning on the same core gets the core back milliseconds later,
 # each time (2 H200, ranks bound to one core each, beside NVSHMEM's thread: 4.5 s).
 _YIELDING = 2e-3
