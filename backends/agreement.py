@@ -40,9 +40,9 @@ GRACE = 1.0
 """Seconds in which a live, waiting rank answers the notice that another rank has given up."""
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
-# because a rank that polls on a shared core takes time from the rank that it waits for. It does not know whether its core
-# is shared with a rank of another host, as on virtual machines: with 400 polls an agreement of four took 630 us there,
-# with 60 it takes 210, and as long as before where cores are not shared.
+# because a rank that polls on a shared core takes time from the rank that it waits for. Ranks do not know whether they
+# share cores with other hosts, as virtual machines do: there 400 polls made an agreement of four ranks take 630 us, 60
+# polls 210 us. Where cores are not shared both take as long.
 _POLLS, _POLLS_CROWDED = 60, 60
 # A rank with a core of its own goes on polling for about a millisecond and yields between polls. Waking up takes 90 us
 # and more: ranks that have slept once would make each other sleep again, call after call (two ranks: 140 us in place of
