@@ -1,6 +1,5 @@
 // out = an expression of x and operands, element by element. pointwise.py defines X, O, the dtype A of the computation,
-// NBYTES of the widest element, Expression, and X_STEP: the stride of x along a line, 0 or 1, if all packs are whole and
-// aligned and elements of out are neighbours; else ANY.
+// NBYTES of the widest element, and Expression.
 struct PointwiseArguments {
     byte* out;
     integer lines, fast, slow;  // strides of out in elements along a line and from line to line
@@ -13,7 +12,7 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
     const LinePosition stride = LinePosition::stride<LENGTH>(length);
     for (LinePosition at = LinePosition::start<LENGTH>(length); at.line < a.lines; at.advance(stride, packs)) {
         const integer first = at.position * LENGTH, n = length - first;
-        const Pack<X, LENGTH> x = fetch<X, LENGTH, X_STEP>(a.terms.term[0], length, at.line, first, n);
+        const Pack<X, LENGTH> x = fetch<X, LENGTH, ANY>(a.terms.term[0], length, at.line, first, n);
         const Expression<A, LENGTH> expression(a.terms, at.line, first, n);
         A wide[LENGTH];
 #pragma unroll
@@ -23,9 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) pointwise_all(const __grid_con
 #pragma unroll
         for (int i = 0; i < LENGTH; i++) Result<O>::of(wide[i], out.x[i]);
         O* target = reinterpret_cast<O*>(a.out) + at.line * a.slow + first * a.fast;
-        if (X_STEP != ANY) {
-            store(target, out);
-        } else if (a.fast == 1) {
+        if (a.fast == 1) {
             store(target, out, n);
         } else {
 #pragma unroll
