@@ -196,9 +196,9 @@ def pmatmul(
     Raises:
         as `plan_matmul`.
 
-    `plan_matmul(...).explain()` shows the number of bytes that move. Calls with the same layouts, scalars and options use
-    one plan, whatever the matrices: a context keeps those of the last eight different calls, but none with an epilogue,
-    with scales or with a workspace above 16 MiB. Where GPUs push data each call plans.
+    `plan_matmul(...).explain()` shows the number of bytes that move. Calls with the same layouts, scalars and options
+    use one plan, whatever the matrices: a context keeps those of the last eight different calls, but none with an
+    epilogue, with scales or with a workspace above 16 MiB. Where GPUs push data each call plans.
 
     Source: PBLAS, p?gemm.
     """
