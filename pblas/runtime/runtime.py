@@ -34,8 +34,8 @@ _MAX_PLANS = 8
 """Number of calls whose plans are cached. Each plan may have a workspace, as large as its operands if they are in
 private memory."""
 _MOST_KEPT_NBYTES = 16 << 20
-"""Most bytes of the workspace of a product's plan that is cached. Products with larger ones take so long that a new plan
-does not matter."""
+"""Most bytes of the workspace of a product's plan that is cached. Larger products take so long that a new plan does not
+matter."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
