@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.pointwise import evaluate_into
@@ -34,6 +35,7 @@ class RunAllGatherGemm:
             else:
                 n, k = IndexRuns.global_to_local(shard, step.c0, step.c1).flipped(), IndexRuns.whole(plan.oriented.k)
             self._steps.append((step, n, k))
+        self._pieces = Counter(step.source for step, *_ in self._steps)
 
     @property
     def workspace_nbytes(self) -> int:
@@ -61,8 +63,9 @@ class RunAllGatherGemm:
             if step.source != source:
                 if self._along_k and source >= 0:
                     beta = 1.0
-                # All pieces of a shard are multiplied with the same columns of op(A).
-                packs = self._along_k and arrays.packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
+                # All pieces of a shard are multiplied with the same columns of op(A): they are packed once.
+                packs = self._along_k and arrays.packs and self._pieces[step.source] > 1
+                packs = packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
                 (left, inner), source = side_by_side(x.left, k) if packs else (x.left, k), step.source
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] is on, or arrived from, rank step.source)
             gemm_runs(x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, arrays.packs)
