@@ -24,6 +24,7 @@ from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.plans.plan import Topology
 from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import spelled
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
@@ -278,7 +279,7 @@ def _agreed(call: ProductRequest, runtime: Runtime) -> _Agreed:
         if out is not None:
             check_overlap(verb, call.a, call.b, call.c, out)
     nelements = runtime.agree(verb, shared, None, (needed,))[0]
-    return _Agreed(spec, plan, desc_d, epilogue, scales, nelements, (plan, nelements, repr(arguments)))
+    return _Agreed(spec, plan, desc_d, epilogue, scales, nelements, (plan, nelements, spelled(arguments)))
 
 
 def _kept(call: ProductRequest, runtime: Runtime, agreed: _Agreed) -> PlannedMatmul:

@@ -229,9 +229,7 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = verb
-            for name, value in arguments.items():
-                call += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
+            call = verb + spelled(arguments)
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
@@ -343,6 +341,16 @@ class Runtime:
             self.backend.shared = False
             log.write(log.INFO, self.rank, "too little shared memory: data goes by messages from now on")
         return given_up
+
+
+def spelled(arguments: Mapping[str, Any]) -> str:
+    """Arguments as a text that is equal on ranks which agree on them: NumPy's scalars are written as Python's (global).
+
+    >>> spelled({"alpha": np.float64(0.5), "trans": np.str_("T")}).split()
+    ['alpha=0.5', "trans='T'"]
+    """
+    pairs = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in arguments.items())
+    return "".join(f"\n{name}={value!r}" for name, value in pairs)
 
 
 class _CollectiveSection(AbstractContextManager[None]):

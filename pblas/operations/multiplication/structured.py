@@ -16,6 +16,7 @@ from pblas.operations.multiplication.base import Execution, PlannedMatmul
 from pblas.plans.plan import Topology
 from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
 from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import spelled
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _agreed(call: StructuredRequest, runtime: Runtime) -> _Agreed:
             arguments.check_overlap(verb, call.a, call.b, call.c, out)
         shared, needed = arguments.arguments(), runtime.nelements(desc_d)
     nelements = runtime.agree(verb, shared, None, (needed,))[0]
-    return _Agreed(arguments, plan, desc_d, nelements, (plan, nelements, repr(shared)))
+    return _Agreed(arguments, plan, desc_d, nelements, (plan, nelements, spelled(shared)))
 
 
 def _planned(call: StructuredRequest, runtime: Runtime, agreed: _Agreed) -> PlannedStructured:
