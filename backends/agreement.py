@@ -43,7 +43,7 @@ GRACE = 1.0
 # because a rank that polls on a shared core takes time from the rank that it waits for. Ranks do not know whether they
 # share cores with other hosts, as virtual machines do: there 400 polls made an agreement of four ranks take 630 us, 60
 # polls 210 us. Where cores are not shared both take as long.
-_POLLS, _POLLS_CROWDED = 60, 60
+_POLLS = 60
 # A rank with a core of its own goes on polling for about a millisecond and yields between polls. Waking up takes 90 us
 # and more: ranks that have slept once would make each other sleep again, call after call (two ranks: 140 us in place of
 # 15 us per agreement).
@@ -142,7 +142,7 @@ class Agreement:
 
     def crowd(self, crowded: bool) -> None:
         """Set whether this rank shares its core with other ranks (local)."""
-        self._eager, self._polls = (0, _POLLS_CROWDED) if crowded else (_POLLS, _POLLS + _YIELDS)
+        self._eager, self._polls = (0, _POLLS) if crowded else (_POLLS, _POLLS + _YIELDS)
 
     def agree(
         self,

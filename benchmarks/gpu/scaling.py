@@ -79,7 +79,7 @@ class Case:
             self._planned = getattr(blas, f"plan_{operation}")(self.A, self.B, out=self.C)
 
     def seconds(self, settle: Callable[[], Any]) -> float:
-        """**Collective.** Time of one execution; what it overwrites is restored before."""
+        """**Collective.** Seconds of one execution; before it the overwritten matrix is restored."""
         if self.operation in FACTORIZATIONS:
             pblas.elementwise("a", a=self.A, out=self.C)
             return together(lambda: FACTORIZATIONS[self.operation](self.C, overwrite_a=True), settle)

@@ -147,12 +147,12 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
             made.send(lines, tuple(peer for _, peer in entries))
         made.add(piece)
         begin = end
-    idle = list[Wait]()
+    afterwards = list[Wait]()
     for piece in pieces:
         awaited = {part.slot for part in piece.parts} if contributes and len(piece.target) else set[int]()
         unheard = tuple(source for source in sources if source not in awaited)
         if unheard and not len(piece.target):  # a rank without sums sends first what others wait for
-            idle.append(Wait("main", piece.phase, unheard))
+            afterwards.append(Wait("main", piece.phase, unheard))
         elif unheard:  # sums may go to the D of these peers, so they must have begun this call
             program.add(Wait("main", piece.phase, unheard))
         if not contributes and len(piece.target):
@@ -161,7 +161,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
         program.add(GemmReduce("main", tuple(made.strips), tuple(made.beside)))
     else:
         program.ops += made.beside
-    for wait in idle:
+    for wait in afterwards:
         program.add(wait)
 
 
