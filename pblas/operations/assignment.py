@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import is_same_memory, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
-from pblas.operations.arguments.product import is_same_memory, shares_memory
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reductions import converted_array
 from pblas.runtime.runtime import shared_descriptor

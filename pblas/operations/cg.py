@@ -9,9 +9,9 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.checks import matrix_remedy
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.cg import CgArguments, check_product
-from pblas.operations.arguments.product import matrix_remedy
 from pblas.operations.elementwise import elementwise
 from pblas.operations.linalg_errors import ConvergenceError
 from pblas.operations.matmul import plan_matmul

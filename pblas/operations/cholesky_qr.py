@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reflectors import Reflectors, Side, Trans, identity, in_layout
+from pblas.operations.reflectors import Reflectors, identity, in_layout
 from pblas.operations.stacking import resized, without_lld
 from pblas.plans.cholesky_qr import PASSES
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.core.options import Trans
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.trsv import trsv
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.substitution import Sweep
 
-Trans = Literal["N", "T", "C"]
 Solve = Callable[[Any, Trans], Any]
 """solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks."""
 _MOST_STEPS = 5  # as in LAPACK

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends import log
+from pblas.core.checks import enough_ranks
 from pblas.execute.elementwise import ElementwiseOperands, RunElementwise
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.elementwise import ElementwiseArguments, ElementwiseRequest
-from pblas.operations.arguments.product import enough_ranks
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.elementwise import ElementwisePlan
 from pblas.plans.plan import Topology

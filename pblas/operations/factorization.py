@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, g
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.checks import check_like_planned, enough_ranks
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.execute.factorization.lu import RunLu
@@ -16,7 +17,6 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.collective import is_writeable
-from pblas.operations.arguments.product import check_like_planned, enough_ranks
 from pblas.operations.linalg_errors import not_positive_definite
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport

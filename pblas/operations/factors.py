@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.checks import checked_trans
+from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.arguments.product import checked_trans
 from pblas.operations.condition import reciprocal_condition
 from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.linalg_errors import SingularMatrixError, not_positive_definite
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
-
-Trans = Literal["N", "T", "C"]
 
 
 class SlogdetResult(NamedTuple):

@@ -6,10 +6,11 @@ arguments are checked and agreed on before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pblas.core.options import Trans, Uplo
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -26,8 +27,6 @@ from pblas.plans.substitution import Sweep
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-Uplo = Literal["L", "U"]
-Trans = Literal["N", "T", "C"]
 _CHOLESKY: dict[Uplo, tuple[Trans, Trans]] = {"L": ("N", "C"), "U": ("C", "N")}
 """The factors of A, in the order in which equations with them are solved: L, L^H or U^H, U."""
 

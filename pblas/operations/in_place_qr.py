@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.factorization import prepared
 from pblas.operations.pivoted_qr import PlannedPivotedQr
 from pblas.operations.qr import PlannedQr
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reflectors import Reflectors, Side, Trans, multiplied
+from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.stacking import without_lld
 from pblas.operations.trsm import trsm

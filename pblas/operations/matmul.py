@@ -6,18 +6,12 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.core.checks import check_overlap, enough_ranks, matrix_remedy
+from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import ProductEpilogue
-from pblas.operations.arguments.product import (
-    ProductArguments,
-    ProductRequest,
-    Trans,
-    check_overlap,
-    enough_ranks,
-    matrix_remedy,
-    with_layouts,
-)
+from pblas.operations.arguments.product import ProductArguments, ProductRequest, with_layouts
 from pblas.operations.arguments.scales import Scales, scaled
 from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul

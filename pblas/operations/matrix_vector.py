@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import check_not_conjugated, checked_trans, matrix_remedy
+from pblas.core.options import Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.reduction import PreparedReduction, combined, index_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import Trans, check_not_conjugated, checked_trans, matrix_remedy
 from pblas.operations.reductions import gathered_parts
 from pblas.operations.vectors import (
     Vector,

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import check_not_conjugated
 from pblas.execute.matrix_vector import LocalUpdate, update
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_not_conjugated
 from pblas.operations.matrix_vector import check_writeable, checked_matrix, checked_uplo, real_of
 from pblas.operations.vectors import all_on_all_ranks, check_size, checked_vector, runtime_of
 from pblas.runtime.runtime import checked_scalar

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.core.checks import check_overlap, enough_ranks, matrix_remedy
+from pblas.core.options import Trans, Uplo
 from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import Trans, check_overlap, enough_ranks, matrix_remedy
-from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest, Uplo
+from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest
 from pblas.operations.planned import PlannedOperation
 from pblas.plans.plan import Topology
 from pblas.plans.redistribution import RedistributionPlan

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from pblas.core.options import Side, Trans
 from pblas.execute.factorization.reflectors import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from pblas.execute.factorization.tsqr import Tree
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
-
-Side = Literal["L", "R"]
-Trans = Literal["N", "T", "C"]
 
 
 class Reflectors(NamedTuple):

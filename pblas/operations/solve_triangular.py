@@ -8,8 +8,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.checks import matrix_remedy
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import matrix_remedy
 from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix

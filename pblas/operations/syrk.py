@@ -8,10 +8,9 @@ from pblas.operations.arguments.structured import StructuredRequest
 from pblas.operations.multiplication.structured import planned_structured, run_structured
 
 if TYPE_CHECKING:
+    from pblas.core.options import Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.arguments.product import Trans
-    from pblas.operations.arguments.redistribution import Uplo
     from pblas.operations.multiplication.structured import PlannedRank2Update, PlannedRankUpdate
     from pblas.simulation.hardware import Hardware
 

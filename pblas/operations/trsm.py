@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
+from pblas.core.checks import enough_ranks, matrix_remedy
+from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.execute.pipelined_trsm import RunPipelinedTrsm
 from pblas.execute.right_hand_sides import TrsmOperands
 from pblas.execute.trsm import RunTrsm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import Trans, enough_ranks, matrix_remedy
-from pblas.operations.arguments.trsm import Diag, Side, TrsmArguments, TrsmRequest, Uplo, check_output
+from pblas.operations.arguments.trsm import TrsmArguments, TrsmRequest, check_output
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.stacking import without_lld
 from pblas.plans.pipelined_trsm import PipelinedTrsm

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
+from pblas.core.checks import matrix_remedy
+from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import Trans, matrix_remedy
 from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.trsm import solved

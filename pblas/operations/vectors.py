@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import check_not_conjugated, is_same_memory, shares_memory
 from pblas.execute.matrix_vector import LocalPart
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_not_conjugated, is_same_memory, shares_memory
 from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reductions import columns_on_all_ranks, converted_array, elements_of

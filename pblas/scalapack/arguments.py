@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from pblas.backends.local_step import LocalStep
+from pblas.core.checks import shares_memory
 from pblas.errors import ArgumentError, PblasArgumentError, PblasError
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import shares_memory
 from pblas.operations.matrix_vector import real_of
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries

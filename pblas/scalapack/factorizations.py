@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pblas.core.options import Trans
 from pblas.operations import in_place
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
@@ -155,7 +156,7 @@ def _factor_lu(call: PivotedCall) -> tuple[int, Any]:
     return info, pivots
 
 
-def _solve_lu(call: Call, pivots: Any, trans: in_place.Trans) -> None:
+def _solve_lu(call: Call, pivots: Any, trans: Trans) -> None:
     """**Collective.** Solve in sub(B)."""
     a, b = call.operands()
     in_place.solve_lu(call.verb, a, pivots, b, trans)

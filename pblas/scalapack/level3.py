@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations.arguments.product import Trans
+from pblas.core.options import Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
 from pblas.operations.solve_triangular import first_zero

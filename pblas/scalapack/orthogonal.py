@@ -10,7 +10,7 @@ from pblas.scalapack.reflectors_calls import ReflectorsCall
 from pblas.scalapack.types import from_calls
 
 if TYPE_CHECKING:
-    from pblas.operations.reflectors import Trans
+    from pblas.core.options import Trans
     from pblas.scalapack.arguments import Call
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import is_array
+from pblas.core.checks import shares_memory
 from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
 from pblas.execute.epilogue import finish
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import ProductEpilogue
-from pblas.operations.arguments.product import shares_memory
 from pblas.runtime.runtime import name_of
 from pblas.tp.products import rows
 

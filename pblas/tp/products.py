@@ -15,12 +15,13 @@ from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
+from pblas.core.checks import shares_memory
 from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.collective import array_remedy, backends_array
 from pblas.operations.arguments.epilogue import CheckedOperands
-from pblas.operations.arguments.product import checked_wire, shares_memory
+from pblas.operations.arguments.product import checked_wire
 from pblas.operations.arguments.scales import Scales
 from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul

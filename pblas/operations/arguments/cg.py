@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import matrix_remedy
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.factorization import check_dtype, check_rows, check_square, checked_vector
-from pblas.operations.arguments.product import matrix_remedy
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -14,10 +14,10 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
+from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import Epilogue
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import is_same_memory, shares_memory
 from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of
 

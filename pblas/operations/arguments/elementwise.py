@@ -12,11 +12,11 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
+from pblas.core.checks import check_not_conjugated, is_same_memory, shares_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
-from pblas.operations.arguments.product import check_not_conjugated, is_same_memory, shares_memory
 from pblas.plans.elementwise import ElementwiseOperand, ElementwisePlan
 from pblas.runtime.runtime import checked_dtype, shared_descriptor
 

@@ -13,9 +13,9 @@ from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.gemm_epilogues import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
+from pblas.core.checks import shares_memory
 from pblas.epilogues import Epilogue
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import shares_memory
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:

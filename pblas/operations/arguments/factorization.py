@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.checks import check_not_conjugated, matrix_remedy, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import check_not_conjugated, matrix_remedy, shares_memory
 from pblas.operations.reductions import converted_array
 from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_dtype

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,6 +10,17 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
 from pblas.backends.lanes import MAX_QUEUES
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_not_conjugated,
+    check_overlap,
+    checked_positive,
+    checked_trans,
+    is_integer,
+    matrix_remedy,
+)
+from pblas.core.options import Trans
 from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -18,15 +28,10 @@ from pblas.planner.choose import choose, choose_layouts, choose_output
 from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pblas.backends.dtypes import Array
     from pblas.plans.plan import ProductPlan, Topology
     from pblas.runtime.runtime import Runtime
     from pblas.runtime.timings import Measured
     from pblas.simulation.hardware import Hardware
-
-Trans = Literal["N", "T", "C"]
 
 
 class ProductRequest(NamedTuple):
@@ -122,7 +127,7 @@ class ProductArguments(NamedTuple):
         options: dict[str, Any] = {name: checked_flag(verb, name, getattr(call, name)) for name in flags}
         transa, transb = checked_trans(verb, "transa", call.transa), checked_trans(verb, "transb", call.transb)
         _check_kinds(call)
-        options |= {name: _positive(verb, name, getattr(call, name)) for name in ("chunks", "memory_nbytes")}
+        options |= {name: checked_positive(verb, name, getattr(call, name)) for name in ("chunks", "memory_nbytes")}
         options["queue"] = _checked_queue(verb, call.queue, overlap=options["overlap"])
         dtypes = _checked_dtypes(call)
         dtype = dtypes.d
@@ -262,69 +267,6 @@ class ProductArguments(NamedTuple):
             check_overlap("execute", a, b, c, out)
 
 
-def check_like_planned(
-    name: str,
-    x: Any,
-    runtime: Runtime,
-    dtype: np.dtype[Any],
-    desc: MatrixDescriptor,
-    *,
-    remedy: str,
-    exact: bool = False,
-) -> None:
-    """Check that a matrix of an execution is one of this context, with the planned dtype and distribution (local).
-
-    Args:
-        name: name of the argument, for messages (global).
-        x: the matrix (global).
-        runtime: runtime of the plan's context (global).
-        dtype: the planned dtype (global).
-        desc: the planned descriptor (global).
-        remedy: end of the message for a matrix of another context (global).
-        exact: require an equal descriptor, and not only an equal distribution and storage order (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
-    """
-    if not isinstance(x, DistMatrix):
-        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
-    if x.runtime is not runtime:
-        raise errors.ArgumentError(f"execute: {name} belongs to another context; {remedy}")
-    if x.dtype != dtype:
-        raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {dtype.name}; plan anew")
-    if x.desc is desc or x.desc == desc:
-        return
-    if exact or x.desc.order != desc.order or not x.desc.same_distribution(desc):
-        raise errors.DescriptorError(
-            f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew, "
-            f"or redistribute it"
-        )
-
-
-def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
-    """Raise ArgumentError unless a matrix of an execution is a conjugated view as planned, or none as planned."""
-    if x.conjugated != conj:
-        raise errors.ArgumentError(
-            f"execute: {name} is{'' if x.conjugated else ' not'} conjugated, unlike planned; plan anew"
-        )
-
-
-def check_not_conjugated(verb: str, name: str, x: Any) -> None:
-    """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
-    if isinstance(x, DistMatrix) and x.conjugated:
-        raise errors.ArgumentError(
-            f"{verb}: {name} is a conjugated view (.H or .conj()), which cannot be written or added here; "
-            f"pass its copy(), or write to it by x[...] = y"
-        )
-
-
-def checked_trans(verb: str, name: str, value: Any) -> Trans:
-    """A value as "N", "T" or "C"; ArgumentError for any other value."""
-    if not isinstance(value, str) or value not in ("N", "T", "C"):
-        raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {value!r}")
-    return value  # type: ignore[return-value]  # one of the three
-
-
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
 
@@ -347,22 +289,6 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
     return wire
 
 
-def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
-    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid.
-
-    Raises:
-        ArgumentError: nprocs is not an integer, or less than the size of a grid.
-    """
-    largest = max(desc.nprocs for desc in descs)
-    if nprocs is None:
-        return largest
-    if not _is_integer(nprocs, largest):
-        raise errors.ArgumentError(
-            f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
-        )
-    return int(nprocs)
-
-
 def _check_kinds(call: ProductRequest) -> None:
     """Raise ArgumentError unless all operands are matrices, or all are descriptors."""
     verb, placed = call.verb, bool(call.matrices)
@@ -380,7 +306,7 @@ def _check_kinds(call: ProductRequest) -> None:
 def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
     if queue is None:
         return None
-    if not _is_integer(queue, 0) or queue >= MAX_QUEUES:
+    if not is_integer(queue, 0) or queue >= MAX_QUEUES:
         raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
     if not overlap:
         raise errors.ArgumentError(
@@ -437,18 +363,6 @@ def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
     return replace(dtypes, wire=checked_wire(verb, call.wire_dtype, d))
 
 
-def _positive(verb: str, name: str, value: Any) -> int | None:
-    """A value that is None or a positive integer; ArgumentError for any other."""
-    if value is not None and not _is_integer(value, 1):
-        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
-    return None if value is None else int(value)
-
-
-def _is_integer(value: Any, least: int) -> bool:
-    """Whether a value is an integer of at least `least`, and no bool."""
-    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
-
-
 def with_layouts(call: ProductRequest) -> ProductRequest:
     """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D.
 
@@ -456,12 +370,12 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
         ArgumentError: a wrong size or number of ranks, or an option that needs given layouts.
     """
     for name, value, least in (("m", call.a, 0), ("n", call.b, 0), ("k", call.c, 0), ("nprocs", call.nprocs, 1)):
-        if not _is_integer(value, least):
+        if not is_integer(value, least):
             raise errors.ArgumentError(
                 f"{call.verb}: {name} must be an integer >= {least}, got {value!r}; "
                 f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
             )
-    memory_nbytes = _positive(call.verb, "memory_nbytes", call.memory_nbytes)
+    memory_nbytes = checked_positive(call.verb, "memory_nbytes", call.memory_nbytes)
     if call.out is not None:
         raise errors.ArgumentError(
             f"{call.verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
@@ -478,53 +392,3 @@ def with_layouts(call: ProductRequest) -> ProductRequest:
     a, b = (a if call.transa == "N" else a.T), (b if call.transb == "N" else b.T)
     adds = call.beta is not None and call.beta != 0
     return call._replace(a=a, b=b, c=d if adds else None, out=d, dtype=dtype)
-
-
-def matrix_remedy(value: Any) -> str:
-    """The end of a message about a value that is not a `DistMatrix`: how to pass one.
-
-    >>> matrix_remedy(np.eye(2))
-    'ctx.from_global(array, desc) makes one'
-    """
-    if isinstance(value, MatrixDescriptor):
-        return "pass matrices only, or plan with descriptors only"
-    if isinstance(value, Integral):
-        return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
-    array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
-    return f"ctx.from_global({array}, desc) makes one"
-
-
-def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
-    """Raise ArgumentError unless `out` can be written, and overlaps neither A nor B, nor C if it is not C itself."""
-    shadow = out.runtime.backend.shadow
-    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
-    d = shadow(out.stored(verb))
-    for name, matrix in (("A", a), ("B", b), ("C", c)):
-        if matrix is None:
-            continue
-        x = shadow(matrix.stored(verb))
-        if name == "C" and is_same_memory(x, d):
-            continue
-        if shares_memory(x, d):
-            same = " in part; it may be C itself" if name == "C" else ""
-            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
-
-
-def shares_memory(x: Array, y: Array) -> bool:
-    """Whether two arrays overlap; also True where the exact test would take too long."""
-    if not np.may_share_memory(x, y):
-        return False
-    try:
-        return np.shares_memory(x, y, max_work=10_000)  # type: ignore[arg-type]  # the stub knows two values only
-    except np.exceptions.TooHardError:
-        return True
-
-
-def is_same_memory(x: Array, y: Array) -> bool:
-    """Whether two arrays are the same elements in the same places."""
-    return (
-        x.shape == y.shape
-        and x.strides == y.strides
-        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
-    )

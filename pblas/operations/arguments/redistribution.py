@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import FLOAT8
-from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.trapezoid import Trapezoid
-from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import (
-    Trans,
+from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_not_conjugated,
@@ -20,14 +16,16 @@ from pblas.operations.arguments.product import (
     checked_trans,
     matrix_remedy,
 )
+from pblas.core.options import Trans
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
 from pblas.runtime.runtime import checked_dtype, checked_factor, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
-
-Uplo = Literal["U", "L"]
 
 
 class RedistributionRequest(NamedTuple):

@@ -11,8 +11,8 @@ from pblas import errors
 from pblas.backends.dtypes import FLOAT8, FLOAT32
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import is_array
+from pblas.core.checks import shares_memory
 from pblas.epilogues import RESULT, Epilogue
-from pblas.operations.arguments.product import shares_memory
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas import errors
-from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import (
-    ProductArguments,
-    ProductRequest,
-    Trans,
+from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_not_conjugated,
@@ -19,6 +14,10 @@ from pblas.operations.arguments.product import (
     is_same_memory,
     matrix_remedy,
 )
+from pblas.core.options import Diag, Side, Trans
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.operations.arguments.product import ProductArguments, ProductRequest
 from pblas.planner.structured import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
-Side = Literal["L", "R"]
-Diag = Literal["N", "U"]
 Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 StructuredPlan = RankUpdate | SymmetricProduct | TriangularProduct
 

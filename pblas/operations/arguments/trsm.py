@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import (
+from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_not_conjugated,
@@ -16,6 +14,8 @@ from pblas.operations.arguments.product import (
     is_same_memory,
     matrix_remedy,
 )
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
 from pblas.planner.choose_trsm import choose_trsm
 from pblas.plans.triangular import PANEL, PANEL_ON_GPUS, TriangularOperands
 from pblas.runtime.runtime import checked_dtype, checked_scalar, shared_descriptor
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from pblas.plans.plan import Topology
     from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
-
-Side = Literal["L", "R"]
-Uplo = Literal["L", "U"]
-Diag = Literal["N", "U"]
 
 
 class TrsmRequest(NamedTuple):

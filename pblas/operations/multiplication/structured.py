@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pblas import errors
+from pblas.core.checks import enough_ranks
 from pblas.execute import executor
 from pblas.execute.one_dimensional.local_gemm import RunScaling
 from pblas.execute.summa.completion import Completion, RunCompleted
 from pblas.execute.summa.structured import RunRankUpdate, RunTriangleScaling, RunTriangularProduct
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import enough_ranks
 from pblas.operations.arguments.structured import StructuredArguments, StructuredRequest
 from pblas.operations.multiplication.base import Execution, PlannedMatmul
 from pblas.plans.plan import Topology

@@ -11,8 +11,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
+from pblas.core.options import Side, Trans
 from pblas.operations.qr_factor import Mode
-from pblas.operations.reflectors import Side, Trans
 from pblas.planner.choose_qr import Algorithm
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
