@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
-MAXIMA = 4
+MAXIMA = 6
 BITS = 2048
 ALL_BITS = (1 << BITS) - 1
 _MESSAGE = struct.Struct(f"<5q{MAXIMA}q{BITS // 8}s{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
@@ -149,7 +149,7 @@ class Agreement:
         call: str,
         error: AgreedError | None = None,
         *,
-        maxima: Sequence[int] = (0,) * MAXIMA,
+        maxima: tuple[int, ...] = (),
         bits: int = ALL_BITS,
         timeout: float | None = None,
     ) -> Agreed:
@@ -158,7 +158,7 @@ class Agreement:
         Args:
             call: the operation, then one line "name=value" for each argument that must be equal (global).
             error: this rank's error, or None (local).
-            maxima: integers; the agreement returns their maxima over all ranks (local).
+            maxima: up to six integers; the agreement returns their maxima over all ranks, and zeros (local).
             bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
@@ -172,10 +172,11 @@ class Agreement:
             error.__traceback__ = error.__context__ = None
         start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
+        maxima += (0,) * (MAXIMA - len(maxima))
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
-        raw = own = _Known((-1, -1), own_error, tuple(maxima), bits, _fit(call, CALL_NBYTES), b"").pack()
+        raw = own = _Known((-1, -1), own_error, maxima, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
@@ -193,7 +194,7 @@ class Agreement:
             seconds = time.perf_counter() - start
             log.write(log.DEBUG, self.rank, "agreement %d, %s: %.0f us", self.ncalls, operation, 1e6 * seconds)
         if raw is own and error is None:  # all ranks sent the same
-            return Agreed(tuple(maxima), bits)
+            return Agreed(maxima, bits)
         known = _Known.unpack(raw)
         rank, kind_index, info, raw_text = known.error
         if rank >= 0:
@@ -505,7 +506,7 @@ def rendezvous(
     call: str,
     timeout: float,
     error: errors.PblasError | None = None,
-    maxima: tuple[int, ...] = (0,) * MAXIMA,
+    maxima: tuple[int, ...] = (),
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 

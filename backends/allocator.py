@@ -112,6 +112,9 @@ class Blocks(ABC, Generic[W, B]):
         self._dropped: set[int] = set()
         self._free_slots: list[int] = []  # free numbers below the largest in use, a heap
         self._provisional: list[B] | None = None
+        self.frozen: str | None = None
+        """The last local step, until the next agreement: before it nothing is allocated, because a rank that failed in
+        the step allocates nothing (local; for an assertion)."""
         self.live_nbytes: int = 0
         self.peak_nbytes: int = 0
 
@@ -125,6 +128,9 @@ class Blocks(ABC, Generic[W, B]):
         Raises:
             WorkspaceError: too little memory that ranks can share.
         """
+        assert self.frozen is None or self._provisional is not None, (
+            f"ranks agree after the local step of {self.frozen} before they allocate"
+        )
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         index, offset = self._take(size)
         slot = heappop(self._free_slots) if self._free_slots else len(self._blocks)
@@ -136,6 +142,11 @@ class Blocks(ABC, Generic[W, B]):
         if self._provisional is not None:
             self._provisional.append(block)
         return block
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether a block fits into the windows that there are (global)."""
+        size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
+        return any(window.lowest(0, size) is not None for window in self._windows)
 
     @contextmanager
     def provisional(self) -> Iterator[None]:

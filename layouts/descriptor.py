@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
@@ -70,6 +70,7 @@ class MatrixDescriptor:
     inb: int | None = None
     rows: Split = field(init=False, repr=False, compare=False)
     columns: Split = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check the arguments, normalise them (integers to int, imb == mb and inb == nb to None), make both splits."""
@@ -92,6 +93,12 @@ class MatrixDescriptor:
         put(self, "columns", Split(self.n, self.nb, grid.npcol, self.csrc, self.inb))
         put(self, "imb", self.rows.inb)
         put(self, "inb", self.columns.inb)
+        # Kept, because each call looks for its plan by its descriptors; of integers, which hash alike in all processes.
+        sizes = self.m, self.n, self.mb, self.nb, self.rsrc, self.csrc, self.imb or 0, self.inb or 0
+        put(self, "_hash", hash((*sizes, grid.nprow, grid.npcol, self.order == "F")))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @classmethod
     def row_wise(
@@ -227,6 +234,11 @@ class MatrixDescriptor:
     def shape(self) -> tuple[int, int]:
         """(m, n), the global shape."""
         return self.m, self.n
+
+    @property
+    def without_lld(self) -> MatrixDescriptor:
+        """The same distribution without a leading dimension: all of it is then equal on all ranks."""
+        return self if self.lld is None else replace(self, lld=None)
 
     @property
     def nprocs(self) -> int:

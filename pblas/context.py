@@ -220,7 +220,7 @@ class Context(Constructors, Collectives):
                 leaks = backend.leaks()
             agreement = backend.agreement
             if agreement.broken is None:
-                maxima = len(leaks), int(agreement.interrupted), 0, 0
+                maxima = len(leaks), int(agreement.interrupted)
                 agreement.interrupted = False  # a SIGINT waits until the memory is free
                 most, interrupted, *_ = agreement.agree("close the context", maxima=maxima, timeout=timeout).maxima
                 free, agreement.interrupted = most == 0, agreement.interrupted or interrupted > 0

@@ -8,7 +8,6 @@ import numpy as np
 from nvmath.bindings import cublasLt
 
 from pblas import errors
-from pblas.backends.agreement import MAXIMA
 from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
@@ -60,7 +59,7 @@ class NvshmemBackend(GpuBackend):
                 raise errors.BackendError(f"Context: {self.size} GPUs; kernels talk to {MAX_RANKS} at most")
             self.nvshmem, self.pes = join(self.agreement, device)
             self.use(self.nvshmem.device)
-            lacks = (int(not self.gpu.has_waiting_tiles),) * MAXIMA
+            lacks = (int(not self.gpu.has_waiting_tiles),)
             self.tiles: bool = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
         except errors.PblasError:  # on every rank
             super().close(free=self.agreement.broken is None)

@@ -11,7 +11,6 @@ from pblas.operations.factorization import KEPT, Overwriting, PlannedFactorizati
 from pblas.operations.factors import CholeskyFactor
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
-from pblas.operations.stacking import without_lld
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ class PlannedCholesky(PlannedFactorization):
     ) -> DistMatrix:
         """**Collective.** `execute` with checked arguments."""
         w = self.factored(verb, a, in_place=overwriting.in_place, progress=progress).w
-        desc = without_lld(a.desc)
+        desc = a.desc.without_lld
         if out is None and overwriting.result:
             out = a
         if out is a and overwriting.in_place:
@@ -224,7 +223,7 @@ def cho_factored(
     options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a, "check": check}
     plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
     factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress, check=check)
-    return CholeskyFactor(factored, without_lld(a.desc))
+    return CholeskyFactor(factored, a.desc.without_lld)
 
 
 def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:

@@ -14,7 +14,7 @@ from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors, identity, in_layout
-from pblas.operations.stacking import resized, without_lld
+from pblas.operations.stacking import resized
 from pblas.plans.cholesky_qr import PASSES
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class CholeskyQrFactor(QrFactor):
         self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
     ) -> DistMatrix:
         """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
-        desc = without_lld(c.desc)
+        desc = c.desc.without_lld
         if side == "R":  # C op(Q) = (op(Q)^H C^H)^H
             x = redistribute(c, desc.T, trans="C")
             adjoint, conj = trans == "N", trans == "T"
@@ -140,7 +140,7 @@ class CholeskyQrFactor(QrFactor):
         """**Collective.** `q` inside another call, with a checked mode; see `QrFactor.formed`."""
         m, n = self.shape
         if mode == "reduced" or m == n:
-            q = redistribute(self._w, without_lld(self._desc)) if out is None else redistribute(self._w, out=out)
+            q = redistribute(self._w, self._desc.without_lld) if out is None else redistribute(self._w, out=out)
         else:
             q = identity(verb, resized(self._desc, (m, m)), self._w)
             self._multiply(verb, q, adjoint=False)

@@ -21,7 +21,6 @@ from pblas.operations.linalg_errors import not_positive_definite
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
-from pblas.operations.stacking import without_lld
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
@@ -308,7 +307,7 @@ def _agreed(
         if out is not None:
             arguments.check_out(verb, out, a)
         plan = cls.choose(
-            *(without_lld(a.desc), a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
+            *(a.desc.without_lld, a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
             returns=returns,
             uplo=uplo,
             algorithm=algorithm,

@@ -19,7 +19,6 @@ from pblas.operations.linalg_errors import SingularMatrixError, not_positive_def
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistribute
-from pblas.operations.stacking import without_lld
 from pblas.operations.substitution import inverted, substituted
 from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar
@@ -85,7 +84,7 @@ class Factor(FactoredMatrix, ABC):
         runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
         self._check_invertible(verb)
         if isinstance(b, DistMatrix):
-            return redistribute(self._substituted(verb, b, trans, progress), without_lld(b.desc))
+            return redistribute(self._substituted(verb, b, trans, progress), b.desc.without_lld)
         x = self._substituted(verb, replicated_matrix(verb, self._w, vector), trans, progress).to_global(None)
         assert x is not None, "on all ranks"
         return x[:, 0]

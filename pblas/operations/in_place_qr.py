@@ -20,7 +20,6 @@ from pblas.operations.qr import PlannedQr
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.stacking import without_lld
 from pblas.operations.trsm import trsm
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.factorization import panels
@@ -82,7 +81,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     runtime, m = v.runtime, v.shape[0]
     transport = runtime.topology.transport(runtime.nprocs)
     gpus = runtime.backend.gpus
-    desc = choose_qr(without_lld(v.desc), v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
+    desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
     runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
     w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
     redistribute(v, out=w[:m, :])

@@ -10,7 +10,6 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.factorization import Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
-from pblas.operations.stacking import without_lld
 
 if TYPE_CHECKING:
     from pblas.planner.choose_factorization import FactorizationAlgorithm
@@ -38,7 +37,7 @@ class PlannedLu(PlannedFactorization):
         with self._runtime.call("execute"):
             self.check_execution(self._runtime, a)
             norm = a.norm(1)
-            return LuFactor(self.factored("execute", a), without_lld(a.desc), norm)
+            return LuFactor(self.factored("execute", a), a.desc.without_lld, norm)
 
 
 def plan_lu(
@@ -131,4 +130,4 @@ def lu_factored(
     plan, overwriting = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
     norm = a.norm(1) if with_norm else None
     factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
-    return LuFactor(factored, without_lld(a.desc), norm), overwriting
+    return LuFactor(factored, a.desc.without_lld, norm), overwriting

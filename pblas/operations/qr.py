@@ -21,7 +21,6 @@ from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistribute
 from pblas.operations.reflectors import Reflectors
-from pblas.operations.stacking import without_lld
 from pblas.planner.choose_qr import Algorithm, choose_qr
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import TsqrPlan
@@ -64,14 +63,14 @@ class PlannedQr(PlannedFactorization):
     def factor(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> QrFactor:
         """**Collective.** `execute` with checked arguments; see `reflectors`. CholeskyQR leaves A as it is."""
         if not isinstance(self.plan, CholeskyQrPlan):
-            return QrFactor(self.reflectors(verb, a, in_place=in_place, progress=progress), without_lld(a.desc))
+            return QrFactor(self.reflectors(verb, a, in_place=in_place, progress=progress), a.desc.without_lld)
         found = orthonormalized(verb, a, self.plan.w, self._executor)
         if found is None:
             assert self.plan.fallback is not None, "a plan that is executed has one"
             return planned_with(PlannedQr, verb, self.plan.fallback, a).factor(verb, a, progress=progress)
         if progress is not None:
             progress(1.0)
-        return CholeskyQrFactor(*found, without_lld(a.desc))
+        return CholeskyQrFactor(*found, a.desc.without_lld)
 
     def reflectors(
         self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None

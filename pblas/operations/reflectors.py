@@ -13,7 +13,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
-from pblas.operations.stacking import without_lld
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 
 if TYPE_CHECKING:
@@ -92,14 +91,14 @@ def multiplied(
         progress: called with the done part of the work (local).
     """
     runtime, dtype = q.w.runtime, q.w.dtype
-    desc = without_lld(c.desc if isinstance(c, DistMatrix) else c)
+    desc = (c.desc if isinstance(c, DistMatrix) else c).without_lld
     is_real = dtype.kind != "c"
     # (C Q)^H = Q^H C^H, (C Q^T)^H = conj(Q) C^H and (C Q^H)^H = Q C^H
     adjoint = (trans != "N") == (side == "L")
     conj = trans == "T" and not is_real
     kind = TreeReflectorsPlan if q.is_tree else PanelReflectorsPlan
     plan = kind(
-        *(without_lld(q.w.desc), desc, dtype.name, runtime.nprocs, side, adjoint, conj),
+        *(q.w.desc.without_lld, desc, dtype.name, runtime.nprocs, side, adjoint, conj),
         makes_q=not isinstance(c, DistMatrix),
         transport=runtime.topology.transport(runtime.nprocs),
     )

@@ -91,21 +91,12 @@ def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
         with a.runtime.local_step(verb):
             if isinstance(k, bool) or not isinstance(k, int | np.integer):
                 raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
-        return redistribute(a, without_lld(a.desc), uplo=uplo, diagonal=int(k))
+        return redistribute(a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
-def without_lld(desc: MatrixDescriptor, shape: tuple[int, int] | None = None, **blocks: int) -> MatrixDescriptor:
-    """A descriptor with the same grid and blocks: without a leading dimension, and perhaps of another shape.
-
-    Args:
-        desc: the descriptor (global).
-        shape: rows and columns; None: as they are (global).
-        blocks: `mb` or `nb`, if it changes; the first block then has this size too (global).
-
-    >>> without_lld(MatrixDescriptor.row_wise(4, 2, 2), (9, 2), mb=5).mb
-    5
-    """
-    m, n = desc.shape if shape is None else shape
+def _resized(desc: MatrixDescriptor, shape: tuple[int, int], **blocks: int) -> MatrixDescriptor:
+    """A descriptor with the same grid and blocks but for `mb` or `nb` in `blocks`, of another shape."""
+    m, n = shape
     return MatrixDescriptor(
         *(m, n, blocks.get("mb", desc.mb), blocks.get("nb", desc.nb), desc.grid, desc.rsrc, desc.csrc, desc.order),
         imb=None if "mb" in blocks else desc.imb,
@@ -164,4 +155,4 @@ def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
     for name, split, length in zip(("mb", "nb"), (desc.rows, desc.columns), shape, strict=True):
         if length != split.n and split.nblocks <= split.nprocs:
             blocks[name] = max(1, -(-length // split.nprocs))
-    return without_lld(desc, shape, **blocks)
+    return _resized(desc, shape, **blocks)

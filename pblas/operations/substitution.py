@@ -11,7 +11,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistribute
-from pblas.operations.stacking import without_lld
 from pblas.plans.substitution import SubstitutionPlan
 
 if TYPE_CHECKING:
@@ -172,7 +171,7 @@ def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix, rows: Array | 
 def _plan(w: DistMatrix, desc: MatrixDescriptor, sweeps: tuple[Sweep, ...], *, sorts: bool = False) -> SubstitutionPlan:
     """The plan for right-hand sides, or an inverse, in the layout `desc`."""
     runtime = w.runtime
-    options = (w.desc, without_lld(desc), sweeps, w.dtype.name, runtime.nprocs)
+    options = (w.desc, desc.without_lld, sweeps, w.dtype.name, runtime.nprocs)
     return SubstitutionPlan(*options, runtime.topology.transport(runtime.nprocs), sorts)
 
 

@@ -15,7 +15,6 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.trsm import TrsmArguments, TrsmRequest, check_output
 from pblas.operations.planned import PlannedOperation
-from pblas.operations.stacking import without_lld
 from pblas.plans.pipelined_trsm import PipelinedTrsm
 from pblas.plans.plan import Topology
 from pblas.runtime.open_contexts import fail_without_context
@@ -245,7 +244,7 @@ def _agreed(call: TrsmRequest, runtime: Runtime) -> tuple[TrsmArguments, TrsmPla
         spec = TrsmArguments.checked(call)
         if out is None:
             operands = spec.operands
-            spec = spec._replace(operands=replace(operands, x=without_lld(operands.x)))
+            spec = spec._replace(operands=replace(operands, x=operands.x.without_lld))
         runtime.check_place(verb, spec.operands.x, "out")
         if isinstance(out, DistMatrix):
             check_output(verb, call.a, call.b, out)

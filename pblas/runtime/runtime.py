@@ -222,7 +222,7 @@ class Runtime:
             arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's
                 (global).
             error: an error that this rank found (local).
-            maxima: up to four integers (local).
+            maxima: up to six integers (local).
 
         Returns:
             The largest of each of the `maxima` over all ranks.
@@ -241,6 +241,7 @@ class Runtime:
 
     def local_step(self, verb: str) -> LocalStep:
         """A with block of local work: an exception of the block is agreed on and raised on every rank (local)."""
+        self.backend.arena.frozen = verb
         return LocalStep(self.fail, verb)
 
     def gathered(self, number: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -164,7 +163,7 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
     (4, 1)
     """
     if shape == target.shape:
-        return target if target.lld is None else replace(target, lld=None)
+        return target.without_lld
     (m, n), grid = shape, target.grid
     rows = (target.mb, target.rsrc, target.imb) if m == target.m else (1, -1, None)
     columns = (target.nb, target.csrc, target.inb) if n == target.n else (1, -1, None)
@@ -283,12 +282,12 @@ def _planned(
 def _target(kinds: Iterable[_Kind], out: MatrixDescriptor | None, shape: tuple[int, int]) -> MatrixDescriptor:
     """The distribution of the result."""
     if out is not None:
-        return replace(out, lld=None)
+        return out.without_lld
     descs = [kind.desc for kind in kinds if kind.desc is not None]
     whole = [desc for desc in descs if desc.shape == shape]
     divided = [desc for desc in whole if not desc.is_replicated]
     if whole:
-        return replace((divided or whole)[0], lld=None)
+        return (divided or whole)[0].without_lld
     m, n = shape
     desc = next((desc for desc in descs if not desc.is_replicated and (desc.m == m or desc.n == n)), None)
     if desc is None:
