@@ -174,7 +174,7 @@ class PlannedFactorization(PlannedOperation[Execution]):
         self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
-    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:  # noqa: ARG002
+    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
         executor = self._executor
         assert executor is not None, "it has run"
         executor.finish()

@@ -1,0 +1,180 @@
+"""The steps of every collective call: check, agree, find or make the plan, execute, agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from pblas import errors
+from pblas.core.checks import check_matrices, enough_ranks, matrix_remedy
+from pblas.core.operation import ResultT
+from pblas.core.planned import Planned
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.plans.plan import Topology
+from pblas.runtime.kept_plans import MOST_NBYTES
+from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pblas.core.operation import Bound
+    from pblas.core.planned import Begun
+
+P = ParamSpec("P")
+Bind = Callable[Concatenate[str, Runtime, P], "Bound[ResultT]"]
+"""Checks the arguments of a public call on this rank: bind(verb, runtime, *arguments)."""
+
+
+def runtime_of(verb: str, matrices: Iterable[object], expected: str = "A") -> Runtime:
+    """The runtime of the first matrix; without any, an error that all ranks of the open context raise."""
+    runtime = next((x.runtime for x in matrices if isinstance(x, DistMatrix)), None)
+    if runtime is None:
+        first = next(iter(matrices), None)
+        got = f"{expected} must be a DistMatrix, got {type(first).__name__}; {matrix_remedy(first)}"
+        fail_without_context(verb, errors.ArgumentError(f"{verb}: {got}"))
+    return runtime
+
+
+def call(verb: str, bind: Bind[P, ResultT], matrices: Iterable[object], *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """**Collective.** The public call of an operation.
+
+    Args:
+        verb: name of the call (global).
+        bind: checks the arguments on this rank.
+        matrices: those of the arguments that should be matrices; the first one gives the context.
+        args: arguments of `bind` after the runtime.
+        kwargs: more of them.
+    """
+    runtime = runtime_of(verb, matrices)
+    with runtime.call(verb):
+        return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs), agrees=True)
+
+
+def inner(verb: str, bind: Bind[P, ResultT], runtime: Runtime, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """**Collective.** A step of a call whose arguments all ranks have agreed on.
+
+    One agreement starts it. None ends it: peers may read its operands until the next agreement, which is that of the
+    next step, or the one at the end of the public call (`Runtime.end_lending`). A caller that writes to the operands by
+    itself ends the lending before.
+    """
+    return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs), agrees=False)
+
+
+def _perform(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: bool) -> ResultT:
+    """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
+    begun: Begun | None = None
+    with runtime.backend.provisional() as allocated:
+        with runtime.local_step(verb):
+            bound = bind()
+            check_matrices(verb, runtime, bound)
+            planned, text = _kept(verb, runtime, bound)
+            if planned is not None and planned.is_ready(runtime, bound):
+                begun = planned.begin(verb, runtime, bound)
+            text = f"{verb}{bound.text}{text}" if agrees else verb
+        waits = 0 if begun is not None else 2 if planned is None else 1
+        maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact, -bound.fact
+        waits, scratch, nelements, most, least = runtime.backend.agree(text, maxima=maxima).maxima
+        if waits or most != -least:
+            allocated.undo()
+    if planned is None or begun is None or waits or most != -least:
+        bound = bound._replace(nelements=nelements, fact=most)
+        return _late(verb, runtime, bound, lacks=waits == 2, closes=agrees)
+    short = False
+    try:
+        value = planned.complete(verb, runtime, begun, scratch=bool(scratch), closes=agrees)
+    except BaseException as caught:
+        runtime.kept.drop(bound.key)
+        short = isinstance(caught, errors.WorkspaceError) and caught.shared and runtime.give_up_shared_memory()
+        if not short:
+            raise
+    if short:  # here, where no traceback holds the memory
+        return _late(verb, runtime, bound, lacks=True, closes=agrees)
+    planned.free_buffers()
+    runtime.kept.used(bound.key)
+    return value
+
+
+def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, closes: bool) -> ResultT:
+    """**Collective.** A call whose plan some rank lacks, or that could not begin before the agreement on it."""
+    form = bound.operation.agreed(bound.form, bound.fact)
+    if form != bound.form:
+        bound = bound._replace(form=form)
+        planned, _ = _kept(verb, runtime, bound)
+        lacks = bool(runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0])
+    planned, _ = (None, "") if lacks else _kept(verb, runtime, bound)
+    if planned is None:
+        planned = made(verb, runtime, bound)
+    is_kept = planned.kept_nbytes <= MOST_NBYTES
+    if lacks and is_kept:
+        runtime.kept.keep(bound.key, planned)
+    try:
+        if planned.operation.is_local:
+            value = planned.run_locally(verb, runtime, bound)
+        else:
+            value = planned.perform(verb, runtime, lambda: bound, closes=closes)
+    except BaseException:
+        runtime.kept.drop(bound.key)
+        planned.close()
+        raise
+    planned.free_buffers()
+    if is_kept:
+        runtime.kept.used(bound.key)
+    else:
+        planned.close()
+    return value
+
+
+def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Planned[ResultT] | None, str]:
+    """The kept plan of a call, and its operation as text; makes and keeps a plan without shared memory (local)."""
+    kept: Any = runtime.kept.get(bound.key)
+    planned: Planned[ResultT] | None = kept
+    if planned is not None and planned.topology is runtime.topology:
+        return planned, planned.text
+    operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+    if not operation.is_local:
+        return None, operation.text
+    planned = Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
+    runtime.kept.keep(bound.key, planned)
+    return planned, planned.text
+
+
+PlannedT = TypeVar("PlannedT", bound=Planned[Any])
+
+
+def made(verb: str, runtime: Runtime, bound: Bound[Any], kind: type[PlannedT] = Planned) -> PlannedT:  # type: ignore[assignment]
+    """**Collective.** The planned operation of agreed arguments."""
+    with runtime.building(verb):
+        operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+        planned = kind(operation, runtime, runtime.nprocs, runtime.topology, bound)
+    runtime.backend.agree(f"{verb}: workspace")
+    return planned
+
+
+def planned(
+    verb: str,
+    kind: type[PlannedT],
+    bind: Bind[P, Any],
+    matrices: Iterable[object],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> PlannedT:
+    """**Collective.** A new planned operation of matrices, for the public `plan_...` functions."""
+    runtime = runtime_of(verb, matrices)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            bound = bind(verb, runtime, *args, **kwargs)
+            check_matrices(verb, runtime, bound)
+            text = bound.operation.made(verb, bound.form, runtime.nprocs).text
+        maxima = bound.nelements, bound.fact
+        nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{text}", maxima=maxima).maxima
+        form = bound.operation.agreed(bound.form, fact)
+        return made(verb, runtime, bound._replace(form=form, nelements=nelements, fact=fact), kind)
+
+
+def planned_without_context(verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None) -> PlannedT:
+    """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
+    descs = [x for x in bound.form if isinstance(x, MatrixDescriptor)]
+    ranks = enough_ranks(verb, nprocs, descs)
+    topology = Topology(ranks, shared=True)
+    return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)
