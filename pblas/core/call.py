@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -10,7 +10,6 @@ from pblas import errors
 from pblas.core.checks import check_matrices, enough_ranks, matrix_remedy
 from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
-from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.plan import Topology
 from pblas.runtime.kept_plans import MOST_NBYTES
@@ -18,31 +17,34 @@ from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from pblas.core.operation import Bound
+    from pblas.core.operation import Bound, Operation
     from pblas.core.planned import Begun
+    from pblas.layouts.descriptor import MatrixDescriptor
 
 P = ParamSpec("P")
 Bind = Callable[Concatenate[str, Runtime, P], "Bound[ResultT]"]
 """Checks the arguments of a public call on this rank: bind(verb, runtime, *arguments)."""
 
 
-def runtime_of(verb: str, matrices: Iterable[object], expected: str = "A") -> Runtime:
+def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
     """The runtime of the first matrix; without any, an error that all ranks of the open context raise."""
-    runtime = next((x.runtime for x in matrices if isinstance(x, DistMatrix)), None)
+    runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        first = next(iter(matrices), None)
-        got = f"{expected} must be a DistMatrix, got {type(first).__name__}; {matrix_remedy(first)}"
+        name, x = next(iter(matrices.items()))
+        got = f"{name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
         fail_without_context(verb, errors.ArgumentError(f"{verb}: {got}"))
     return runtime
 
 
-def call(verb: str, bind: Bind[P, ResultT], matrices: Iterable[object], *args: P.args, **kwargs: P.kwargs) -> ResultT:
+def call(
+    verb: str, bind: Bind[P, ResultT], matrices: Mapping[str, object], *args: P.args, **kwargs: P.kwargs
+) -> ResultT:
     """**Collective.** The public call of an operation.
 
     Args:
         verb: name of the call (global).
         bind: checks the arguments on this rank.
-        matrices: those of the arguments that should be matrices; the first one gives the context.
+        matrices: the arguments that may be matrices, by name; the first one that is gives the context.
         args: arguments of `bind` after the runtime.
         kwargs: more of them.
     """
@@ -68,17 +70,18 @@ def _perform(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *,
         with runtime.local_step(verb):
             bound = bind()
             check_matrices(verb, runtime, bound)
-            planned, text = _kept(verb, runtime, bound)
+            operation, planned = _kept(verb, runtime, bound)
+            bound = operation.parts(verb, runtime, bound)
             if planned is not None and planned.is_ready(runtime, bound):
                 begun = planned.begin(verb, runtime, bound)
-            text = f"{verb}{bound.text}{text}" if agrees else verb
+            text = f"{verb}{bound.text}{planned.text if planned else operation.text}" if agrees else verb
         waits = 0 if begun is not None else 2 if planned is None else 1
-        maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact, -bound.fact
-        waits, scratch, nelements, most, least = runtime.backend.agree(text, maxima=maxima).maxima
-        if waits or most != -least:
+        maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
+        waits, scratch, nelements, fact = runtime.backend.agree(text, maxima=maxima).maxima
+        if waits:
             allocated.undo()
-    if planned is None or begun is None or waits or most != -least:
-        bound = bound._replace(nelements=nelements, fact=most)
+    if planned is None or begun is None or waits:
+        bound = bound._replace(nelements=nelements, fact=fact)
         return _late(verb, runtime, bound, lacks=waits == 2, closes=agrees)
     short = False
     try:
@@ -100,9 +103,9 @@ def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, cl
     form = bound.operation.agreed(bound.form, bound.fact)
     if form != bound.form:
         bound = bound._replace(form=form)
-        planned, _ = _kept(verb, runtime, bound)
+        _, planned = _kept(verb, runtime, bound)
         lacks = bool(runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0])
-    planned, _ = (None, "") if lacks else _kept(verb, runtime, bound)
+    planned = None if lacks else _kept(verb, runtime, bound)[1]
     if planned is None:
         planned = made(verb, runtime, bound)
     is_kept = planned.kept_nbytes <= MOST_NBYTES
@@ -125,18 +128,18 @@ def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, cl
     return value
 
 
-def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Planned[ResultT] | None, str]:
-    """The kept plan of a call, and its operation as text; makes and keeps a plan without shared memory (local)."""
+def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Operation[ResultT], Planned[ResultT] | None]:
+    """The operation of a call and its kept plan; makes and keeps a plan that has no shared memory (local)."""
     kept: Any = runtime.kept.get(bound.key)
     planned: Planned[ResultT] | None = kept
     if planned is not None and planned.topology is runtime.topology:
-        return planned, planned.text
+        return planned.operation, planned
     operation = bound.operation.made(verb, bound.form, runtime.nprocs)
     if not operation.is_local:
-        return None, operation.text
+        return operation, None
     planned = Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
     runtime.kept.keep(bound.key, planned)
-    return planned, planned.text
+    return operation, planned
 
 
 PlannedT = TypeVar("PlannedT", bound=Planned[Any])
@@ -155,7 +158,7 @@ def planned(
     verb: str,
     kind: type[PlannedT],
     bind: Bind[P, Any],
-    matrices: Iterable[object],
+    matrices: Mapping[str, object],
     *args: P.args,
     **kwargs: P.kwargs,
 ) -> PlannedT:
@@ -165,16 +168,18 @@ def planned(
         with runtime.local_step(verb):
             bound = bind(verb, runtime, *args, **kwargs)
             check_matrices(verb, runtime, bound)
-            text = bound.operation.made(verb, bound.form, runtime.nprocs).text
+            operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+            bound = operation.parts(verb, runtime, bound)
         maxima = bound.nelements, bound.fact
-        nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{text}", maxima=maxima).maxima
+        nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{operation.text}", maxima=maxima).maxima
         form = bound.operation.agreed(bound.form, fact)
         return made(verb, runtime, bound._replace(form=form, nelements=nelements, fact=fact), kind)
 
 
-def planned_without_context(verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None) -> PlannedT:
+def planned_without_context(
+    verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None, descs: Iterable[MatrixDescriptor]
+) -> PlannedT:
     """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
-    descs = [x for x in bound.form if isinstance(x, MatrixDescriptor)]
     ranks = enough_ranks(verb, nprocs, descs)
     topology = Topology(ranks, shared=True)
     return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)

@@ -166,7 +166,8 @@ def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
     out, old = bound.out, bound.old
     for x in (*bound.reads.values(), old, out):
         if isinstance(x, DistMatrix):
-            check_context(verb, x, runtime)
+            if x.runtime is not runtime:
+                check_context(verb, x, runtime)
             x.stored(verb)
     if out is None:
         return

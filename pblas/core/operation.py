@@ -42,7 +42,8 @@ class Bound(NamedTuple, Generic[ResultT]):
         old: a matrix that is added, and that `out` may be: C (global).
         new: descriptor of a new result with its leading dimension; None: that of the operation, without (local).
         nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
-        fact: a fact of this rank alone that changes the execution: see `Operation.agreed` (local).
+        fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
+        local: what `Operation.parts` has made of `reads` (local).
     """
 
     operation: type[Operation[ResultT]]
@@ -54,6 +55,7 @@ class Bound(NamedTuple, Generic[ResultT]):
     new: MatrixDescriptor | None = None
     nelements: int = 0
     fact: int = 0
+    local: Any = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -63,7 +65,7 @@ class Bound(NamedTuple, Generic[ResultT]):
     @property
     def text(self) -> str:
         """The scalars, and whether there is an out, as text for the agreement (global)."""
-        given = f"\nout is given={self.out is not None}"
+        given = "\nout is given=False" if self.out is None else "\nout is given=True"
         return spelled(self.scalars) + given if self.scalars else given
 
 
@@ -110,6 +112,10 @@ class Operation(ABC, Generic[ResultT]):
     def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:  # noqa: ARG003
         """The form once the ranks know the largest `Bound.fact` of all (global)."""
         return form
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:  # noqa: ARG002
+        """The arguments with this rank's parts of them, and with its `fact`, before the ranks agree (local)."""
+        return bound
 
     @property
     def is_local(self) -> bool:

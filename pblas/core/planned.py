@@ -152,7 +152,7 @@ class Planned(PlanHandle, Generic[ResultT]):
     ) -> None:
         self.operation, self.noun, self.text, self.topology = operation, operation.noun, operation.text, topology
         self._runtime = runtime
-        self.bound = bound._replace(reads={}, out=None, old=None)
+        self.bound = bound._replace(reads={}, out=None, old=None, local=None)
         """The planned arguments without their matrices, for `execute`."""
         self._scalars = spelled(bound.scalars)
         self.plan: Plan = operation.plan(nprocs, topology)
@@ -196,10 +196,12 @@ class Planned(PlanHandle, Generic[ResultT]):
         """
         if self._executor is None or self._shared != runtime.backend.shared or self._is_read(runtime):
             return False
+        if bound.nelements or bound.fact:  # the largest of all ranks is not known yet
+            return False
         if bound.out is not None:
             return True
         nbytes = self._place.nbytes
-        return bound.new is None and nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
+        return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
 
     def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
         """**Collective.** A new matrix for the result."""

@@ -258,22 +258,9 @@ def plan_redistribution(
     verb = "plan_redistribution"
     if isinstance(a, MatrixDescriptor) and out is None:
         bound = Redistribution.bind(verb, None, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
-        return planned_without_context(verb, bound, PlannedRedistribution, nprocs)
-    return planned(
-        verb,
-        PlannedRedistribution,
-        Redistribution.bind,
-        (a, out),
-        a,
-        desc,
-        out,
-        trans,
-        alpha,
-        beta,
-        uplo,
-        diagonal,
-        dtype,
-    )
+        return planned_without_context(verb, bound, PlannedRedistribution, nprocs, bound.form[2:4])
+    bind, matrices = Redistribution.bind, {"a": a, "out": out}
+    return planned(verb, PlannedRedistribution, bind, matrices, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
 
 
 def redistribute(
@@ -313,7 +300,9 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    return call("redistribute", Redistribution.bind, (a, out), a, desc, out, trans, alpha, beta, uplo, diagonal)
+    return call(
+        "redistribute", Redistribution.bind, {"a": a, "out": out}, a, desc, out, trans, alpha, beta, uplo, diagonal
+    )
 
 
 def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
