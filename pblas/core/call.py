@@ -50,7 +50,7 @@ def call(
     """
     runtime = runtime_of(verb, matrices)
     with runtime.call(verb):
-        return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs), agrees=True)
+        return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
 
 
 def inner(verb: str, bind: Bind[P, ResultT], runtime: Runtime, *args: P.args, **kwargs: P.kwargs) -> ResultT:
@@ -60,11 +60,19 @@ def inner(verb: str, bind: Bind[P, ResultT], runtime: Runtime, *args: P.args, **
     next step, or the one at the end of the public call (`Runtime.end_lending`). A caller that writes to the operands by
     itself ends the lending before.
     """
-    return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs), agrees=False)
+    return step(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
 
 
-def _perform(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: bool) -> ResultT:
+def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: str = "") -> ResultT:
+    """**Collective.** `inner` of arguments that `bind` brings; `agrees` has those of the call, for its first step."""
+    return _perform(verb, runtime, bind, inner_text=agrees)
+
+
+def _perform(
+    verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, inner_text: str | None = None
+) -> ResultT:
     """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
+    is_step = inner_text is not None
     begun: Begun | None = None
     with runtime.backend.provisional() as allocated:
         with runtime.local_step(verb):
@@ -72,27 +80,30 @@ def _perform(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *,
             check_matrices(verb, runtime, bound)
             operation, planned = _kept(verb, runtime, bound)
             bound = operation.parts(verb, runtime, bound)
-            if planned is not None and planned.is_ready(runtime, bound):
+            if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
+                bound = bound._replace(nelements=bound.new.max_stored_nelements)
+            is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet
+            if is_known and planned is not None and planned.is_ready(runtime, bound):
                 begun = planned.begin(verb, runtime, bound)
-            text = f"{verb}{bound.text}{planned.text if planned else operation.text}" if agrees else verb
+            text = inner_text if is_step else bound.text + (planned.text if planned else operation.text)
         waits = 0 if begun is not None else 2 if planned is None else 1
         maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
-        waits, scratch, nelements, fact = runtime.backend.agree(text, maxima=maxima).maxima
+        waits, scratch, nelements, fact = runtime.backend.agree(f"{verb}{text}", maxima=maxima).maxima
         if waits:
             allocated.undo()
     if planned is None or begun is None or waits:
         bound = bound._replace(nelements=nelements, fact=fact)
-        return _late(verb, runtime, bound, lacks=waits == 2, closes=agrees)
+        return _late(verb, runtime, bound, lacks=waits == 2, closes=not is_step)
     short = False
     try:
-        value = planned.complete(verb, runtime, begun, scratch=bool(scratch), closes=agrees)
+        value = planned.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=not is_step)
     except BaseException as caught:
         runtime.kept.drop(bound.key)
         short = isinstance(caught, errors.WorkspaceError) and caught.shared and runtime.give_up_shared_memory()
         if not short:
             raise
     if short:  # here, where no traceback holds the memory
-        return _late(verb, runtime, bound, lacks=True, closes=agrees)
+        return _late(verb, runtime, bound, lacks=True, closes=not is_step)
     planned.free_buffers()
     runtime.kept.used(bound.key)
     return value

@@ -43,7 +43,8 @@ class Bound(NamedTuple, Generic[ResultT]):
         new: descriptor of a new result with its leading dimension; None: that of the operation, without (local).
         nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
         fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
-        local: what `Operation.parts` has made of `reads` (local).
+        local: what `Operation.parts` has made of `reads`, or other objects of this call (local).
+        is_temporary: whether the calling step drops what is read, so that no peer's reading of it must end (global).
     """
 
     operation: type[Operation[ResultT]]
@@ -56,6 +57,7 @@ class Bound(NamedTuple, Generic[ResultT]):
     nelements: int = 0
     fact: int = 0
     local: Any = None
+    is_temporary: bool = False
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -83,6 +85,8 @@ class Operation(ABC, Generic[ResultT]):
     """Whether out may share memory with an operand."""
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
+    closes: ClassVar[bool] = False
+    """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Fields that follow from the scalars, so that the agreement does not name them."""
 
@@ -104,16 +108,16 @@ class Operation(ABC, Generic[ResultT]):
         """The local arrays and scalars of a call, as the executor takes them (local)."""
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:  # noqa: ARG003
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
         """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
         return cls(*form)
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:  # noqa: ARG003
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
         """The form once the ranks know the largest `Bound.fact` of all (global)."""
         return form
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:  # noqa: ARG002
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:
         """The arguments with this rank's parts of them, and with its `fact`, before the ranks agree (local)."""
         return bound
 
@@ -125,7 +129,14 @@ class Operation(ABC, Generic[ResultT]):
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""
 
-    def finish(self, verb: str, runtime: Runtime, executor: Any, result: DistMatrix) -> ResultT:  # noqa: ARG002
+    def finish(
+        self,
+        verb: str,
+        runtime: Runtime,
+        executor: Any,
+        bound: Bound[ResultT],
+        result: DistMatrix,
+    ) -> ResultT:
         """The value of the call, after the closing agreement; raises the errors that all ranks know (global)."""
         value: Any = result
         returned: ResultT = value

@@ -196,11 +196,11 @@ class Planned(PlanHandle, Generic[ResultT]):
         """
         if self._executor is None or self._shared != runtime.backend.shared or self._is_read(runtime):
             return False
-        if bound.nelements or bound.fact:  # the largest of all ranks is not known yet
+        if bound.fact:  # the largest of all ranks is not known yet
             return False
         if bound.out is not None:
             return True
-        nbytes = self._place.nbytes
+        nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
         return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
 
     def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
@@ -224,12 +224,15 @@ class Planned(PlanHandle, Generic[ResultT]):
         x = self.operation.arrays(verb, runtime, self._executor, bound, result)
         return Begun(result, x, self._executor.publish(x))
 
-    def complete(self, verb: str, runtime: Runtime, begun: Begun, *, scratch: bool, closes: bool) -> ResultT:
+    def complete(
+        self, verb: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
+    ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
         Args:
             verb: name of the call (global).
             runtime: of the context (global).
+            bound: the arguments (local).
             begun: the execution (local).
             scratch: whether any rank must stage an array (global).
             closes: whether an agreement follows if peers read this rank's memory; otherwise that of a later step
@@ -248,10 +251,12 @@ class Planned(PlanHandle, Generic[ResultT]):
                 executor.run(begun.x)
                 backend.arrays.settle()
         if executor.lends and backend.shared and runtime.nprocs > 1:
-            self._lent_at = runtime.lend()
-        if closes:
+            self._lent_at = runtime.next_number()
+            if not bound.is_temporary:
+                runtime.lend()
+        if closes or self.operation.closes:
             runtime.end_lending(verb)
-        return self.operation.finish(verb, runtime, executor, begun.result)
+        return self.operation.finish(verb, runtime, executor, bound, begun.result)
 
     def perform(
         self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
@@ -285,7 +290,7 @@ class Planned(PlanHandle, Generic[ResultT]):
             scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
             text = f"{verb}{scalars}\nout is given={bound.out is not None}"
             (scratch,) = runtime.backend.agree(text, maxima=(int(begun.alone),)).maxima
-        return self.complete(verb, runtime, begun, scratch=bool(scratch), closes=closes)
+        return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
 
     def _is_read(self, runtime: Runtime) -> bool:
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
@@ -297,7 +302,7 @@ class Planned(PlanHandle, Generic[ResultT]):
             bound = bound._replace(out=self.new_result(runtime, bound))
             if not runtime.backend.shared:  # private memory: another rank may have none
                 runtime.backend.agree(f"{verb}: allocate")
-        return self.complete(verb, runtime, self.begin(verb, runtime, bound), scratch=False, closes=False)
+        return self.complete(verb, runtime, bound, self.begin(verb, runtime, bound), scratch=False, closes=False)
 
     def run(self, bind: Callable[[], Bound[ResultT]]) -> ResultT:
         """**Collective.** The public `execute`: `bind` compares its arguments with the planned ones."""

@@ -76,7 +76,7 @@ class Elementwise(Operation[DistMatrix]):
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:  # noqa: ARG003
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
         expression, kinds, out, converted, overlaps = form
         analysis = analysed(verb, expression, kinds, out, converted)
         return cls(expression, kinds, out, converted, overlaps, analysis)

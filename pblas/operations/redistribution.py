@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import FLOAT8
-from pblas.core.call import call, planned, planned_without_context
+from pblas.core.call import call, planned, planned_without_context, step
 from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
@@ -172,6 +172,26 @@ class Redistribution(Operation[DistMatrix]):
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         if self.trapezoid is not None:
             backend.clear(result.stored("redistribute"))
+
+
+def redistributed(
+    verb: str,
+    a: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    uplo: Uplo | None = None,
+    is_temporary: bool = False,
+    agrees: str = "",
+) -> DistMatrix:
+    """**Collective.** `redistribute` as a step of a call, which drops A if it `is_temporary`: see `core.call.step`."""
+
+    def bind() -> Bound[DistMatrix]:
+        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo)
+        return bound._replace(is_temporary=is_temporary)
+
+    return step(verb, a.runtime, bind, agrees=agrees)
 
 
 class PlannedRedistribution(Planned[DistMatrix]):
