@@ -82,8 +82,8 @@ class Factor(FactoredMatrix, ABC):
                 signature: Any = b.signature()
             else:
                 vector = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = {"B": vector.shape}
-        runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
+                signature = vector.shape
+        runtime.agree(verb, {"trans": trans, "B": signature, **self._w.signature()})
         self._check_invertible(verb)
         if isinstance(b, DistMatrix):
             return redistribute(self._substituted(verb, b, trans, progress), without_lld(b.desc))

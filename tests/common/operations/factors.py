@@ -21,7 +21,7 @@ OVERWRITE = {"overwrite_a": (True,)}
 def identity(q: Array) -> float:
     """The error of Q^H Q as the identity, in units of eps."""
     one = np.eye(q.shape[1])
-    return float(np.abs(q.conj().T @ q - one).max() / (eps_of(q.dtype) * len(q)))
+    return float(np.abs(q.conj().T @ q - one).max(initial=0.0) / (eps_of(q.dtype) * len(q)))
 
 
 def solves(x: Array, a: Array, b: Array, trans: str = "N", **_: Any) -> float:
@@ -61,7 +61,9 @@ def cg(x: Array, a: Array, b: Array, tol: float, **_: Any) -> float:
 
 def orth(q: Array, a: Array) -> float:
     """The error of Q as a basis of the columns of A."""
-    return max(identity(q), float(np.abs(a - q @ (q.conj().T @ a)).max() / eps_of(q.dtype) / np.abs(a).sum()))
+    return max(
+        identity(q), float(np.abs(a - q @ (q.conj().T @ a)).max(initial=0.0) / eps_of(q.dtype) / (1 + np.abs(a).sum()))
+    )
 
 
 def applies(x: Array, c: Array, **_: Any) -> float:

@@ -86,10 +86,10 @@ class Operation:
         values: the arguments of the base call.
         options: other values of an argument, each for one variation.
         views: operands that may be conjugated views.
-        still: operands that have one layout only, that of the result.
         shares: operands that may be the same matrix: pairs of names.
         mask: which elements of the result count; all by default.
         dtypes: other dtypes of all operands.
+        least: the smallest n.
     """
 
     name: str
@@ -99,10 +99,10 @@ class Operation:
     values: Values = field(default_factory=dict)
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     views: tuple[str, ...] = ()
-    still: tuple[str, ...] = ()
     shares: tuple[tuple[str, str], ...] = ()
     mask: Callable[..., Any] | None = None
     dtypes: tuple[str, ...] = ("complex64",)
+    least: int = 1
 
     @property
     def function(self) -> str:
@@ -122,8 +122,7 @@ class Operation:
         for name, others in self.options.items():
             yield from (varied(name, value) for value in others)
         for name, operand in self.operands.items():
-            places = [place for place in PLACES if not (name in self.still and "layout" in place)]
-            places += [{"conj": True}] if name in self.views else []
+            places = [*PLACES, *([{"conj": True}] if name in self.views else [])]
             yield from (varied(name, replace(operand, **place)) for place in places)
         yield from (varied(name, Same(other)) for name, other in self.shares)
         yield from (varied("dtype", dtype) for dtype in self.dtypes)
@@ -192,7 +191,7 @@ def padded(x: Array, order: str, gap: int) -> Array:
     return result
 
 
-def placed(ctx: pblas.Context, x: Array, operand: Operand) -> DistMatrix:
+def placed(ctx: pblas.Context, _: str, x: Array, operand: Operand) -> DistMatrix:
     """**Collective.** A matrix with the elements of x, as an operand says."""
     (m, n), (i, j) = x.shape, operand.offset
     whole = np.full((m + 2 * i, n + 2 * j), np.nan).astype(x.dtype)
@@ -219,7 +218,7 @@ def made(
             continue
         if isinstance(value, Operand):
             x = elements(value.kind, name, n, dtype_of(value.dtype or values["dtype"]))
-            matrices[name] = place(ctx, x, value)
+            matrices[name] = place(ctx, name, x, value)
             arrays[name] = x.conj() if value.conj else x
         elif isinstance(value, Layout):
             m, k = elements(value.kind, name, n, np.dtype("float64")).shape
@@ -233,6 +232,14 @@ def made(
         if isinstance(value, Same):
             matrices[name], arrays[name] = matrices[value.name], arrays[value.name]
     return matrices, arrays
+
+
+def result_given(operation: Operation) -> Iterator[Values]:
+    """The arguments of the base call, without and with memory for the result."""
+    yield operation.values
+    outs = [value for value in operation.options.get("out", ()) if isinstance(value, Operand)]
+    if outs:
+        yield {**operation.values, "out": outs[0]}
 
 
 def wrong_result(operation: Operation, result: Any, arrays: Values) -> str:
