@@ -169,3 +169,28 @@ def test_a_window_that_mpi_refuses_is_an_error_of_workspace(transport: Any, monk
         assert kind == ("no exception" if transport == "auto" else "WorkspaceError"), text
         patch.undo()
         check_product(ctx)
+
+
+@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+def test_a_context_keeps_its_shared_memory_if_a_rank_has_no_private_memory(
+    poor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the call is an error on all ranks, and later ones that need less are made in shared memory."""
+    windows = Windows(monkeypatch)
+    with pblas.Context(timeout=20) as ctx:
+        backend = ctx.runtime.backend
+
+        def private(nbytes: int) -> Any:
+            raise pblas.WorkspaceError(f"no {nbytes} bytes")
+
+        windows.open(0)
+        with monkeypatch.context() as patch:
+            if COMM.rank == poor:
+                patch.setattr(type(backend), "private", lambda _, nbytes: private(nbytes))
+            outcome = COMM.allgather(outcome_of(lambda: ctx.zeros(ROWS)))
+        assert len(set(outcome)) == 1
+        assert outcome[0][0] == "WorkspaceError"
+        assert backend.shared
+        windows.open(1000)
+        check_product(ctx)
+        assert backend.shared
