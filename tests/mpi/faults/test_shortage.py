@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, check_product, few, outcome_of
+from tests.common.shortage import Windows
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
 
@@ -83,32 +84,6 @@ SCENES: dict[str, Callable[[Shelf], None]] = {
     "redistributed": redistributions,
     "collectives": collectives,
 }
-
-
-class Windows:
-    """Small shared windows; only a limited number can be allocated (global)."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.most, self.refused = 0, True
-        patch.setattr(arena, "_MIN_WINDOW_NBYTES", 1)
-        patch.setattr(arena, "_MAX_GROWTH_NBYTES", 0)
-        patch.setattr(arena.Arena, "_shortage", lambda *_: self._shortage())
-
-    def _shortage(self) -> pblas.WorkspaceError | None:
-        self._left -= 1
-        self.refused = self.refused or self._left < 0
-        return pblas.WorkspaceError("there is no more") if self._left < 0 else None
-
-    def open(self, count: int) -> None:
-        """Allow `count` more windows."""
-        self._left, self.refused = count, False
-
-    def counts(self) -> Iterator[int]:
-        """Limits of 1, 2, ..., until no allocation is refused."""
-        while self.refused:
-            self.most += 1
-            self.open(self.most)
-            yield self.most
 
 
 @pytest.mark.parametrize("scene", SCENES)
@@ -194,3 +169,28 @@ def test_a_window_that_mpi_refuses_is_an_error_of_workspace(transport: Any, monk
         assert kind == ("no exception" if transport == "auto" else "WorkspaceError"), text
         patch.undo()
         check_product(ctx)
+
+
+@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+def test_a_context_keeps_its_shared_memory_if_a_rank_has_no_private_memory(
+    poor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the call is an error on all ranks, and later ones that need less are made in shared memory."""
+    windows = Windows(monkeypatch)
+    with pblas.Context(timeout=20) as ctx:
+        backend = ctx.runtime.backend
+
+        def private(nbytes: int) -> Any:
+            raise pblas.WorkspaceError(f"no {nbytes} bytes")
+
+        windows.open(0)
+        with monkeypatch.context() as patch:
+            if COMM.rank == poor:
+                patch.setattr(type(backend), "private", lambda _, nbytes: private(nbytes))
+            outcome = COMM.allgather(outcome_of(lambda: ctx.zeros(ROWS)))
+        assert len(set(outcome)) == 1
+        assert outcome[0][0] == "WorkspaceError"
+        assert backend.shared
+        windows.open(1000)
+        check_product(ctx)
+        assert backend.shared
