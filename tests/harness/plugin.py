@@ -62,6 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if comm and config.getoption("--share"):
         config.pluginmanager.register(Share(comm.size))
     if comm:
+        config.pluginmanager.register(Numbers(comm.size))
         config.pluginmanager.register(RankReports(Agreement(comm, timeout, grace, journal)))
 
 
@@ -169,6 +170,19 @@ class Progress:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._journal.write(finished=int(exitstatus))
+
+
+class Numbers:
+    """Skips tests whose mark `ranks` does not name the number of ranks; see `tests.harness.shares`."""
+
+    def __init__(self, nprocs: int) -> None:
+        self._nprocs = nprocs
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("ranks"):
+            if self._nprocs not in mark.args:
+                pytest.skip(mark.kwargs["reason"])
 
 
 @dataclass(frozen=True, slots=True)

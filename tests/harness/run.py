@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.harness.hosts import Hosts, leave, missing, parse_ranks  # noqa: E402
+from tests.harness.shares import NUMBERS  # noqa: E402
 
 MOST_RESTARTS = 20
 SLOW = (
@@ -338,7 +339,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     else:
         legs += on_hosts
     if spread and not options.hosts:
-        ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
+        ranks = options.ranks or ((3,) if options.quick and not paths else NUMBERS)
         shared = ("--share",) if everything and not options.every else ()
         legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:

@@ -535,7 +535,7 @@ def test_trtrs_returns_info_and_leaves_b_alone(ictxt: int) -> None:
 # A part of `make conformance`
 
 
-@pytest.mark.skipif(COMM.size not in {1, 2, 4}, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
+@pytest.mark.ranks(1, 2, 4, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
 @pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:

@@ -39,7 +39,7 @@ SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason="more ranks show nothing new")]
 
 
 def own_slice(n: int) -> slice:
@@ -289,7 +289,7 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
     assert followed() is None, "a plan that is kept for the next call keeps no operands"
 
 
-@pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
+@pytest.mark.mpi(min_size=2)  # nothing is added up on one rank
 @pytest.mark.parametrize("step", ["fold", "Collective._collect"])
 def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
     """Also if the error is raised by the collective with which the layer begins or ends."""
@@ -349,7 +349,7 @@ def cancelling() -> tuple[Array, Array, Array]:
     return a.astype(dtype_of("bfloat16")), b.astype(dtype_of("bfloat16")), a @ b
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize(("kind", "setting"), [*itertools.product(LAYERS, SETTINGS), ("allreduce", "push, apart")])
 def test_partial_products_that_travel_in_32_bits_are_not_rounded(
     contexts: Contexts, kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
@@ -509,7 +509,7 @@ def blocks(runtime: Any) -> list[int]:
     return [id(block) for block in (*memory, *runtime.workspace_pool.held.values())]
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize("setting", MODES)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_trained_layer_reserves_the_memory_of_its_gradients(
@@ -915,7 +915,7 @@ def test_operands_may_be_overwritten_after_a_layer_returns(mode_ctx: pblas.Conte
     shared.clear()
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_for_many_tokens_reserves_the_memory_for_few(kind: Any) -> None:
     with pblas.Context(transport="shared") as ctx:

@@ -31,6 +31,11 @@ def test_needs_more_ranks():
     raise AssertionError
 
 
+@pytest.mark.ranks(2, 4, reason="even numbers of ranks")
+def test_needs_other_ranks():
+    raise AssertionError
+
+
 def test_asserts_on_one_rank():
     assert COMM.rank != 1, "rank 1 disagrees"
 
@@ -103,7 +108,7 @@ def test_the_ranks_that_failed_are_named(output: str, text: str) -> None:
 
 
 def test_failing_tests_are_named_and_the_last_line_is_the_summary(output: str) -> None:
-    assert output.splitlines()[-1] == "2 passed, 5 failed, 2 skipped"
+    assert output.splitlines()[-1] == "2 passed, 5 failed, 3 skipped"
     named = [line for line in output.splitlines() if line.startswith("FAILED ")]
     assert [line.split("::")[1].removesuffix(" [3 ranks]") for line in named] == FAILING
 
