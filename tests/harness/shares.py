@@ -36,7 +36,7 @@ def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
     families = Counter(family_of(item.nodeid) for item in items)
 
     def runs(item: pytest.Item) -> bool:
-        sizes = NUMBERS
+        sizes: tuple[int, ...] = NUMBERS
         if not is_particular(item):
             sizes = sizes_of(item.nodeid, families[family_of(item.nodeid)], anywhere=runs_anywhere(item))
         possible = [n for n in sizes if can_run(item, n)]
