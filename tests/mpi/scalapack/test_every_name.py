@@ -9,7 +9,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -217,14 +217,8 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
     "laprnt": check_printed,
     "lapiv": check_exchanges,
     "trtrs": check_triangular_solve,
-    **{
-        name: lambda letter, ictxt, name=name: check_condition(name, letter, ictxt)
-        for name in ("gecon", "pocon", "trcon")
-    },
-    **{
-        name: lambda letter, ictxt, name=name: check_redistribution(name, letter, ictxt)
-        for name in ("gemr2d", "trmr2d")
-    },
+    **{name: partial(check_condition, name) for name in ("gecon", "pocon", "trcon")},
+    **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},
 }
 
 
