@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from pblas.backends.mpi import shared_windows as arena
 from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, check_product, few, outcome_of
+from tests.common.ranks import COMM, check_product, few, one_host, outcome_of
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
 
@@ -243,6 +244,46 @@ def test_a_rank_without_addresses_for_a_window_is_as_one_without_memory(transpor
             assert "has no addresses for" in text
             assert f"found on rank {poor} of {P}" in text
         check_product(ctx)
+
+
+@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+def test_a_context_that_is_short_of_private_memory_too_keeps_its_shared_memory(
+    poor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def private(nbytes: int) -> Array:
+        if COMM.rank == poor:
+            raise pblas.WorkspaceError("no memory at all")
+        return np.empty(nbytes, np.uint8)
+
+    windows = Windows(monkeypatch)
+    windows.open(1000)
+    with pblas.Context(timeout=20) as ctx:
+        check_product(ctx)
+        with monkeypatch.context() as patch:
+            patch.setattr(ctx.runtime.backend, "private", private)
+            windows.open(0)
+            kind, text = outcome_of(lambda: ctx.empty(ROWS))
+        assert (kind, text) == ("WorkspaceError", f"no memory at all; found on rank {poor} of {P}")
+        assert ctx.runtime.backend.shared
+        windows.open(1000)
+        check_product(ctx)
+
+
+@one_host
+def test_memory_that_is_promised_and_not_yet_touched_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system counts pages as used when they are written first: what windows may still write is not free."""
+    size = 1 << 20  # of each rank's part of a window
+    needed, free = P * (size + size // 2), P * (size + size // 2) - 1
+    monkeypatch.setattr(arena, "_MIN_WINDOW_NBYTES", size)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=free, f_frsize=1))
+    with pblas.Context(timeout=20, transport="shared") as ctx:
+        block = ctx.runtime.allocate(size // 2)  # it makes a window, of which the other half is promised
+        kind, text = outcome_of(lambda: ctx.runtime.allocate(size * 3 // 4))
+        assert kind == "WorkspaceError", text
+        assert f"{needed} bytes are needed in /dev/shm for {P} ranks of this node, {free} are free" in text
+        other = ctx.runtime.allocate(size // 2)
+        third = ctx.runtime.allocate(size)  # now no window has memory that is promised only
+        del block, other, third
 
 
 @pytest.mark.parametrize("transport", ["auto", "shared"])
