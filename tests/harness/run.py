@@ -8,6 +8,7 @@
     python tests/harness/run.py --hosts 2x1,1+3 tests/mpi/test_x.py   on 2 hosts of a rank each, and of 1 and 3 ranks
     python tests/harness/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
     python tests/harness/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
+    python tests/harness/run.py --torch .venv-torch/bin/python    everything, and the tests that need torch with torch
     MPIEXEC=mpiexec python tests/harness/run.py -n 2,4         with an MPI that is not installed beside this Python
 
 A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done. A test that
@@ -78,6 +79,8 @@ _SOME = " or ".join(
 )
 ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
 """Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
+TORCH = "tests/unit/backends/test_process_group.py"
+"""Tests of one process that need torch."""
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""
 SLOWEST = 5  # tests of each leg whose times are printed
@@ -325,7 +328,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     shares = [single] if single else []
     if not paths:
         files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
-        spread = ["tests/mpi"]
+        files, spread = [path for path in files if not (options.torch and path == TORCH)], ["tests/mpi"]
         if options.quick:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
@@ -351,10 +354,15 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
         legs += on_hosts
     if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else NUMBERS)
-        shared = ("--share",) if everything and not options.every else ()
+        shared: tuple[str, ...] = ("--share",) if everything and not options.every else ()
+        shared += ("-m", "not torch") if options.torch else ()
         legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
+        if options.torch:
+            python = options.torch.absolute()
+            legs.append(Leg(0, python, (*flags, TORCH)))
+            legs += [Leg(n, python, (*flags, "-m", "torch", *spread)) for n in (1, 2, 3)]
     return legs
 
 
@@ -372,6 +380,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("-n", dest="ranks", type=numbers, help="numbers of ranks, 2,4; leaves out the one process")
     parser.add_argument("--hosts", type=lambda text: text.split(","), help="ranks of each host, 2x1,1+3")
     parser.add_argument("--also", type=Path, metavar="PYTHON", help="its MPI runs the tests marked openmpi, 3 ranks")
+    parser.add_argument("--torch", type=Path, metavar="PYTHON", help="it has torch, and runs the tests marked torch")
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds that ranks wait for each other (%(default)s)"
     )

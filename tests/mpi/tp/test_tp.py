@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -439,7 +438,7 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     assert np.array_equal(out, y.x)
 
 
-@pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+@pytest.mark.torch
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
 @pytest.mark.parametrize("kind", LAYERS)

@@ -171,6 +171,18 @@ def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ran
     assert len({leg.name for leg in legs}) == len(legs)
 
 
+def test_tests_that_need_torch_run_where_it_is_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "missing", lambda: "there is no ip")
+    legs = run.choose_legs(*run.parse(["--torch", "/torch/bin/python"]))
+    others = [leg for leg in legs if leg.python != Path("/torch/bin/python")]
+    assert not any(run.TORCH in leg.arguments for leg in others)
+    assert all(leg.arguments[1:3] == ("-m", "not torch") for leg in others if leg.ranks)
+    assert [(leg.ranks, leg.arguments) for leg in legs if leg not in others] == [
+        (0, (run.TORCH,)),
+        *((n, ("-m", "torch", "tests/mpi")) for n in (1, 2, 3)),
+    ]
+
+
 def test_each_leg_that_needs_hosts_says_why_it_is_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
