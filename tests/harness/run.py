@@ -54,7 +54,11 @@ SLOW = (
 )
 """Unit tests that --quick leaves out: they compile CUDA C++, or start jobs of their own."""
 QUICK = tuple(
-    f"tests/mpi/{name}.py" for name in ("operations/test_epilogues", "operations/test_collectives", "tp/test_tp")
+    f"tests/mpi/{name}.py"
+    for name in (
+        *("operations/test_epilogues", "operations/test_collectives", "tp/test_tp"),
+        *("operations/test_redistribution", "operations/test_trsm", "faults/test_shortage"),
+    )
 )
 """Tests of several ranks that --quick runs, on 3."""
 HOSTS = tuple(
@@ -328,7 +332,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     shares = [single] if single else []
     if not paths:
         files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
-        files, spread = [path for path in files if not (options.torch and path == TORCH)], ["tests/mpi"]
+        files, spread = [path for path in files if path != TORCH or not options.torch], ["tests/mpi"]
         if options.quick:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
@@ -355,7 +359,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else NUMBERS)
         shared: tuple[str, ...] = ("--share",) if everything and not options.every else ()
-        shared += ("-m", "not torch") if options.torch else ()
+        shared += ("-m", "not torch") if options.torch or options.quick else ()
         legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
