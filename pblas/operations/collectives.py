@@ -235,12 +235,13 @@ class _Memory:
 
     def make(self) -> Staging:
         """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
-        runtime = self._runtime
+        runtime, staging = self._runtime, None
         try:
             staging = Staging(runtime.backend, self._nbytes)
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
+        if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
             staging = Staging(runtime.backend, self._nbytes)
         runtime.staging = staging
         runtime.matrices.add(staging)
