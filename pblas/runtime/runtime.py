@@ -211,7 +211,7 @@ class Runtime:
     def agree(
         self,
         verb: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any] | str,
         error: errors.PblasError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
@@ -219,8 +219,8 @@ class Runtime:
 
         Args:
             verb: name of the call (global).
-            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's
-                (global).
+            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
+                text was `spelled` before (global).
             error: an error that this rank found (local).
             maxima: up to four integers (local).
 
@@ -229,7 +229,7 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = verb + spelled(arguments)
+            call = verb + (arguments if isinstance(arguments, str) else spelled(arguments))
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
@@ -349,8 +349,10 @@ def spelled(arguments: Mapping[str, Any]) -> str:
     >>> spelled({"alpha": np.float64(0.5), "trans": np.str_("T")}).split()
     ['alpha=0.5', "trans='T'"]
     """
-    pairs = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in arguments.items())
-    return "".join(f"\n{name}={value!r}" for name, value in pairs)
+    text = ""
+    for name, value in arguments.items():
+        text += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
+    return text
 
 
 class _CollectiveSection(AbstractContextManager[None]):
