@@ -136,7 +136,7 @@ class Collectives:
 def add_up(
     runtime: Runtime,
     operation: str,
-    call_args: Mapping[str, Any],
+    call_args: Mapping[str, Any] | str,
     x: Array,
     out: Array,
     epilogue: Epilogue | None,
@@ -148,7 +148,8 @@ def add_up(
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of the collective (global).
+        call_args: arguments that must be equal on all ranks, besides those of the collective. A text was `spelled`
+            before, and the arguments in it determine those of the collective (global).
         x: this rank's array, which may be changed (local).
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
@@ -161,13 +162,15 @@ def add_up(
     _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
 
 
-def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+def gather(
+    runtime: Runtime, operation: str, call_args: Mapping[str, Any] | str, x: Array, counts: Sequence[int]
+) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
 
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
+        call_args: arguments that must be equal on all ranks, besides those of an all-gather; see `add_up` (global).
         x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
         counts: number of rows of each rank (global).
     """
@@ -179,7 +182,7 @@ def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Ar
     staging, flat = memory.staging, Flat(x, prepared.start)
     steps = Steps(operation, None, True, prepared.rounds)
     job = None if staging is None else _laid_out(staging, steps, flat)
-    runtime.agree(operation, {**call_args, **prepared.arguments})
+    runtime.agree(operation, call_args if isinstance(call_args, str) else {**call_args, **prepared.arguments})
     if staging is None or job is None:
         staging = memory.make()
         job = _laid_out(staging, steps, flat)
@@ -330,7 +333,7 @@ def _reduce_on_hosts(
     out: Any,
     options: Reduction,
     stream: Any,
-    caller: tuple[str, Mapping[str, Any]] | None = None,
+    caller: tuple[str, Mapping[str, Any] | str] | None = None,
 ) -> Any:
     """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, with its arguments."""
     called, call_args = caller or (operation, _NOTHING)
@@ -352,7 +355,7 @@ def _reduce_on_hosts(
 
 
 def _reduce_in_one_shot(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any], spec: ReduceArguments, one_shot: OneShot
+    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, one_shot: OneShot
 ) -> tuple[Any, Finish | None]:
     """**Collective.** A small all-reduce on one node, and its epilogue."""
     one_shot.lay_out(spec.x)
@@ -370,7 +373,7 @@ def _reduce_in_one_shot(
 
 
 def _reduce_in_rounds(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any], spec: ReduceArguments, *, by_messages: bool
+    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, *, by_messages: bool
 ) -> tuple[Any, Finish | None]:
     """**Collective.** A reduction of any size, and its epilogue."""
     algorithm, reversed_ = spec.algorithm, spec.by_columns

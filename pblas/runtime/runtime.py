@@ -39,8 +39,9 @@ matter."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
-_MAX_PREPARED = 128
-"""Number of cached calls of levels 1 and 2 and of reductions: their plans and indices, without any workspace."""
+_MAX_PREPARED = 1024
+"""Number of cached calls of levels 1 and 2, of reductions, of collectives of plain arrays and of `pblas.tp`: what they
+derive from their arguments, without any workspace. A call of `pblas.tp` takes 5 kB."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes

@@ -102,7 +102,7 @@ class Activation:
         caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": named}
         for _, operands in filter(None, (self._first, self._last)):
             for name, value in sorted(operands.items()):
-                caller.call_args[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
+                caller.numbers[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
 
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
         """The epilogue to fuse into the product z, and the steps from z to the result y, for `run` (local)."""

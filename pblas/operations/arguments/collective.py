@@ -429,8 +429,10 @@ class ReduceArguments(Arguments):
         call_args["algorithm"] = self.algorithm  # after the arguments that "auto" chooses it by
         return call_args
 
-    def text(self, call_args: Mapping[str, Any]) -> str:
+    def text(self, call_args: Mapping[str, Any] | str) -> str:
         """The arguments for an agreement: `call_args` of a call that contains this one, and those not named there."""
+        if isinstance(call_args, str):
+            return call_args
         if not (self.operands or call_args):
             return self.form.text
         return spelled({**call_args, **self.arguments(), **call_args})
