@@ -399,6 +399,8 @@ def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: b
     """
     checked: np.dtype[Any] | None
     known = STORED if stored else DTYPES
+    if isinstance(dtype, np.dtype) and dtype in known:
+        return dtype
     try:
         checked = dtype_of_name(dtype)
     except (TypeError, ValueError, SyntaxError):  # NumPy raises several for an invalid dtype

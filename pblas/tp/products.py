@@ -170,7 +170,7 @@ class Caller:
         self.call_args: dict[str, Any] = {}
         """Arguments that must be equal on all ranks, besides sizes, options and numbers (global)."""
         self.numbers: dict[str, Any] = {}
-        """Scales and operands of the epilogue, numbers and dtypes of arrays, that must be equal on all ranks (global)."""
+        """Scales and operands of the epilogue, equal on all ranks: numbers, and dtypes of arrays (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices that have been gathered on every rank (global)."""
         self.batch: Shape = ()
@@ -233,9 +233,12 @@ class Caller:
             DTypeError: a dtype that pblas does not multiply.
         """
         backend = self.runtime.backend
-        if isinstance(x, DistMatrix):
+        if type(x) is np.ndarray and not backend.gpus:  # the most frequent case
+            array: Array = x
+        elif isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        array = backends_array(backend, name, x)
+        else:
+            array = backends_array(backend, name, x)
         if x is None or array.ndim < 2 or (array.ndim > 2 and not tokens):
             got, remedy = f"shape {tuple(array.shape)}", "use reshape"
             if array.ndim == 0 and not has_memory(x):  # NumPy makes 0-dimensional arrays of other objects
@@ -251,9 +254,12 @@ class Caller:
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
                 f"{array.strides}; pass a contiguous copy"
             )
-        if tokens and not self._batch_of:
-            self.batch, self._batch_of = tuple(array.shape[1:-1]), name
-        if tokens and tuple(array.shape[1:-1]) != self.batch:
+        if not tokens:
+            return array
+        batch = tuple(array.shape[1:-1])
+        if not self._batch_of:
+            self.batch, self._batch_of = batch, name
+        if batch != self.batch:
             raise errors.ArgumentError(
                 f"{name} is {text(array.shape)}: between its first axis and its last it must have the axes "
                 f"{self.batch}, as {self._batch_of} has"
@@ -315,6 +321,9 @@ class Caller:
             ArgumentError, DTypeError: as `array`; or `out` has another shape or dtype, or cannot be written.
         """
         backend = self.runtime.backend
+        if out is None and type(self._like) is np.ndarray and not backend.gpus:
+            array = np.empty(shape, dtype)
+            return Target(array, array, self._like)
         if out is None:
             library_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
