@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
-MAXIMA = 4
+MAXIMA = 6
+_ZEROS = (0,) * MAXIMA
 BITS = 2048
 ALL_BITS = (1 << BITS) - 1
 _MESSAGE = struct.Struct(f"<5q{MAXIMA}q{BITS // 8}s{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
@@ -78,9 +79,9 @@ class _Known:
     other: bytes  # of the lowest rank with another call
 
     def pack(self) -> bytes:
-        *error, text = self.error
+        rank, kind, info, text = self.error
         bits = self.bits.to_bytes(BITS // 8, "little")
-        return _MESSAGE.pack(*self.ranks, *error, *self.maxima, bits, self.call, self.other, text)
+        return _MESSAGE.pack(*self.ranks, rank, kind, info, *self.maxima, bits, self.call, self.other, text)
 
     @staticmethod
     def unpack(raw: bytes | bytearray) -> _Known:
@@ -149,7 +150,7 @@ class Agreement:
         call: str,
         error: AgreedError | None = None,
         *,
-        maxima: Sequence[int] = (0,) * MAXIMA,
+        maxima: tuple[int, ...] = (),
         bits: int = ALL_BITS,
         timeout: float | None = None,
     ) -> Agreed:
@@ -158,7 +159,7 @@ class Agreement:
         Args:
             call: the operation, then one line "name=value" for each argument that must be equal (global).
             error: this rank's error, or None (local).
-            maxima: integers; the agreement returns their maxima over all ranks (local).
+            maxima: at most `MAXIMA` integers; the agreement returns their maxima over all ranks (local).
             bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
@@ -172,10 +173,13 @@ class Agreement:
             error.__traceback__ = error.__context__ = None
         start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
+        if error is None and not (self._rounds or start):  # the only rank
+            return Agreed(maxima, bits)
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
-        raw = own = _Known((-1, -1), own_error, tuple(maxima), bits, _fit(call, CALL_NBYTES), b"").pack()
+        padded = maxima + _ZEROS[len(maxima) :]
+        raw = own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
@@ -193,7 +197,7 @@ class Agreement:
             seconds = time.perf_counter() - start
             log.write(log.DEBUG, self.rank, "agreement %d, %s: %.0f us", self.ncalls, operation, 1e6 * seconds)
         if raw is own and error is None:  # all ranks sent the same
-            return Agreed(tuple(maxima), bits)
+            return Agreed(maxima, bits)
         known = _Known.unpack(raw)
         rank, kind_index, info, raw_text = known.error
         if rank >= 0:
@@ -203,7 +207,7 @@ class Agreement:
             raise _agreed(kind, text, self.turn(rank), info)
         if known.ranks[1] >= 0:
             raise _agreed(errors.MismatchError, _difference(known), self.turn(0))
-        return Agreed(known.maxima, known.bits)
+        return Agreed(known.maxima[: len(maxima)], known.bits)
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise this rank's error instead of beginning a call that starts without an agreement.
@@ -379,7 +383,7 @@ class Agreement:
         """Raise PeerTimeout too if the other ranks gave up on this rank because it arrived too late."""
         # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
         was_away = time.monotonic() - self._last > min(GRACE, self.timeout)
-        for _ in range(_PROBES_LATE if was_away else 1):
+        for _ in range(_PROBES_LATE) if was_away else (0,):
             if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
@@ -471,7 +475,7 @@ def _text_of(raw: bytes) -> str:
 
 def _fit(text: str, nbytes: int) -> bytes:
     """The text in at most `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
-    raw = _text(text).encode()
+    raw = text.encode(errors="backslashreplace")
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check
@@ -505,7 +509,7 @@ def rendezvous(
     call: str,
     timeout: float,
     error: errors.PblasError | None = None,
-    maxima: tuple[int, ...] = (0,) * MAXIMA,
+    maxima: tuple[int, ...] = (),
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 
@@ -516,7 +520,7 @@ def rendezvous(
         call: the operation, then one line "name=value" for each setting that must be equal (global).
         timeout: seconds that a rank waits for another (global).
         error: this rank's error, or None (local).
-        maxima: integers; the result has their maxima over all ranks (local).
+        maxima: at most `MAXIMA` integers; the result has their maxima over all ranks (local).
 
     Raises:
         PeerTimeout: a rank does not arrive.

@@ -11,12 +11,11 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ALIGNMENT = 256
 
@@ -96,6 +95,25 @@ W = TypeVar("W", bound=Window)
 B = TypeVar("B", bound=Block)
 
 
+class Provisional:
+    """The result of `Blocks.provisional`; a generator would cost three times as much.
+
+    Args:
+        blocks: the allocator (local).
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Blocks[Any, Any]) -> None:
+        self._blocks = blocks
+
+    def __enter__(self) -> None:
+        self._blocks.begin_provisional()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._blocks.end_provisional(keep=kind is None)  # KeyboardInterrupt undoes them too: ranks agree on it
+
+
 class Blocks(ABC, Generic[W, B]):
     """Windows of one context and the blocks in them.
 
@@ -137,19 +155,21 @@ class Blocks(ABC, Generic[W, B]):
             self._provisional.append(block)
         return block
 
-    @contextmanager
-    def provisional(self) -> Iterator[None]:
+    def provisional(self) -> Provisional:
         """Undo this rank's allocations if the block raises, since ranks that raised earlier made none."""
+        return Provisional(self)
+
+    def begin_provisional(self) -> None:
+        """Note the blocks from now on (local)."""
         self._provisional = []
-        try:
-            yield
-        except BaseException:  # also KeyboardInterrupt, which ranks agree on
-            for block in self._provisional:
+
+    def end_provisional(self, *, keep: bool) -> None:
+        """Keep, or undo, the allocations since `begin_provisional` (local)."""
+        blocks, self._provisional = self._provisional or [], None
+        if not keep:
+            for block in blocks:
                 self._free(block.slot)
                 block.slot = -1
-            raise
-        finally:
-            self._provisional = None
 
     def _take(self, size: int) -> tuple[int, int]:
         """(window, offset) of a free interval, in a new window if no window has one."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import BITS, MAXIMA, Agreement
+from pblas.backends.agreement import BITS, Agreement
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
@@ -74,9 +74,7 @@ class HostRanks(ABC):
         self.cores: int = len(masks[index])
         self.threads: int = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
-        agreed = self.agreement.agree(
-            "Context: ranks of each node", maxima=(len(self.near), 0, 0, 0), bits=self._near_blocks()
-        )
+        agreed = self.agreement.agree("Context: ranks of each node", maxima=(len(self.near),), bits=self._near_blocks())
         self.most_near: int = agreed.maxima[0]
         self.ranks_per_node: int = agreed.bits.bit_length() - 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
@@ -156,8 +154,8 @@ class HostRanks(ABC):
 
         Blocks that all ranks have dropped are free afterwards.
         """
-        number, padded = self.agreement.ncalls, maxima + (0,) * (MAXIMA - len(maxima))
-        agreed = self.agreement.agree(call, error, maxima=padded, bits=self.arena.marked_bits(number))
+        number = self.agreement.ncalls
+        agreed = self.agreement.agree(call, error, maxima=maxima, bits=self.arena.marked_bits(number))
         self.arena.reclaim(number, agreed.bits)
         return agreed
 

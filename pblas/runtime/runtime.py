@@ -223,7 +223,7 @@ class Runtime:
             arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
                 text was `spelled` before (global).
             error: an error that this rank found (local).
-            maxima: up to four integers (local).
+            maxima: up to six integers (local).
 
         Returns:
             The largest of each of the `maxima` over all ranks.
@@ -233,7 +233,7 @@ class Runtime:
             call = verb + (arguments if isinstance(arguments, str) else spelled(arguments))
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
-        return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
+        return self.backend.agree(call, error, maxima=maxima).maxima
 
     def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
         """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
