@@ -29,9 +29,9 @@ was dropped before, so a loop holds one early result more; and only small calls 
 
 _INTERNAL = frozenset(
     (
-        *("begin", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers", "is_ready"),
-        *("kept_nbytes", "made", "new_result", "noun", "operation", "perform", "prepare", "rehearse", "run", "text"),
-        *("topology", "trial"),
+        *("begin", "bound", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers"),
+        *("is_ready", "kept_nbytes", "kind", "made", "new_result", "noun", "operation", "perform", "prepare"),
+        *("rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
 """Attributes that other modules of the package use, and TAB does not show."""
