@@ -124,7 +124,7 @@ class StructuredProduct(Operation[DistMatrix]):
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
         check_not_conjugated(verb, "C", c)
         check_not_conjugated(verb, "out", out)
-        scalars = {"C is given": c is not None, "alpha": alpha, "beta": beta}
+        scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         if runtime is None:
             descs, conjugated, matrices = (a, b, c, out), (False, False), {}
         else:
@@ -374,8 +374,8 @@ class PlannedStructured(Planned[DistMatrix]):
                 check_not_conjugated("execute", name, x)
         if c is None and scalars["beta"] != 0:
             raise errors.ArgumentError(f"execute: beta is {scalars['beta']!r} but there is no C to scale; pass c")
-        if scalars["C is given"] != (c is not None):
-            scalars = {**scalars, "C is given": c is not None}
+        if scalars["c is given"] != (c is not None):
+            scalars = {**scalars, "c is given": c is not None}
         bound = self.bound._replace(scalars=scalars, reads=reads, old=c, out=out)
         check_matrices("execute", runtime, bound)
         bound = operation.parts("execute", runtime, bound)
