@@ -31,6 +31,7 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
+from tests.harness.shares import NO_DIFFERENT
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -38,7 +39,7 @@ SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason=NO_DIFFERENT)]
 
 
 def own_slice(n: int) -> slice:
