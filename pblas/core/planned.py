@@ -158,7 +158,7 @@ class Planned(PlanHandle, Generic[ResultT]):
         """The planned arguments without their matrices, for `execute`."""
         self._scalars = spelled(bound.scalars)
         self.plan: Plan = operation.plan(nprocs, topology)
-        self.kept_nbytes = self.plan.workspace_nbytes if operation.keeps_workspace else 0
+        self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
         """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
         self._desc, self._dtype = operation.result
         if runtime is not None:
