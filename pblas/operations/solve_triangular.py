@@ -107,7 +107,7 @@ class RegularTriangularSolve(TriangularSolve):
 
     def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         bound = super().parts(verb, runtime, bound)
-        if self.diag == "U":
+        if self.unit:
             return bound
         arrays, (places, rows, columns) = runtime.backend.arrays, _diagonal(self.a, runtime.rank)
         arrays.begin()

@@ -48,7 +48,8 @@ class TriangularSolve(Operation[DistMatrix]):
     """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
 
     Args:
-        side: as in `trsm`, like `uplo`, `trans` and `diag` (global).
+        side: as in `trsm`, like `uplo` and `trans` (global).
+        unit: whether the diagonal of A is taken as ones (global).
         a: descriptor of A; `b` and `x` are those of B and X (global).
         dtype: of all matrices (global).
         conjugated: whether A, and B, are conjugated views (global).
@@ -63,7 +64,7 @@ class TriangularSolve(Operation[DistMatrix]):
     side: Side
     uplo: Uplo
     trans: Trans
-    diag: Diag
+    unit: bool
     a: MatrixDescriptor
     b: MatrixDescriptor
     x: MatrixDescriptor
@@ -121,7 +122,7 @@ class TriangularSolve(Operation[DistMatrix]):
             runtime.check_place(verb, x, "out")
             new, nelements = x, runtime.nelements(x)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
-        form = side, uplo, trans, diag, *layouts, dtype, conjugated, alpha != 0
+        form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
 
     @classmethod
@@ -151,7 +152,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return self.x, self.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
-        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, unit=self.diag == "U")
+        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, self.unit)
         reads = self.reads and 0 not in self.b.shape
         width = PANEL_ON_GPUS if topology.gpus else PANEL
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
