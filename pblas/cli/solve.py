@@ -58,6 +58,7 @@ def run(arguments: Any, console: Console) -> int:
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=1.0)
         a = ctx.load(arguments.a, _factorization_layout(ctx, arguments.a), arguments.dtype)
+        b: Any  # a matrix or an array, and x is the same
         b, is_vector = _right_hand_sides(ctx, arguments.b, arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
@@ -65,7 +66,7 @@ def run(arguments: Any, console: Console) -> int:
         with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
             console.print(planned.explain(), soft_wrap=True)
         start = time.perf_counter()
-        x = solve(
+        x: Any = solve(
             *(a, b),
             assume_a=arguments.assume_a,
             overwrite_a=True,

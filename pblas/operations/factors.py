@@ -10,6 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.core.checks import checked_trans
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -24,7 +25,7 @@ from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
 
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 class SlogdetResult(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant, as of numpy.linalg.slogdet."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Number
+    logabsdet: Real
 
 
 class Factor(FactoredMatrix, ABC):
@@ -64,12 +65,12 @@ class Factor(FactoredMatrix, ABC):
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: Any, trans: Any, progress: ProgressTarget) -> Any:
+    def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
         with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
             return self.solution("solve", b, trans, reports.stage("solve"))
 
-    def solution(self, verb: str, b: Any, trans: Any = "N", progress: StageReport = None) -> Any:
+    def solution(self, verb: str, b: MatrixOrArray, trans: Any = "N", progress: StageReport = None) -> MatrixOrArray:
         """**Collective.** `solve` inside another call, with the report of a stage."""
         runtime = self._runtime
         with runtime.local_step(verb):
@@ -149,7 +150,7 @@ class Factor(FactoredMatrix, ABC):
 class CholeskyFactor(Factor):
     """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
 
-    def solve(self, b: DistMatrix | Array, *, progress: ProgressTarget = False) -> Any:
+    def solve(self, b: MatrixOrArray, *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with A X = B.
 
         Args:
@@ -166,12 +167,12 @@ class CholeskyFactor(Factor):
         """
         return self._solved(b, "N", progress)
 
-    def logdet(self) -> Any:
+    def logdet(self) -> Real:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
         with self._runtime.call("logdet"):
             return 2 * np.log(self._diagonal("logdet").real).sum()
 
-    def det(self) -> Any:
+    def det(self) -> Real:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
             return np.prod(self._diagonal("det").real) ** 2
@@ -208,7 +209,7 @@ class LuFactor(Factor):
         with self._runtime.call("lu"):
             return redistribute(self._w, self._desc)
 
-    def solve(self, b: DistMatrix | Array, trans: Trans = "N", *, progress: ProgressTarget = False) -> Any:
+    def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.
 
         Args:
@@ -227,7 +228,7 @@ class LuFactor(Factor):
         """
         return self._solved(b, trans, progress)
 
-    def det(self) -> Any:
+    def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(all="ignore"):
             diagonal = self._diagonal("det")
@@ -242,7 +243,7 @@ class LuFactor(Factor):
                 return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
-    def rcond(self, norm: float | None = None) -> Any:
+    def rcond(self, norm: float | Real | None = None) -> float:
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:

@@ -22,6 +22,7 @@ from pblas.runtime.runtime import spelled
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.epilogues import Epilogue
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
@@ -37,8 +38,8 @@ def plan_matmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     dtype: Any = None,
     out_dtype: Any = None,
@@ -144,8 +145,8 @@ def pmatmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     out_dtype: Any = None,
     wire_dtype: Any = None,

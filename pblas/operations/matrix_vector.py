@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
 from pblas import errors
 from pblas.core.checks import check_not_conjugated, checked_trans, matrix_remedy
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
@@ -34,7 +35,7 @@ from pblas.runtime.runtime import checked_scalar, name_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Scalar
     from pblas.layouts.triangle import Part
     from pblas.runtime.runtime import Place, Runtime
 
@@ -42,14 +43,36 @@ _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)
 
 
+@overload
+def gemv(
+    A: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def gemv(
+    A: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
 def gemv(
     A: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha op(A) x + beta y.
@@ -87,14 +110,36 @@ def gemv(
     return product(Product("gemv", A, x, y, out, trans, alpha, beta))
 
 
+@overload
+def symv(
+    A: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def symv(
+    A: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
 def symv(
     A: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     uplo: str = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha A x + beta y for a symmetric A, of which one triangle is read.
@@ -119,14 +164,36 @@ def symv(
     return product(Product("symv", A, x, y, out, "N", alpha, beta, uplo))
 
 
+@overload
+def hemv(
+    A: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def hemv(
+    A: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
 def hemv(
     A: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     uplo: str = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha A x + beta y for a Hermitian A; imaginary parts of its diagonal are not read. See `symv`.
@@ -137,8 +204,14 @@ def hemv(
 
 
 def trmv(
-    A: DistMatrix, x: Any, *, uplo: str = "L", trans: Trans = "N", diag: str = "N", out: DistMatrix | None = None
-) -> Any:
+    A: DistMatrix,
+    x: MatrixOrArray,
+    *,
+    uplo: str = "L",
+    trans: Trans = "N",
+    diag: str = "N",
+    out: DistMatrix | None = None,
+) -> MatrixOrArray:
     """**Collective.** op(A) x for a triangular A.
 
     Args:

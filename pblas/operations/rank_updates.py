@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from pblas.operations.matrix_vector import check_writeable, checked_matrix, chec
 from pblas.operations.vectors import all_on_all_ranks, check_size, checked_vector, runtime_of
 from pblas.runtime.runtime import checked_scalar
 
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Real, Scalar
 
-def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+
+def geru(x: Any, y: Any, A: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A, in place.
 
     Every rank receives both vectors and updates its own elements.
@@ -46,12 +49,12 @@ def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
     return _update("geru", (x, y), A, alpha, None)
 
 
-def gerc(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def gerc(x: Any, y: Any, A: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
     return _update("gerc", (x, y), A, alpha, None)
 
 
-def ger(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def ger(x: Any, y: Any, A: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
 
     Raises:
@@ -60,7 +63,7 @@ def ger(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
     return _update("ger", (x, y), A, alpha, None)
 
 
-def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
 
     Args:
@@ -80,7 +83,7 @@ def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> Dist
     return _update("syr", (x,), A, alpha, uplo)
 
 
-def her(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: float = 1.0) -> DistMatrix:
+def her(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
@@ -90,7 +93,7 @@ def her(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: float = 1.0) -> DistMa
     return _update("her", (x,), A, alpha, uplo)
 
 
-def syr2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
@@ -98,7 +101,7 @@ def syr2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0
     return _update("syr2", (x, y), A, alpha, uplo)
 
 
-def her2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def her2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Imaginary parts of the diagonal are not read, and become 0.
@@ -142,7 +145,7 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
     return a
 
 
-def _factors(verb: str, alpha: complex, elements: list[Any]) -> tuple[Any, Any]:
+def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
     """X (m x k) and Y (k x n) whose product is added."""
     x, y = elements[0], elements[-1]
     dtype = x.dtype

@@ -18,6 +18,7 @@ from pblas.plans.redistribution import RedistributionPlan
 from pblas.runtime.open_contexts import fail_without_context
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.runtime.runtime import Place, Runtime
 
 
@@ -128,8 +129,8 @@ def plan_redistribution(
     *,
     out: DistMatrix | None = None,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
     dtype: Any = None,
@@ -177,8 +178,8 @@ def redistribute(
     *,
     out: DistMatrix | None = None,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
 ) -> DistMatrix:

@@ -21,7 +21,7 @@ from pblas.runtime.runtime import checked_flag, name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number
     from pblas.runtime.runtime import Runtime
 
 Axis = Literal[0, 1] | None
@@ -86,7 +86,7 @@ def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A00
         return _shaped(results.astype(dtype), checked, keepdims)
 
 
-def vdot(a: DistMatrix, b: DistMatrix) -> Any:
+def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     """**Collective.** The sum of conj(a_ij) b_ij over all elements, as numpy.vdot.
 
     B is redistributed to the layout of A if the layouts differ (A to that of B if A is replicated). 16-bit elements are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -18,12 +18,24 @@ from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Table, Vector
 
 _TRANS = {0: "N", 1: "T", 2: "C"}
 """SciPy's numbers of op."""
 
 
+@overload
+def solve_triangular(
+    a: DistMatrix, b: DistMatrix, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> Vector: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
 def solve_triangular(
     a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> Any:

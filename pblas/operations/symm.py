@@ -8,6 +8,7 @@ from pblas.operations.arguments.structured import StructuredRequest
 from pblas.operations.multiplication.structured import planned_structured, run_structured
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Side, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -22,8 +23,8 @@ def symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -63,8 +64,8 @@ def plan_symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,
@@ -111,8 +112,8 @@ def hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -152,8 +153,8 @@ def plan_hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,

@@ -8,6 +8,7 @@ from pblas.operations.arguments.structured import StructuredRequest
 from pblas.operations.multiplication.structured import planned_structured, run_structured
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Diag, Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -23,7 +24,7 @@ def trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -64,7 +65,7 @@ def plan_trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,

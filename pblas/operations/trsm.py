@@ -22,6 +22,7 @@ from pblas.runtime.open_contexts import fail_without_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.dtypes import Scalar
     from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
 
@@ -108,7 +109,7 @@ def plan_trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
     dtype: Any = None,
     nprocs: int | None = None,
@@ -164,7 +165,7 @@ def trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** Solve op(A) X = alpha B or X op(A) = alpha B for a triangular A, in any layouts.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pblas import errors
 from pblas.core.checks import matrix_remedy
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.trsm import TrsmRequest
@@ -13,19 +14,16 @@ from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.trsm import solved
 from pblas.runtime.open_contexts import fail_without_context
 
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-
 
 def trsv(
     A: DistMatrix,
-    x: DistMatrix | Array,
+    x: MatrixOrArray,
     *,
     uplo: str = "L",
     trans: Trans = "N",
     diag: str = "N",
     out: DistMatrix | None = None,
-) -> Any:
+) -> MatrixOrArray:
     """**Collective.** op(A)^-1 x for a triangular A, as `trsm` with one right-hand side.
 
     For a large A the triangle stays, and each rank receives O(n) elements: x is solved in blocks along the diagonal.
@@ -80,5 +78,7 @@ def trsv(
             is_row, target, column = False, None, replicated_matrix(verb, A, x[:, None])
         result = solved(TrsmRequest(verb, A, column, "L", uplo, trans, diag, 1, target), runtime)
         if is_array:
-            return runtime.backend.reading(result.local)[:, 0].copy()
-        return out if out is not None else result.T if is_row else result
+            array: Any = runtime.backend.reading(result.local)[:, 0].copy()
+            return array
+        matrix: Any = out if out is not None else result.T if is_row else result
+        return matrix

@@ -107,10 +107,10 @@ def test_a_call_with_values_and_one_misspelt_keyword(ctx: Context) -> None:
     check(
         ctx,
         {
-            "sum": lambda: a.sum(ax=0),  # type: ignore[call-arg]
+            "sum": lambda: a.sum(ax=0),  # type: ignore[call-overload]
             "load": lambda: ctx.load("x.npy", odrer="C"),  # type: ignore[call-arg]
             "random": lambda: ctx.random((N, N), sed=1),  # type: ignore[call-arg]
-            "to_global": lambda: a.to_global(rot=0),  # type: ignore[call-arg]
+            "to_global": lambda: a.to_global(rot=0),  # type: ignore[call-overload]
             "allreduce": lambda: ctx.allreduce(x, operation="max"),  # type: ignore[call-arg]
             "plan_matmul": lambda: pblas.plan_matmul(a.desc, a.desc, dtype="float64", nprosc=4),  # type: ignore[call-arg]
         },
@@ -167,6 +167,6 @@ def test_matrices_are_freed_after_a_misspelt_call(ctx: Context) -> None:
     a = ctx.zeros(MatrixDescriptor.row_wise(N, N, ctx.nprocs))
     gone = weakref.ref(a)
     with pytest.raises(TypeError, match="ax"):
-        a.sum(ax=0)  # type: ignore[call-arg]
+        a.sum(ax=0)  # type: ignore[call-overload]
     del a
     assert gone() is None

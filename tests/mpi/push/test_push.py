@@ -373,7 +373,7 @@ def test_products_follow_each_other(ctx: pblas.Context) -> None:
         second = a @ second
     expected = np.roll(start, -50, axis=0)
     for x in (first, second):
-        assert np.array_equal(x.to_global(None), expected)  # type: ignore[arg-type]
+        assert np.array_equal(x.to_global(None), expected)
 
 
 # Time
