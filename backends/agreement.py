@@ -158,7 +158,7 @@ class Agreement:
         Args:
             call: the operation, then one line "name=value" for each argument that must be equal (global).
             error: this rank's error, or None (local).
-            maxima: up to six integers; the agreement returns their maxima over all ranks, and zeros (local).
+            maxima: up to six integers; the agreement returns their maxima over all ranks (local).
             bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
@@ -172,11 +172,11 @@ class Agreement:
             error.__traceback__ = error.__context__ = None
         start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
-        maxima += (0,) * (MAXIMA - len(maxima))
+        padded = maxima + (0,) * (MAXIMA - len(maxima))
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
-        raw = own = _Known((-1, -1), own_error, maxima, bits, _fit(call, CALL_NBYTES), b"").pack()
+        raw = own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
         for line, lowest, lowest_heard in self._rounds:
@@ -204,7 +204,7 @@ class Agreement:
             raise _agreed(kind, text, self.turn(rank), info)
         if known.ranks[1] >= 0:
             raise _agreed(errors.MismatchError, _difference(known), self.turn(0))
-        return Agreed(known.maxima, known.bits)
+        return Agreed(known.maxima[: len(maxima)], known.bits)
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise this rank's error instead of beginning a call that starts without an agreement.

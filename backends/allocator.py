@@ -11,12 +11,11 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 ALIGNMENT = 256
 
@@ -148,19 +147,24 @@ class Blocks(ABC, Generic[W, B]):
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         return any(window.lowest(0, size) is not None for window in self._windows)
 
-    @contextmanager
-    def provisional(self) -> Iterator[None]:
-        """Undo this rank's allocations if the block raises, since ranks that raised earlier made none."""
+    def provisional(self) -> Provisional:
+        """A with block whose allocations are undone if it raises, since ranks that raised earlier made none."""
+        return Provisional(self)
+
+    def begin_provisional(self) -> None:
+        """Note the blocks that are allocated from now on (local)."""
         self._provisional = []
-        try:
-            yield
-        except BaseException:  # also KeyboardInterrupt, which ranks agree on
-            for block in self._provisional:
-                self._free(block.slot)
-                block.slot = -1
-            raise
-        finally:
-            self._provisional = None
+
+    def undo_provisional(self) -> None:
+        """Free the noted blocks; they are no one's any more (local)."""
+        for block in self._provisional or ():
+            self._free(block.slot)
+            block.slot = -1
+        self._provisional = []
+
+    def end_provisional(self) -> None:
+        """Note no more blocks (local)."""
+        self._provisional = None
 
     def _take(self, size: int) -> tuple[int, int]:
         """(window, offset) of a free interval, in a new window if no window has one."""
@@ -215,6 +219,28 @@ class Blocks(ABC, Generic[W, B]):
     def close(self) -> None:
         """**Collective.** Free the windows; no rank uses them any more."""
         self._windows = []
+
+
+class Provisional:
+    """The result of `Blocks.provisional`; a generator would take longer."""
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, blocks: Blocks[Any, Any]) -> None:
+        self._blocks = blocks
+
+    def __enter__(self) -> Self:
+        self._blocks.begin_provisional()
+        return self
+
+    def undo(self) -> None:
+        """Undo the allocations of the block so far (local)."""
+        self._blocks.undo_provisional()
+
+    def __exit__(self, kind: object, caught: BaseException | None, traceback: object) -> None:
+        if caught is not None:  # also KeyboardInterrupt, which ranks agree on
+            self._blocks.undo_provisional()
+        self._blocks.end_provisional()
 
 
 class NoBlocks(Blocks[Window, Block]):

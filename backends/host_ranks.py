@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pblas.backends.agreement import Agreed, AgreedError
-    from pblas.backends.allocator import Blocks
+    from pblas.backends.allocator import Blocks, Provisional
     from pblas.backends.dtypes import Array
     from pblas.backends.peers import Channel, HostChannel, Peers
     from pblas.backends.push_engine import Engine
@@ -316,8 +316,8 @@ class HostRanks(ABC):
         """Whether `allocate` needs no new window; the same on all ranks (global)."""
         return not self.shared or self.arena.has_room(nbytes)
 
-    def provisional(self) -> AbstractContextManager[None]:
-        """Undo this rank's allocations if the block raises an error, which all ranks then raise."""
+    def provisional(self) -> Provisional:
+        """A with block whose allocations on this rank are undone if it raises an error, which all ranks then raise."""
         return self.arena.provisional()
 
     # Arrays in the memory of near ranks

@@ -71,7 +71,7 @@ def open_backend(
         state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device, mpi=process_group is None)
         wish = int(name in ("nvshmem", "cuda") or device is not None)  # the caller insists on GPUs
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
-    agreed = rendezvous(peers, call, timeout, None, (state, -state, wish, 0))
+    agreed = rendezvous(peers, call, timeout, None, (state, -state, wish))
     best, worst, insists = agreed.maxima[0], -agreed.maxima[1], agreed.maxima[2]
     try:
         if worst == READY and name != "cuda":

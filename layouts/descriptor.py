@@ -263,6 +263,16 @@ class MatrixDescriptor:
         """
         return self.rows.max_count * self.columns.max_count
 
+    @property
+    def max_stored_nelements(self) -> int:
+        """Elements of memory of the largest local array, padding counted, where lld is equal on all ranks.
+
+        >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2), lld=4).max_stored_nelements
+        20
+        """
+        split = self.columns if self.order == "F" else self.rows
+        return self.max_local_nelements if self.lld is None else self.lld * split.max_count
+
     def local_lld(self, rank: int) -> int:
         """Leading dimension of a rank's local array, elements: lld, or the least that is allowed if lld is None.
 

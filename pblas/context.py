@@ -222,7 +222,7 @@ class Context(Constructors, Collectives):
             if agreement.broken is None:
                 maxima = len(leaks), int(agreement.interrupted)
                 agreement.interrupted = False  # a SIGINT waits until the memory is free
-                most, interrupted, *_ = agreement.agree("close the context", maxima=maxima, timeout=timeout).maxima
+                most, interrupted = agreement.agree("close the context", maxima=maxima, timeout=timeout).maxima
                 free, agreement.interrupted = most == 0, agreement.interrupted or interrupted > 0
         finally:
             backend.close(free=free)

@@ -43,6 +43,13 @@ class _Compiled(NamedTuple):
     is_new: bool = False
 
 
+@lru_cache
+def _real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the real parts."""
+    real: np.dtype[Any] = np.empty(0, dtype).real.dtype
+    return real
+
+
 def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
     """Out := the value of an expression, rounded once to its dtype.
 
@@ -61,7 +68,7 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
     """
     if not out.size:
         return
-    real = np.empty(0, compute).real.dtype
+    real = _real_dtype(compute)
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
     for name, z in operands.items():
@@ -80,7 +87,7 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
     is_call = (
         isinstance(tree, Apply) and tree.function not in OWN and not any(isinstance(a, Apply) for a in tree.arguments)
     )
-    mixed = any(_by_columns(z) for z in arrays.values())
+    mixed = any(map(_by_columns, arrays.values()))
     single = direct and is_call and not converts and not mixed
     shape: Any = out.shape
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only

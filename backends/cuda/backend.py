@@ -58,7 +58,7 @@ class CudaBackend(GpuBackend):
         with LocalStep(self.agreement.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()
             chosen = gpu.choose_device(self.peers.local_rank, device, messages=True)
-        self._aware = not self.agreement.agree("Context: choose GPUs", maxima=(int(not aware), 0, 0, 0)).maxima[0]
+        self._aware = not self.agreement.agree("Context: choose GPUs", maxima=(int(not aware),)).maxima[0]
         return chosen
 
     def versions(self) -> tuple[str, ...]:

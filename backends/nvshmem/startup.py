@@ -193,7 +193,7 @@ def start(
         error = caught
     runs, patience = int(_process is not None), _TIMEOUT if error else timeout
     try:
-        some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs, 0, 0)).maxima[:2]
+        some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs)).maxima
     except errors.PeerTimeout as caught:
         raise errors.PeerTimeout(
             f"{caught}. NVSHMEM starts over all ranks of COMM_WORLD, in their first context; "
@@ -237,7 +237,7 @@ def join(agreement: Agreement, device: int | None = None) -> tuple[Nvshmem, tupl
     except errors.BackendError as caught:
         error = caught
     runs = int(existing is not None)
-    some, none = agreement.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs, 0, 0)).maxima[:2]
+    some, none = agreement.agree("Context: NVSHMEM", error, maxima=(runs, 1 - runs)).maxima
     if some and none:
         raise errors.BackendError(
             "Context: NVSHMEM runs on some ranks of the context only; call pblas.init_nvshmem() on all ranks, or "

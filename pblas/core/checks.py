@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
+    from pblas.core.operation import Bound
     from pblas.core.options import Trans
     from pblas.runtime.runtime import Runtime
 
@@ -128,8 +129,7 @@ def matrix_remedy(value: Any) -> str:
 def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
     """Raise ArgumentError unless `out` can be written, and overlaps neither A nor B, nor C if it is not C itself."""
     shadow = out.runtime.backend.shadow
-    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+    check_writable(verb, out)
     d = shadow(out.stored(verb))
     for name, matrix in (("A", a), ("B", b), ("C", c)):
         if matrix is None:
@@ -159,3 +159,48 @@ def is_same_memory(x: Array, y: Array) -> bool:
         and x.strides == y.strides
         and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
     )
+
+
+def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
+    """Raise an error unless the matrices of a call are open, of this context, and out can be written (local)."""
+    out, old = bound.out, bound.old
+    for x in (*bound.reads.values(), old, out):
+        if isinstance(x, DistMatrix):
+            if x.runtime is not runtime:
+                check_context(verb, x, runtime)
+            x.stored(verb)
+    if out is None:
+        return
+    check_writable(verb, out)
+    if bound.operation.may_overlap:
+        return
+    shadow = runtime.backend.shadow
+    d = shadow(out.stored(verb))
+    for name, x in (*bound.reads.items(), ("C", old)):
+        if not isinstance(x, DistMatrix):
+            continue
+        part = shadow(x.stored(verb))
+        if (x is not old or not is_same_memory(part, d)) and shares_memory(part, d):
+            same = " in part; it may be C itself" if x is old else ""
+            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+
+
+def check_context(verb: str, x: DistMatrix, runtime: Runtime) -> None:
+    """Raise ArgumentError if a matrix is not of this context (local)."""
+    if x.runtime is not runtime:
+        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+
+
+def check_writable(verb: str, out: DistMatrix) -> None:
+    """Raise ArgumentError if the local array of a result is read-only (local)."""
+    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+
+
+def check_ranks(verb: str, desc: MatrixDescriptor, nprocs: int) -> None:
+    """Raise LayoutError if the grid of a new matrix has more processes than the context has ranks."""
+    if desc.nprocs > nprocs:
+        raise errors.LayoutError(
+            f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {nprocs} "
+            f"rank{'s' * (nprocs > 1)}; use a smaller grid"
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pblas.backends.dtypes import dtype_of_name
 from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.redistribution.transfer import own_memory
@@ -44,18 +45,16 @@ class RunElementwise:
     Args:
         backend: ranks, memory and messages (global).
         plan: the plan (global).
-        dtypes: of the operands that are redistributed (global).
         compute: dtype of the computation (global).
     """
 
-    def __init__(
-        self, backend: HostRanks, plan: ElementwisePlan, dtypes: Sequence[np.dtype[Any]], compute: np.dtype[Any]
-    ) -> None:
-        self._backend, self._plan, self._dtypes, self._compute = backend, plan, dtypes, compute
+    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
+        self._backend, self._plan, self._compute = backend, plan, compute
         self._moved = plan.moved
+        self._dtypes = [dtype_of_name(operand.dtype) for operand in self._moved]
         self._movements = [
             RunRedistribution(backend, Placement.of(x.desc), Placement.of(x.target), dtype, x.desc.order)
-            for x, dtype in zip(self._moved, dtypes, strict=True)
+            for x, dtype in zip(self._moved, self._dtypes, strict=True)
         ]
         self._parts: dict[int, Array] = {}
         self.lends: bool = bool(self._movements)
@@ -113,7 +112,11 @@ class RunElementwise:
 
     def run(self, x: ElementwiseOperands) -> None:
         """Result := the expression."""
-        values, arrays = dict(x.values), self._backend.arrays
+        arrays = self._backend.arrays
+        if not self._movements:
+            arrays.evaluate(x.tree, x.values, self._compute, x.result)
+            return
+        values = dict(x.values)
         combine = self._combining(x.tree, values, x.result)
         if combine is not None:
             ((source, conj),) = x.sources
@@ -126,8 +129,7 @@ class RunElementwise:
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
             values[operand.name] = part
-        if self._movements:
-            arrays.settle()
+        arrays.settle()
         if self._plan.overlaps:  # a peer may still read memory that this rank is about to overwrite
             self._backend.agree("elementwise: operands are redistributed")
         arrays.evaluate(x.tree, values, self._compute, x.result)

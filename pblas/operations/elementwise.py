@@ -2,62 +2,136 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from pblas import errors
-from pblas.backends import log
-from pblas.core.checks import enough_ranks
+from pblas.core.call import call, planned, planned_without_context
+from pblas.core.checks import check_matrices, shares_memory
+from pblas.core.operation import Bound, Operation
+from pblas.core.planned import Planned
 from pblas.execute.elementwise import ElementwiseOperands, RunElementwise
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.elementwise import ElementwiseArguments, ElementwiseRequest
-from pblas.operations.planned import PlannedOperation
+from pblas.operations.arguments.elementwise import (
+    Analysis,
+    Kind,
+    analysed,
+    check_out,
+    checked_operands,
+    is_number,
+    local_values,
+)
 from pblas.plans.elementwise import ElementwisePlan
-from pblas.plans.plan import Topology
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import checked_dtype, shared_descriptor, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Self
 
-    import numpy as np
-
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
 
-class _Execution(NamedTuple):
-    """The arguments of an execution.
+@dataclass(frozen=True, eq=False)
+class Elementwise(Operation[DistMatrix]):
+    """An expression of matrices, arrays and numbers, evaluated element by element.
 
     Args:
-        operands: by name, not checked (global).
-        out: the result's matrix; None for a new one (global).
-        spec: the checked arguments; None before the check (global).
-        values: numbers, and parts of operands that are not redistributed, by name (local).
+        expression: with the names of the operands (global).
+        kinds: of the operands (global).
+        out: descriptor and dtype of the result's matrix; None for a new one (global).
+        converted: dtype to which a new result is converted, or None (global).
+        overlaps: whether the result overwrites memory of an operand that is redistributed, on any rank (global).
+        analysis: all that follows from these (global).
     """
 
-    operands: Mapping[str, Any]
-    out: DistMatrix | None
-    spec: ElementwiseArguments | None = None
-    values: Mapping[str, Any] = {}
+    noun: ClassVar[str] = "elementwise operation"
+    may_overlap: ClassVar[bool] = True
+
+    expression: str
+    kinds: tuple[Kind, ...]
+    out: tuple[MatrixDescriptor, np.dtype[Any]] | None
+    converted: np.dtype[Any] | None
+    overlaps: bool
+    analysis: Analysis
+
+    @classmethod
+    def bind(
+        cls, verb: str, runtime: Runtime | None, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any
+    ) -> Bound[DistMatrix]:
+        """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
+        checked = checked_operands(verb, expression, operands, runtime)
+        asked = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
+        target = None
+        if out is not None:
+            check_out(verb, out)
+            target = out.desc.without_lld, out.dtype
+        kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
+        form = expression, kinds, target, asked if runtime is not None else None, False
+        numbers = {name: z for name, z in checked.items() if is_number(z)}
+        return Bound(cls, form, numbers, checked, out)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+        expression, kinds, out, converted, overlaps = form
+        analysis = analysed(verb, expression, kinds, out, converted)
+        return cls(expression, kinds, out, converted, overlaps, analysis)
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        return (*form[:4], bool(fact))
+
+    @property
+    def text(self) -> str:
+        out = None if self.out is None else shared_descriptor(self.out[0])
+        return spelled({"expression": self.expression, "out": out, **self.analysis.descriptions})
+
+    @property
+    def is_local(self) -> bool:
+        return not self.analysis.moved
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.analysis.plan.out, self.analysis.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> ElementwisePlan:
+        transport = topology.transport(nprocs)
+        return replace(self.analysis.plan, nprocs=nprocs, transport=transport, overlaps=self.overlaps)
+
+    def executor(self, plan: ElementwisePlan, backend: HostRanks) -> RunElementwise:
+        return RunElementwise(backend, plan, self.analysis.compute)
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        values = local_values(verb, runtime, bound.reads, self.analysis, bound.out)
+        matrices = [bound.reads[name] for name in self.analysis.moved]
+        sources = [(x.stored(verb), x.conjugated) for x in matrices]
+        fact = 0
+        if sources and bound.out is not None:
+            shadow = runtime.backend.shadow
+            out = shadow(bound.out.stored(verb))
+            fact = int(any(shares_memory(shadow(x), out) for x, _ in sources))
+        return bound._replace(local=(values, sources), fact=fact)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: RunElementwise, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> ElementwiseOperands:
+        values, sources = bound.local
+        executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(verb))
+        return ElementwiseOperands(self.analysis.tree, values, sources, result.stored(verb))
 
 
-class PlannedElementwise(PlannedOperation[_Execution]):
+class PlannedElementwise(Planned[DistMatrix]):
     """A planned elementwise operation: the plan, its buffers, and one call. Made by `plan_elementwise`.
 
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
     """
 
-    noun = "elementwise operation"
+    operation: Elementwise
     plan: ElementwisePlan
-
-    def __init__(self, spec: ElementwiseArguments, runtime: Runtime | None) -> None:
-        dtypes = {name: z.dtype for name, z in spec.operands.items() if isinstance(z, DistMatrix)}
-        self._expression, self._compute = spec.plan.expression, spec.compute
-        self._planned = spec.descriptions
-        self._moved_dtypes: list[np.dtype[Any]] = []
-        if runtime is not None:
-            self._moved_dtypes = [dtypes[operand.name] for operand in spec.moved]
-        super().__init__(spec.plan, spec.plan.out, spec.dtype, runtime)
 
     def execute(self, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
         """**Collective.** The expression of operands like the planned ones.
@@ -74,64 +148,27 @@ class PlannedElementwise(PlannedOperation[_Execution]):
             ArgumentError, DescriptorError, DTypeError: operands that are not like the planned ones, on any rank.
             ContextError: the context or the plan is closed.
         """
-        result: DistMatrix = self.run(_Execution(operands, out))
-        return result
+        return self.run(lambda: self._bound(operands, out))
 
-    def execute_once(self, spec: ElementwiseArguments) -> DistMatrix:
-        """**Collective.** Execute with arguments that were checked; afterwards free the buffers."""
-        runtime = self._runtime
-        assert runtime is not None, "`elementwise` has matrices"
-        try:
-            with runtime.building(spec.verb):
-                if self._executor is None:
-                    self._prepare(runtime)
-            result: DistMatrix = self.run(_Execution(spec.operands, spec.out, spec))
-        except BaseException:
-            self.close()
-            raise
-        self._executor.free_buffers()
-        return result
-
-    def _build(self, runtime: Runtime) -> RunElementwise:
-        return RunElementwise(runtime.backend, self.plan, self._moved_dtypes, self._compute)
-
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
-        spec = execution.spec
-        if spec is None:
-            names = [name for name in self._planned if name in execution.operands]
-            operands = {name: execution.operands[name] for name in (*names, *execution.operands)}
-            call = ElementwiseRequest("execute", self._expression, operands, execution.out, self._asked(execution))
-            spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
-            self._check_like_planned(runtime, spec)
-        values = spec.values(runtime)
-        self._executor.reserve(spec.tree, values, None if spec.out is None else spec.out.stored("execute"))
-        runtime.backend.arrays.begin()
-        return execution._replace(spec=spec, values=values)
-
-    def _asked(self, execution: _Execution) -> Any:
-        """The dtype of a new result: the planned one."""
-        return self._dtype if execution.out is None else None
-
-    def _check_like_planned(self, runtime: Runtime, spec: ElementwiseArguments) -> None:
-        """Raise an error if the operands of an execution do not fit the plan, on this rank."""
-        for name, now in spec.descriptions.items():
-            planned = self._planned[name]
-            if now != planned:
-                raise errors.DescriptorError(f"execute: {name} is {now}, planned was {planned}; plan anew")
-        if spec.overlaps(runtime) and not self.plan.overlaps:
+    def _bound(self, operands: Mapping[str, Any], out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation = self._runtime, self.operation
+        assert runtime is not None, "it runs"
+        named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
+        dtype = operation.analysis.dtype if out is None else None
+        bound = Elementwise.bind("execute", runtime, operation.expression, named | dict(operands), out, dtype)
+        now = operation if bound.form == self.bound.form else Elementwise.made("execute", bound.form, runtime.nprocs)
+        for name, description in now.analysis.descriptions.items():
+            was = operation.analysis.descriptions[name]
+            if description != was:
+                raise errors.DescriptorError(f"execute: {name} is {description}, planned was {was}; plan anew")
+        check_matrices("execute", runtime, bound)
+        bound = operation.parts("execute", runtime, bound)
+        if bound.fact and not operation.overlaps:
             raise errors.ArgumentError(
                 "execute: out overlaps an operand that is redistributed, unlike planned; plan anew with this out="
             )
-
-    def _call_args(self, execution: _Execution) -> Mapping[str, Any]:
-        spec = execution.spec
-        assert spec is not None, "the arguments are checked"
-        return {"out is given": execution.out is not None} | spec.scalars()
-
-    def _operands(self, execution: _Execution, result: DistMatrix) -> ElementwiseOperands:
-        spec = execution.spec
-        assert spec is not None, "the arguments are checked"
-        return ElementwiseOperands(spec.tree, execution.values, spec.sources(), result.stored("execute"))
+        return bound
 
 
 def plan_elementwise(
@@ -174,20 +211,12 @@ def plan_elementwise(
       received   96 bytes per rank at most, 1.00 x the lower bound of any plan, 96
       workspace  256 bytes per rank at most (shared transport)
     """
-    verb = "plan_elementwise"
+    verb, matrices = "plan_elementwise", {**operands, "out": out}
     descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]
-    call = ElementwiseRequest(verb, expression, operands, out, dtype)
-    if descs and not call.matrices:
-        ranks = enough_ranks(verb, nprocs, descs)
-        spec = ElementwiseArguments.checked(call, None, ranks, Topology(ranks, shared=True))
-        return PlannedElementwise(spec, None)
-    runtime = _runtime(call)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            for name, option in (("dtype", dtype), ("nprocs", nprocs)):
-                if option is not None:
-                    raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
-        return _planned(_agreed(call, runtime), runtime)
+    if descs and not any(isinstance(z, DistMatrix) for z in matrices.values()):
+        bound = Elementwise.bind(verb, None, expression, operands, out, dtype)
+        return planned_without_context(verb, bound, PlannedElementwise, nprocs, descs)
+    return planned(verb, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)
 
 
 def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
@@ -220,67 +249,20 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
     ...     pblas.elementwise("x * s + y", x=A, s=2.0, y=np.array([1.0, 3.0])).to_global(root=None).tolist()
     [[3.0, 3.0], [1.0, 5.0]]
     """
-    return _run(ElementwiseRequest("elementwise", expression, operands, out))
+    return call("elementwise", Elementwise.bind, {**operands, "out": out}, expression, operands, out, None)
 
 
 def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
     verb = "elementwise" if dtype is None else "astype"
-    return _run(ElementwiseRequest(verb, expression, operands, out, dtype))
+    return call(verb, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
 
 
-def _run(call: ElementwiseRequest) -> DistMatrix:
-    """**Collective.** The operation of a call."""
-    runtime, values = _runtime(call), dict[str, Any]()
-    with runtime.call(call.verb):
-        spec = _agreed(call, runtime, values)
-        plan, backend = spec.plan, runtime.backend
-        if spec.moved:
-            planned = runtime.plans.get((plan, spec.compute), lambda: _planned(spec, runtime))
-            return planned.execute_once(spec)
-        log.planned(runtime.rank, PlannedElementwise.noun, plan)
-        result = spec.out
-        if result is None:
-            result = DistMatrix(plan.out, runtime.empty(runtime.place(plan.out, spec.dtype)), runtime)
-            if not backend.shared:  # private memory: another rank may have none
-                runtime.agree(f"{call.verb}: allocate", {})
-        with runtime.collective_section(call.verb):
-            backend.arrays.begin()
-            backend.arrays.evaluate(spec.tree, values, spec.compute, result.stored(call.verb))
-            backend.arrays.settle()
-        return result
-
-
-def _planned(spec: ElementwiseArguments, runtime: Runtime) -> PlannedElementwise:
-    """**Collective.** The planned operation of agreed arguments."""
-    with runtime.building(spec.verb):
-        planned = PlannedElementwise(spec, runtime)
-    runtime.agree(f"{spec.verb}: workspace", {})
-    return planned
-
-
-def _runtime(call: ElementwiseRequest) -> Runtime:
-    """The runtime of the matrices of a call; without any, an error as `fail_without_context` raises it (local)."""
-    if not call.matrices:
-        text = f"{call.verb}: no operand is a DistMatrix; ctx.from_global(array, desc, root=None) makes one of an array"
-        fail_without_context(call.verb, errors.ArgumentError(text))
-    return call.matrices[0].runtime
-
-
-def _agreed(call: ElementwiseRequest, runtime: Runtime, values: dict[str, Any] | None = None) -> ElementwiseArguments:
-    """**Collective.** The checked and agreed arguments of a call.
-
-    Args:
-        call: the call (global).
-        runtime: of the context (global).
-        values: filled with `spec.values` if nothing is redistributed (local).
-    """
-    verb = call.verb
-    with runtime.local_step(verb):
-        spec = ElementwiseArguments.checked(call, runtime, runtime.nprocs, runtime.topology)
-        overlaps, call_args = spec.overlaps(runtime), spec.arguments()
-        if values is not None and not spec.moved:
-            values.update(spec.values(runtime))
-    if runtime.agree(verb, call_args, None, (int(overlaps),))[0]:
-        spec = spec._replace(plan=replace(spec.plan, overlaps=True))
-    return spec
+def _bind_matrices(
+    verb: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
+) -> Bound[DistMatrix]:
+    """The arguments of `plan_elementwise` with matrices, checked on this rank."""
+    for name, option in (("dtype", dtype), ("nprocs", nprocs)):
+        if option is not None:
+            raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
+    return Elementwise.bind(verb, runtime, expression, operands, out, None)

@@ -96,7 +96,7 @@ class PlannedFactorization(PlannedOperation[Execution]):
         super().__init__(plan, None, dtype, runtime)
 
     @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:  # noqa: ARG003 - for QR
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
         """Raise an error if a matrix cannot be factored so (local)."""
         if algorithm not in get_args(FactorizationAlgorithm):
             names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
@@ -174,7 +174,7 @@ class PlannedFactorization(PlannedOperation[Execution]):
         self._executor.progress = execution.progress
         return result.stored(execution.verb)
 
-    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:  # noqa: ARG002
+    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
         executor = self._executor
         assert executor is not None, "it has run"
         executor.finish()

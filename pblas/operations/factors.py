@@ -184,7 +184,7 @@ class CholeskyFactor(Factor):
 
     _check_invertible = _check_factored
 
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:  # noqa: ARG002 - always "N": A is Hermitian
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
         return Sweep("L"), Sweep("L", "C")
 
 

@@ -32,7 +32,7 @@ class PlannedPivotedQr(PlannedFactorization):
         transport: Transport,
         *,
         returns: bool,
-        uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
+        uplo: Literal["L", "U"],
         algorithm: Any,
         gpus: bool = False,
     ) -> PivotedQrPlan:

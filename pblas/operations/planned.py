@@ -110,7 +110,7 @@ class PlannedOperation(Generic[ExecutionT]):
         """The local arrays of an execution, as the executor takes them (local)."""
         raise AssertionError(f"each operation has its own: {execution}, {result}")
 
-    def _verb(self, execution: ExecutionT) -> str:  # noqa: ARG002 - subclasses use it
+    def _verb(self, execution: ExecutionT) -> str:
         """Name of the call on which the ranks agree (global)."""
         return self._call
 
@@ -118,7 +118,7 @@ class PlannedOperation(Generic[ExecutionT]):
         """Arguments of a checked execution that must be equal on all ranks (global)."""
         return {"out is given": execution.out is not None}
 
-    def _new_result(self, runtime: Runtime, execution: ExecutionT) -> DistMatrix:  # noqa: ARG002 - subclasses use it
+    def _new_result(self, runtime: Runtime, execution: ExecutionT) -> DistMatrix:
         """**Collective.** A new matrix for the result of an execution."""
         return DistMatrix(self.out, runtime.empty(self._place), runtime)
 

@@ -118,7 +118,7 @@ class PlannedQr(PlannedFactorization):
         transport: Transport,
         *,
         returns: bool,
-        uplo: Literal["L", "U"],  # noqa: ARG003 - all of A is read
+        uplo: Literal["L", "U"],
         algorithm: Any,
         gpus: bool = False,
     ) -> FactorizationPlan:

@@ -123,7 +123,7 @@ class QrFactor(FactoredMatrix):
         with self._runtime.call(verb):
             return self._upper(verb, self._count(verb, mode))
 
-    def _upper(self, verb: str, k: int) -> DistMatrix:  # noqa: ARG002 - subclasses use it
+    def _upper(self, verb: str, k: int) -> DistMatrix:
         """**Collective.** The first k rows of R, and zeros below it."""
         m, n = self.shape
         return redistribute(self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")

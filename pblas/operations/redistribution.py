@@ -2,61 +2,207 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_overlap, enough_ranks, matrix_remedy
-from pblas.core.options import Trans, Uplo
+from pblas.backends.dtypes import FLOAT8
+from pblas.core.call import call, planned, planned_without_context, step
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_matrices,
+    check_not_conjugated,
+    check_ranks,
+    checked_trans,
+    matrix_remedy,
+)
+from pblas.core.operation import Bound, Operation
+from pblas.core.planned import Planned
 from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.redistribution import RedistributionArguments, RedistributionRequest
-from pblas.operations.planned import PlannedOperation
-from pblas.plans.plan import Topology
 from pblas.plans.redistribution import RedistributionPlan
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import checked_dtype, checked_factor
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from pblas.backends.dtypes import Scalar
-    from pblas.runtime.runtime import Place, Runtime
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.core.options import Trans, Uplo
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
 
 
-class _Execution(NamedTuple):
-    """The arguments of one execution: its matrices, and scalars that may differ from the planned ones.
+@dataclass(frozen=True, eq=False)
+class Redistribution(Operation[DistMatrix]):
+    """B = alpha op(A) + beta B.
 
     Args:
-        spec: checked arguments, with the scalars and the leading dimension of B of this execution (global).
-        a: A (global).
-        out: B; None for a new matrix (global).
-        place: memory of this rank's part of a new B; None for the planned one (local).
+        trans: as in `redistribute` (global).
+        trapezoid: the elements of B that are written; None for all (global).
+        a: descriptor of A (global).
+        b: descriptor of B (global).
+        dtype: of both matrices (global).
+        conjugated: whether A is a conjugated view (global).
+        reads_a: whether alpha is not 0 (global).
     """
 
-    spec: RedistributionArguments
-    a: DistMatrix
-    out: DistMatrix | None
-    place: Place | None = None
+    noun: ClassVar[str] = "redistribution"
+    derived: ClassVar[frozenset[str]] = frozenset(("reads_a",))
+
+    trans: Trans
+    trapezoid: Trapezoid | None
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: bool
+    reads_a: bool = True
+
+    @classmethod
+    def bind(
+        cls,
+        verb: str,
+        runtime: Runtime | None,
+        a: Any,
+        desc: Any = None,
+        out: Any = None,
+        trans: Any = "N",
+        alpha: Any = 1.0,
+        beta: Any = 0.0,
+        uplo: Any = None,
+        diagonal: Any = 0,
+        dtype: Any = None,
+    ) -> Bound[DistMatrix]:
+        """The arguments of `redistribute`, checked on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
+        """
+        trans = checked_trans(verb, "trans", trans)
+        if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
+            raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
+        if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
+            raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
+        if diagonal and uplo is None:
+            raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
+        trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
+        placed = isinstance(out, DistMatrix)
+        if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
+            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        if (desc is None) == (out is None):
+            which = "neither" if out is None else "both"
+            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")
+        if desc is not None and not isinstance(desc, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+        if out is not None and not placed:
+            raise errors.ArgumentError(
+                f"{verb}: out must be a DistMatrix, got {type(out).__name__}; for a new matrix pass desc="
+            )
+        desc_a, conjugated = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
+        desc_b = out.desc if desc is None else desc
+        dtype = _dtype_of(verb, a, dtype)
+        if out is not None and out.dtype != dtype:
+            raise errors.DTypeError(
+                f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
+                f"convert with A.astype({out.dtype.name!r})"
+            )
+        check_not_conjugated(verb, "out", out)
+        alpha = checked_factor(verb, "alpha", alpha, dtype)
+        beta = checked_factor(verb, "beta", beta, dtype)
+        if dtype in FLOAT8 and (alpha, beta) != (1, 0):
+            raise errors.DTypeError(
+                f"{verb}: alpha is {alpha!r}, beta is {beta!r}, but {dtype.name} matrices are only moved; leave both "
+                f"out, or convert with A.astype('float32')"
+            )
+        if beta != 0 and out is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
+        (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape
+        if (m, n) != (m_b, n_b):
+            raise errors.DescriptorError(
+                f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
+            )
+        new, nelements = None, 0
+        if desc_b.lld is not None and out is None and runtime is not None:
+            runtime.check_place(verb, desc_b, "B")
+            new, nelements = desc_b, runtime.nelements(desc_b)
+        form = trans, trapezoid, desc_a.without_lld, desc_b.without_lld, dtype, conjugated, alpha != 0
+        return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+        operation = cls(*form)
+        check_ranks(verb, operation.b, nprocs)
+        return operation
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.b, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
+        return RedistributionPlan(
+            *(self.a, self.b, self.dtype.name, nprocs, self.trans, self.trapezoid),
+            reads_a=self.reads_a,
+            transport=topology.transport(nprocs),
+        )
+
+    def executor(self, plan: RedistributionPlan, backend: HostRanks) -> RunRedistribution:
+        desc = plan.b if not plan.reads_a else plan.a if plan.trans == "N" else plan.a.T
+        return RunRedistribution(
+            backend, plan.source, plan.target, self.dtype, desc.order, plan.trapezoid, reads_a=plan.reads_a
+        )
+
+    def arrays(
+        self,
+        verb: str,
+        runtime: Runtime,
+        executor: Any,
+        bound: Bound[DistMatrix],
+        result: DistMatrix,
+    ) -> RedistributionOperands:
+        a = bound.reads["A"].stored(verb)
+        conj = self.dtype.kind == "c" and (self.trans == "C") != self.conjugated
+        scaling = Scaling(bound.scalars["alpha"], bound.scalars["beta"], conj)
+        return RedistributionOperands(a if self.trans == "N" else a.T, result.stored(verb), scaling)
+
+    def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
+        if self.trapezoid is not None:
+            backend.clear(result.stored("redistribute"))
 
 
-class PlannedRedistribution(PlannedOperation[_Execution]):
+def redistributed(
+    verb: str,
+    a: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+    trans: Trans = "N",
+    uplo: Uplo | None = None,
+    is_temporary: bool = False,
+    agrees: str = "",
+) -> DistMatrix:
+    """**Collective.** `redistribute` as a step of a call, which drops A if it `is_temporary`: see `core.call.step`."""
+
+    def bind() -> Bound[DistMatrix]:
+        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo)
+        return bound._replace(is_temporary=is_temporary)
+
+    return step(verb, a.runtime, bind, agrees=agrees)
+
+
+class PlannedRedistribution(Planned[DistMatrix]):
     """A planned redistribution: the plan, its buffers, and one call that runs it. Made by `plan_redistribution`.
 
     Usable as a `with` block; `close` drops the buffers, as does dropping the object.
     """
 
-    noun = "redistribution"
+    operation: Redistribution
     plan: RedistributionPlan
-    _executor: RunRedistribution | None = None
-
-    def __init__(
-        self,
-        spec: RedistributionArguments,
-        plan: RedistributionPlan,
-        runtime: Runtime | None,
-        nelements: int | None = None,
-    ) -> None:
-        self._spec = spec
-        super().__init__(plan, plan.b, spec.dtype, runtime, nelements)
 
     def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** B = alpha op(A) + beta B with matrices like the planned ones.
@@ -73,54 +219,22 @@ class PlannedRedistribution(PlannedOperation[_Execution]):
             DescriptorError, DTypeError: a matrix with another descriptor or dtype than the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        result: DistMatrix = self.run(_Execution(self._spec, a, out))
-        return result
+        return self.run(lambda: self._bound(a, out))
 
-    def execute_with(
-        self, spec: RedistributionArguments, nelements: int, a: DistMatrix, out: DistMatrix | None
-    ) -> DistMatrix:
-        """**Collective.** `execute` with scalars and an LLD that may differ from the planned ones.
-
-        Afterwards it frees the memory for messages and copies, or all memory if the call fails.
-        """
-        runtime = self._runtime
-        assert runtime is not None, "`redistribute` has matrices"
-        try:
-            with runtime.building("redistribute"):
-                if self._executor is None:
-                    self._prepare(runtime)
-                place = None if out is not None else runtime.place(spec.desc_b, spec.dtype, nelements)
-            result: DistMatrix = self.run(_Execution(spec, a, out, place))
-        except BaseException:
-            self.close()
-            raise
-        if self._executor is not None:
-            self._executor.free_buffers()
-        return result
-
-    def _build(self, runtime: Runtime) -> RunRedistribution:
-        plan, dtype = self.plan, self._spec.dtype
-        desc = plan.b if not plan.reads_a else plan.a if plan.trans == "N" else plan.a.T
-        return RunRedistribution(
-            runtime.backend, plan.source, plan.target, dtype, desc.order, plan.trapezoid, reads_a=plan.reads_a
-        )
-
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
-        execution.spec.check_execution(runtime, execution.a, execution.out)
-        runtime.backend.arrays.begin()
-        return execution
-
-    def _new_result(self, runtime: Runtime, execution: _Execution) -> DistMatrix:
-        result = DistMatrix(execution.spec.desc_b, runtime.empty(execution.place or self._place), runtime)
-        if self.plan.trapezoid is not None:
-            runtime.backend.clear(result.stored("execute"))
-        return result
-
-    def _operands(self, execution: _Execution, result: DistMatrix) -> RedistributionOperands:
-        spec = execution.spec
-        a = execution.a.stored("execute")
-        a = a if spec.trans == "N" else a.T
-        return RedistributionOperands(a, result.stored("execute"), Scaling(spec.alpha, spec.beta, spec.conj))
+    def _bound(self, a: Any, out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation, planned = self._runtime, self.operation, self.bound
+        assert runtime is not None, "it runs"
+        beta = planned.scalars["beta"]
+        if out is None and beta != 0:
+            raise errors.ArgumentError(f"execute: beta is {beta!r} but there is no B to scale; pass out=")
+        matrices = [("A", a, operation.a, operation.conjugated)]
+        for name, x, desc, conj in matrices if out is None else [*matrices, ("out", out, operation.b, False)]:
+            check_like_planned(name, x, runtime, operation.dtype, desc, remedy="use one context", exact=True)
+            check_conjugation(name, x, conj=conj)
+        bound = planned._replace(reads={"A": a}, out=out)
+        check_matrices("execute", runtime, bound)
+        return bound
 
 
 def plan_redistribution(
@@ -162,14 +276,12 @@ def plan_redistribution(
     >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
     96
     """
-    call = RedistributionRequest(verb="plan_redistribution", **locals())  # the arguments, and nothing else yet
+    verb = "plan_redistribution"
     if isinstance(a, MatrixDescriptor) and out is None:
-        spec = RedistributionArguments.checked(call)
-        ranks = enough_ranks(call.verb, nprocs, (spec.desc_a, spec.desc_b))
-        return PlannedRedistribution(spec, spec.plan(ranks, Topology(ranks, shared=True)), None)
-    runtime = _runtime(call)
-    with runtime.call(call.verb):
-        return _planned(call, runtime, *_agreed(call, runtime))
+        bound = Redistribution.bind(verb, None, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
+        return planned_without_context(verb, bound, PlannedRedistribution, nprocs, bound.form[2:4])
+    bind, matrices = Redistribution.bind, {"a": a, "out": out}
+    return planned(verb, PlannedRedistribution, bind, matrices, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
 
 
 def redistribute(
@@ -209,79 +321,18 @@ def redistribute(
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
     """
-    call = RedistributionRequest(verb="redistribute", **locals())  # the arguments, and nothing else yet
-    runtime = _runtime(call)
-    with runtime.call(call.verb):
-        spec, plan, nelements = _agreed(call, runtime)
-        planned = runtime.plans.get(plan, lambda: _planned(call, runtime, spec, plan, nelements))
-        return planned.execute_with(spec, nelements, a, out)
+    return call(
+        "redistribute", Redistribution.bind, {"a": a, "out": out}, a, desc, out, trans, alpha, beta, uplo, diagonal
+    )
 
 
-def _planned(
-    call: RedistributionRequest,
-    runtime: Runtime,
-    spec: RedistributionArguments,
-    plan: RedistributionPlan,
-    nelements: int,
-) -> PlannedRedistribution:
-    """**Collective.** The planned redistribution of an agreed call."""
-    with runtime.building(call.verb):
-        planned = PlannedRedistribution(spec, plan, runtime, nelements)
-    runtime.agree(f"{call.verb}: workspace", {})
-    return planned
-
-
-def _runtime(call: RedistributionRequest) -> Runtime:
-    """The runtime of the matrices of a call; without any, an error as `fail_without_context` raises it (local)."""
-    if not call.matrices:
-        got = type(call.a).__name__
-        error = errors.ArgumentError(f"{call.verb}: a must be a DistMatrix, got {got}; {matrix_remedy(call.a)}")
-        fail_without_context(call.verb, error)
-    return call.matrices[0].runtime
-
-
-def _agreed(call: RedistributionRequest, runtime: Runtime) -> tuple[RedistributionArguments, RedistributionPlan, int]:
-    """**Collective.** The checked and agreed arguments of a call, its plan, and the elements of B."""
-    verb, matrices = call.verb, call.matrices
-    with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
-        spec = RedistributionArguments.checked(call)
-        prepared = _prepared(spec, verb, runtime)
-        if call.out is not None:
-            check_overlap(verb, call.a, None, None, call.out)
-        arguments = spec.arguments()
-    nelements = runtime.agree(verb, arguments, None, (prepared.nelements,))[0]
-    return spec, prepared.plan, nelements
-
-
-class _Prepared:
-    """The plan of a redistribution, and the elements of this rank's part of B. It serves any number of calls.
-
-    Args:
-        plan: of the redistribution (global).
-        nelements: `Runtime.nelements` of B (local).
-    """
-
-    def __init__(self, plan: RedistributionPlan, nelements: int) -> None:
-        self.plan: RedistributionPlan = plan
-        self.nelements: int = nelements
-
-    def close(self) -> None:
-        """Nothing: it has no memory (local)."""
-
-
-def _prepared(spec: RedistributionArguments, verb: str, runtime: Runtime) -> _Prepared:
-    """The redistribution of calls like this one (local).
-
-    Raises:
-        LayoutError: B needs too many ranks, or its leading dimension is too small.
-    """
-
-    def make() -> _Prepared:
-        runtime.check_place(verb, spec.desc_b, "B")
-        return _Prepared(spec.plan(runtime.nprocs, runtime.topology), runtime.nelements(spec.desc_b))
-
-    descs = spec.desc_a, spec.desc_a.lld, spec.desc_b, spec.desc_b.lld
-    options = spec.dtype, spec.trans, spec.trapezoid, spec.alpha != 0, runtime.transport
-    return runtime.prepared.get(("redistribute", *descs, *options), make)
+def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
+    """The dtype of A, or `dtype` if A is a descriptor."""
+    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
+    if isinstance(a, MatrixDescriptor):
+        if requested is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return requested
+    if requested not in (None, a.dtype):
+        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
+    return checked_dtype(verb, a.dtype, stored=True)

@@ -33,6 +33,8 @@ class Calls:
         self.backend = backend
         self.closed = False
         """Whether the context is closed, so that no agreement follows (global)."""
+        self.lent_at = -1
+        """The last agreement before peers began to read memory of this rank (global)."""
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
@@ -85,6 +87,11 @@ class Calls:
                     self._handler = None
             finally:
                 self._thread.release()
+
+    def end_lending(self, verb: str) -> None:
+        """**Collective.** See `Runtime.end_lending`."""
+        if self.lent_at == self.backend.agreement.ncalls:
+            self.backend.agree(f"end of {verb}")
 
     def _fail(self, verb: str, caught: BaseException) -> None:
         """Raise on all ranks an exception that no agreement has raised; return if the ranks have it already (local)."""
@@ -146,7 +153,14 @@ class CollectiveCall:
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._calls.leave(self._verb, caught)
+        calls = self._calls
+        if calls.lent_at == calls.backend.agreement.ncalls and (caught is None or is_agreed(caught)):
+            try:
+                calls.end_lending(self._verb)
+            except BaseException as failed:
+                calls.leave(self._verb, failed)
+                raise
+        calls.leave(self._verb, caught)
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:

@@ -21,6 +21,7 @@ from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.plan import Topology
 from pblas.runtime.calls import Calls, CollectiveCall
+from pblas.runtime.kept_plans import KeptPlans
 from pblas.runtime.timings import Measured
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class Runtime:
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans: Plans = Plans()
         self.products: Plans = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
+        self.kept: KeptPlans = KeptPlans()
+        """Plans of operations (local)."""
         self.prepared: Plans = Plans(_MAX_PREPARED)
         """Calls on vectors, and reductions: all that they derive from descriptors and options alone (local)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()
@@ -166,9 +169,23 @@ class Runtime:
         """How the ranks of the context exchange data (global)."""
         return self.topology.transport(self.nprocs)
 
+    def close_plans(self) -> None:
+        """Close all kept plans (local)."""
+        for plans in (self.kept, self.plans, self.prepared, self.products):
+            plans.close()
+
     def next_number(self) -> int:
         """A number for a planned operation: how many agreements the context has made so far (global)."""
         return self.backend.agreement.ncalls
+
+    def lend(self) -> int:
+        """Note that peers read memory of this rank until the next agreement; the number of the last one (global)."""
+        self._calls.lent_at = self.backend.agreement.ncalls
+        return self._calls.lent_at
+
+    def end_lending(self, verb: str) -> None:
+        """**Collective.** Agree if there was no agreement since `lend`; then no peer reads memory of this rank."""
+        self._calls.end_lending(verb)
 
     def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
         """A with block around a public collective call, which may be a part of another one (local).
@@ -232,7 +249,7 @@ class Runtime:
             call = verb + spelled(arguments)
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
-        return self.backend.agree(call, error, maxima=maxima).maxima[: len(maxima)]
+        return self.backend.agree(call, error, maxima=maxima).maxima
 
     def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
         """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""

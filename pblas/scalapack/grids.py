@@ -257,7 +257,7 @@ def gridexit(ictxt: int) -> None:
     if process_grid is None:
         raise PblasArgumentError(f"gridexit: ICTXT must be a handle that gridinit returned, got {ictxt!r}", -1)
     del _GRIDS[operator.index(ictxt)]
-    process_grid.runtime.plans.close()
+    process_grid.runtime.close_plans()
     process_grid.context.close()
     for comm in (*process_grid.scopes.values(), process_grid.comm):
         comm.Free()

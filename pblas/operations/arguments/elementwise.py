@@ -22,131 +22,79 @@ from pblas.runtime.runtime import checked_dtype, shared_descriptor
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Node
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS = int | float | complex | np.number
 _OPTIONS = ("out", "dtype", "nprocs")
 
 
-class ElementwiseRequest(NamedTuple):
-    """The arguments of a call of elementwise or plan_elementwise, not checked yet.
+class Analysis(NamedTuple):
+    """The properties of an elementwise operation that follow from the kinds of its operands (global).
 
     Args:
-        verb: name of the call, for messages (global).
-        expression: in the language of `pblas.Epilogue`; it may also use conj, real and imag (global).
-        operands: by name (global).
-        out: the result's matrix, or None (global).
-        dtype: of descriptors; of the new result if there are matrices (global).
+        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj".
+        plan: the plan, but for the ranks and their transport.
+        moved: names of the operands that are redistributed.
+        compute: dtype of the computation.
+        dtype: of the result.
+        descriptions: name and description of each operand and of the result.
     """
 
-    verb: str
-    expression: Any
-    operands: Mapping[str, Any]
-    out: Any = None
-    dtype: Any = None
-
-    @property
-    def matrices(self) -> list[DistMatrix]:
-        """All operands and out that are matrices of a context."""
-        return [x for x in (*self.operands.values(), self.out) if isinstance(x, DistMatrix)]
-
-
-class ElementwiseArguments(NamedTuple):
-    """Arguments of an elementwise operation that were checked on this rank. Made by `checked`.
-
-    Args:
-        verb: name of the call, for messages (global).
-        operands: numbers, matrices or descriptors, and arrays of this backend with two dimensions, by name.
-        out: the result's matrix, or None (global).
-        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj" (global).
-        plan: the plan (global).
-        moved: `plan.moved` (global).
-        compute: dtype of the computation (global).
-        dtype: of the result (global).
-        descriptions: name and description of each operand and of the result: equal for all executions of a plan
-            (global).
-    """
-
-    verb: str
-    operands: Mapping[str, Any]
-    out: DistMatrix | None
     tree: Node
     plan: ElementwisePlan
-    moved: tuple[ElementwiseOperand, ...]
+    moved: tuple[str, ...]
     compute: np.dtype[Any]
     dtype: np.dtype[Any]
     descriptions: Mapping[str, str]
 
-    @classmethod
-    def checked(
-        cls, call: ElementwiseRequest, runtime: Runtime | None, nprocs: int, topology: Topology
-    ) -> ElementwiseArguments:
-        """The arguments of a call, checked on this rank.
 
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
-        verb, out = call.verb, call.out
-        _check_names(verb, call.expression, call.operands)
-        operands = {name: _checked_operand(verb, name, z, runtime) for name, z in call.operands.items()}
-        if runtime is not None:
-            runtime.backend.arrays.check_operands(verb, len(operands))
-        asked = None if call.dtype is None else checked_dtype(verb, call.dtype, is_argument=True, stored=True)
-        if out is not None:
-            _check_out(verb, out)
-        kinds = tuple([_Kind.of(name, z, asked) for name, z in operands.items()])
-        converted = asked if runtime is not None else None
-        target = None if out is None else (out.desc, out.dtype)
-        return cls(verb, operands, out, *_planned(verb, call.expression, kinds, target, converted, nprocs, topology))
+def checked_operands(
+    verb: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
+) -> dict[str, Any]:
+    """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local).
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks."""
-        out = None if self.out is None else shared_descriptor(self.out.desc)
-        return {"expression": self.plan.expression, **self.descriptions, **self.scalars(), "out": out}
+    Raises:
+        ArgumentError, DTypeError: the first wrong argument.
+    """
+    _check_names(verb, expression, operands)
+    checked = {name: _checked_operand(verb, name, z, runtime) for name, z in operands.items()}
+    if runtime is not None:
+        runtime.backend.arrays.check_operands(verb, len(operands))
+    return checked
 
-    def scalars(self) -> dict[str, Any]:
-        """The numbers among the operands, by name."""
-        return {name: self.operands[name] for name, _ in self.plan.others if not _is_array(self.operands[name])}
 
-    def sources(self) -> list[tuple[Array, bool]]:
-        """This rank's parts of the operands that are redistributed, and whether to conjugate them (local)."""
-        matrices = [self.operands[operand.name] for operand in self.moved]
-        return [(x.stored(self.verb), x.conjugated) for x in matrices]
+def is_number(z: Any) -> bool:
+    """Whether an operand is a number, not a matrix or an array."""
+    return isinstance(z, _NUMBERS)
 
-    def overlaps(self, runtime: Runtime) -> bool:
-        """Whether the result overwrites memory of an operand that is redistributed, on this rank (local)."""
-        if self.out is None or not self.moved:
-            return False
-        shadow = runtime.backend.shadow
-        out = shadow(self.out.stored(self.verb))
-        return any(shares_memory(shadow(x), out) for x, _ in self.sources())
 
-    def values(self, runtime: Runtime) -> dict[str, Any]:
-        """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
+def local_values(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], analysis: Analysis, result: DistMatrix | None
+) -> dict[str, Any]:
+    """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
 
-        A part that overlaps the result without being the same memory is copied: it would change too early.
-        """
-        backend, rank, plan = runtime.backend, runtime.rank, self.plan
-        out = None if self.out is None else backend.shadow(self.out.stored(self.verb))
-        values, moved = dict(self.operands), {operand.name for operand in self.moved}
-        for name, z in self.operands.items():
-            if name in moved:
-                del values[name]
-                continue
-            if isinstance(z, DistMatrix):
-                part = z.stored(self.verb)
-            elif _is_array(z):
-                part = part_of(z, spread(plan.out, z.shape), rank)
-                if not backend.is_here(part):
-                    part = _uploaded(runtime, part)
-            else:
-                continue
+    A part that overlaps the result without being the same memory is copied: it would change too early.
+    """
+    backend, values = runtime.backend, dict[str, Any]()
+    out = None if result is None else backend.shadow(result.stored(verb))
+    for name, z in operands.items():
+        if isinstance(z, _NUMBERS):
+            values[name] = z
+            continue
+        if name in analysis.moved:
+            continue
+        if isinstance(z, DistMatrix):
+            part = z.stored(verb)
+        else:
+            part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
+            if not backend.is_here(part):
+                part = _uploaded(runtime, part)
+        if out is not None and part.size:
             shadow = backend.shadow(part)
-            if out is not None and part.size and shares_memory(shadow, out) and not is_same_memory(shadow, out):
+            if shares_memory(shadow, out) and not is_same_memory(shadow, out):
                 part = part.copy()
-            values[name] = part
-        return values
+        values[name] = part
+    return values
 
 
 def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
@@ -172,7 +120,7 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
     )
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """The properties of an operand on which the plan depends (global).
 
     Args:
@@ -192,10 +140,10 @@ class _Kind(NamedTuple):
     conjugated: bool = False
 
     @classmethod
-    def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> _Kind:
+    def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> Kind:
         """The kind of an operand; `asked` is the dtype of descriptors."""
         if isinstance(z, DistMatrix):
-            return cls(name, z.shape, z.dtype, z.desc, z.dtype.kind == "c", z.conjugated)
+            return cls(name, z.shape, z.dtype, z.desc.without_lld, z.dtype.kind == "c", z.conjugated)
         if isinstance(z, MatrixDescriptor):
             return cls(name, z.shape, asked, z, asked is not None and asked.kind == "c")
         if isinstance(z, _NUMBERS):
@@ -216,23 +164,14 @@ class _Kind(NamedTuple):
         return f"a number, {self.dtype or ('complex' if self.complex else 'real')}"
 
 
-_Planned = tuple[
-    "Node", ElementwisePlan, tuple[ElementwiseOperand, ...], np.dtype[Any], np.dtype[Any], Mapping[str, str]
-]
-"""The fields of ElementwiseArguments from the tree on."""
-
-
-@lru_cache(maxsize=256)
-def _planned(
+def analysed(
     verb: str,
     expression: str,
-    kinds: tuple[_Kind, ...],
+    kinds: tuple[Kind, ...],
     out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
     converted: np.dtype[Any] | None,
-    nprocs: int,
-    topology: Topology,
-) -> _Planned:
-    """The plan of an operation, and what else depends on the kinds of its operands alone.
+) -> Analysis:
+    """The analysis of an operation.
 
     Args:
         verb: name of the call, for messages (global).
@@ -240,8 +179,6 @@ def _planned(
         kinds: of the operands (global).
         out: descriptor and dtype of the result's matrix; None for a new one (global).
         converted: dtype to which a new result is converted, or None (global).
-        nprocs: ranks (global).
-        topology: of the ranks (global).
     """
     tree = _parsed(verb, expression)
     shape = _broadcast_shape(verb, kinds)
@@ -269,17 +206,17 @@ def _planned(
             if kind.desc is not None
         ),
         tuple((kind.name, kind.description()) for kind in kinds if kind.desc is None),
-        *(target, dtype.name, nprocs),
-        transport=topology.transport(nprocs),
+        *(target, dtype.name, 1),
     )
-    moved = plan.moved
-    views = {kind.name for kind in kinds if kind.conjugated} - {operand.name for operand in moved}
+    moved = tuple([operand.name for operand in plan.moved])
+    views = {kind.name for kind in kinds if kind.conjugated}.difference(moved)
     descriptions = {kind.name: kind.description() for kind in kinds}
     descriptions["the result"] = f"{shared_descriptor(target)}, {dtype}"
-    return _conjugating(tree, views) if views else tree, plan, moved, accumulator_dtype(promoted), dtype, descriptions
+    tree = _conjugating(tree, views) if views else tree
+    return Analysis(tree, plan, moved, accumulator_dtype(promoted), dtype, descriptions)
 
 
-def _target(kinds: Iterable[_Kind], out: MatrixDescriptor | None, shape: tuple[int, int]) -> MatrixDescriptor:
+def _target(kinds: Iterable[Kind], out: MatrixDescriptor | None, shape: tuple[int, int]) -> MatrixDescriptor:
     """The distribution of the result."""
     if out is not None:
         return out.without_lld
@@ -297,14 +234,6 @@ def _target(kinds: Iterable[_Kind], out: MatrixDescriptor | None, shape: tuple[i
     return MatrixDescriptor(
         *(m, n, rows[0], columns[0], desc.grid, rows[1], columns[1], desc.order), imb=rows[2], inb=columns[2]
     )
-
-
-def _is_placed(z: Any) -> bool:
-    return isinstance(z, DistMatrix | MatrixDescriptor)
-
-
-def _is_array(z: Any) -> bool:
-    return not isinstance(z, _NUMBERS) and not _is_placed(z)
 
 
 @lru_cache(maxsize=256)
@@ -354,8 +283,6 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
             raise errors.ArgumentError(f"{verb}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}")
         return z
     if isinstance(z, DistMatrix):
-        if z.runtime is not runtime:
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
         return z
     if not has_memory(z):
         remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
@@ -376,7 +303,7 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
     return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 
-def _broadcast_shape(verb: str, kinds: Iterable[_Kind]) -> tuple[int, int]:
+def _broadcast_shape(verb: str, kinds: Iterable[Kind]) -> tuple[int, int]:
     """Rows and columns of the result."""
     shapes = {kind.name: kind.shape for kind in kinds if kind.shape is not None}
     sizes = []
@@ -391,7 +318,7 @@ def _broadcast_shape(verb: str, kinds: Iterable[_Kind]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _promoted(verb: str, kinds: Iterable[_Kind], *, converts: bool) -> np.dtype[Any]:
+def _promoted(verb: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[Any]:
     """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
 
     Operands of 8 bits are only converted, by an expression that is one name (`converts`).
@@ -451,13 +378,11 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
         )
 
 
-def _check_out(verb: str, out: Any) -> None:
+def check_out(verb: str, out: Any) -> None:
     """Raise ArgumentError if `out` is no matrix that can be written (local)."""
     if not isinstance(out, DistMatrix):
         raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
     check_not_conjugated(verb, "out", out)
-    if not getattr(out.stored(verb).flags, "writeable", True):
-        raise errors.ArgumentError(f"{verb}: out is made of a read-only array; give it memory that can be written")
 
 
 def _conjugating(node: Node, views: Iterable[str]) -> Node:

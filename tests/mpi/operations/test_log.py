@@ -65,7 +65,7 @@ CALLS: dict[str, tuple[Callable[[pblas.DistMatrix], object], str, str]] = {
 def test_a_call_logs_its_plan_its_agreements_and_its_time(contexts: Contexts, setting: str, name: str) -> None:
     call, planned, timed = CALLS[name]
     a = contexts[setting].random(ROWS)
-    contexts[setting].runtime.plans.close()
+    contexts[setting].runtime.close_plans()
     with logged(logging.INFO) as records:
         call(a)
     plans = [text for text in records.of("INFO") if text.startswith(planned)]

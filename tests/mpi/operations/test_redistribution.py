@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.redistribution import RedistributionPlan
+from pblas.operations.redistribution import Redistribution
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import Contexts, check_product, collected, one_host, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -173,21 +173,11 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
                 result = a.view.redistribute(b_desc)
                 assert np.array_equal(result.local, part(x, b_desc, ctx.rank)), (setting, turn)
                 assert result.local.strides == b.local.strides
-                movements[index].add(id(ctx.runtime.plans.get(_plan_of(a.view, b), _never)))
+                key = Redistribution.bind("redistribute", ctx.runtime, a.view, out=b).key
+                kept = ctx.runtime.kept.get(key)
+                assert kept is not None, "the call has been planned"
+                movements[index].add(id(kept))
         assert {len(plans) for plans in movements.values()} == {1}, setting
-
-
-def _plan_of(a: DistMatrix, b: DistMatrix) -> Any:
-    """The keys of the cached plans."""
-    runtime = a.runtime
-    topology = runtime.topology
-    return RedistributionPlan(
-        a.desc, b.desc, a.dtype.name, runtime.nprocs, transport=topology.transport(runtime.nprocs)
-    )
-
-
-def _never() -> Any:
-    pytest.fail("the call has been planned")
 
 
 @pytest.mark.mpi

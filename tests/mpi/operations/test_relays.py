@@ -89,7 +89,7 @@ def measured(
     with monkeypatch.context() as patch:
         if not relays:
             patch.setattr("pblas.execute.redistribution.transfer.relay_of", lambda *_: None)
-        ctx.runtime.plans.close()
+        ctx.runtime.close_plans()
         plan, call = planned(ctx, name)
         call()
         far, before = count_far_bytes(patch, backend), backend.channel.received_nbytes + backend.read_nbytes

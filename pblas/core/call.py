@@ -1,0 +1,196 @@
+"""The steps of every collective call: check, agree, find or make the plan, execute, agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from pblas import errors
+from pblas.core.checks import check_matrices, enough_ranks, matrix_remedy
+from pblas.core.operation import ResultT
+from pblas.core.planned import Planned
+from pblas.matrices.matrix import DistMatrix
+from pblas.plans.plan import Topology
+from pblas.runtime.kept_plans import MOST_NBYTES
+from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pblas.core.operation import Bound, Operation
+    from pblas.core.planned import Begun
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+P = ParamSpec("P")
+Bind = Callable[Concatenate[str, Runtime, P], "Bound[ResultT]"]
+"""Checks the arguments of a public call on this rank: bind(verb, runtime, *arguments)."""
+
+
+def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
+    """The runtime of the first matrix; without any, an error that all ranks of the open context raise."""
+    runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
+    if runtime is None:
+        name, x = next(iter(matrices.items()))
+        got = f"{name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
+        fail_without_context(verb, errors.ArgumentError(f"{verb}: {got}"))
+    return runtime
+
+
+def call(
+    verb: str, bind: Bind[P, ResultT], matrices: Mapping[str, object], *args: P.args, **kwargs: P.kwargs
+) -> ResultT:
+    """**Collective.** The public call of an operation.
+
+    Args:
+        verb: name of the call (global).
+        bind: checks the arguments on this rank.
+        matrices: the arguments that may be matrices, by name; the first one that is gives the context.
+        args: arguments of `bind` after the runtime.
+        kwargs: more of them.
+    """
+    runtime = runtime_of(verb, matrices)
+    with runtime.call(verb):
+        return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
+
+
+def inner(verb: str, bind: Bind[P, ResultT], runtime: Runtime, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    """**Collective.** A step of a call whose arguments all ranks have agreed on.
+
+    One agreement starts it. None ends it: peers may read its operands until the next agreement, which is that of the
+    next step, or the one at the end of the public call (`Runtime.end_lending`). A caller that writes to the operands by
+    itself ends the lending before.
+    """
+    return step(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
+
+
+def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: str = "") -> ResultT:
+    """**Collective.** `inner` of arguments that `bind` brings; `agrees` has those of the call, for its first step."""
+    return _perform(verb, runtime, bind, inner_text=agrees)
+
+
+def _perform(
+    verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, inner_text: str | None = None
+) -> ResultT:
+    """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
+    is_step = inner_text is not None
+    begun: Begun | None = None
+    with runtime.backend.provisional() as allocated:
+        with runtime.local_step(verb):
+            bound = bind()
+            check_matrices(verb, runtime, bound)
+            operation, planned = _kept(verb, runtime, bound)
+            bound = operation.parts(verb, runtime, bound)
+            if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
+                bound = bound._replace(nelements=bound.new.max_stored_nelements)
+            is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet
+            if is_known and planned is not None and planned.is_ready(runtime, bound):
+                begun = planned.begin(verb, runtime, bound)
+            text = inner_text if is_step else bound.text + (planned.text if planned else operation.text)
+        waits = 0 if begun is not None else 2 if planned is None else 1
+        maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
+        waits, scratch, nelements, fact = runtime.backend.agree(f"{verb}{text}", maxima=maxima).maxima
+        if waits:
+            allocated.undo()
+    if planned is None or begun is None or waits:
+        bound = bound._replace(nelements=nelements, fact=fact)
+        return _late(verb, runtime, bound, lacks=waits == 2, closes=not is_step)
+    short = False
+    try:
+        value = planned.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=not is_step)
+    except BaseException as caught:
+        runtime.kept.drop(bound.key)
+        short = isinstance(caught, errors.WorkspaceError) and caught.shared and runtime.give_up_shared_memory()
+        if not short:
+            raise
+    if short:  # here, where no traceback holds the memory
+        return _late(verb, runtime, bound, lacks=True, closes=not is_step)
+    planned.free_buffers()
+    runtime.kept.used(bound.key)
+    return value
+
+
+def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, closes: bool) -> ResultT:
+    """**Collective.** A call whose plan some rank lacks, or that could not begin before the agreement on it."""
+    form = bound.operation.agreed(bound.form, bound.fact)
+    if form != bound.form:
+        bound = bound._replace(form=form)
+        _, planned = _kept(verb, runtime, bound)
+        lacks = bool(runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0])
+    planned = None if lacks else _kept(verb, runtime, bound)[1]
+    if planned is None:
+        planned = made(verb, runtime, bound)
+    is_kept = planned.kept_nbytes <= MOST_NBYTES
+    if lacks and is_kept:
+        runtime.kept.keep(bound.key, planned)
+    try:
+        if planned.operation.is_local:
+            value = planned.run_locally(verb, runtime, bound)
+        else:
+            value = planned.perform(verb, runtime, lambda: bound, closes=closes)
+    except BaseException:
+        runtime.kept.drop(bound.key)
+        planned.close()
+        raise
+    planned.free_buffers()
+    if is_kept:
+        runtime.kept.used(bound.key)
+    else:
+        planned.close()
+    return value
+
+
+def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Operation[ResultT], Planned[ResultT] | None]:
+    """The operation of a call and its kept plan; makes and keeps a plan that has no shared memory (local)."""
+    kept: Any = runtime.kept.get(bound.key)
+    planned: Planned[ResultT] | None = kept
+    if planned is not None and planned.topology is runtime.topology:
+        return planned.operation, planned
+    operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+    if not operation.is_local:
+        return operation, None
+    planned = Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
+    runtime.kept.keep(bound.key, planned)
+    return operation, planned
+
+
+PlannedT = TypeVar("PlannedT", bound=Planned[Any])
+
+
+def made(verb: str, runtime: Runtime, bound: Bound[Any], kind: type[PlannedT] = Planned) -> PlannedT:  # type: ignore[assignment]
+    """**Collective.** The planned operation of agreed arguments."""
+    with runtime.building(verb):
+        operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+        planned = kind(operation, runtime, runtime.nprocs, runtime.topology, bound)
+    runtime.backend.agree(f"{verb}: workspace")
+    return planned
+
+
+def planned(
+    verb: str,
+    kind: type[PlannedT],
+    bind: Bind[P, Any],
+    matrices: Mapping[str, object],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> PlannedT:
+    """**Collective.** A new planned operation of matrices, for the public `plan_...` functions."""
+    runtime = runtime_of(verb, matrices)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            bound = bind(verb, runtime, *args, **kwargs)
+            check_matrices(verb, runtime, bound)
+            operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+            bound = operation.parts(verb, runtime, bound)
+        maxima = bound.nelements, bound.fact
+        nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{operation.text}", maxima=maxima).maxima
+        form = bound.operation.agreed(bound.form, fact)
+        return made(verb, runtime, bound._replace(form=form, nelements=nelements, fact=fact), kind)
+
+
+def planned_without_context(
+    verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None, descs: Iterable[MatrixDescriptor]
+) -> PlannedT:
+    """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
+    ranks = enough_ranks(verb, nprocs, descs)
+    topology = Topology(ranks, shared=True)
+    return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)

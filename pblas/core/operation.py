@@ -1,0 +1,158 @@
+"""An operation as a value: the part of a call on which its plan depends. It is the key of the kept plan.
+
+A call has three parts. The *form* decides the plan: descriptors without leading dimension, dtypes, flags. The *scalars*
+must be equal on all ranks, and change no plan: alpha, beta, numbers in an expression. The *objects* belong to one call,
+and no plan keeps them: matrices and arrays.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.runtime.runtime import shared_descriptor, spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute import Executor
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.plans.base import Plan
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
+
+ResultT = TypeVar("ResultT")
+"""What a call returns."""
+
+
+class Bound(NamedTuple, Generic[ResultT]):
+    """The arguments of one call, checked on this rank.
+
+    Args:
+        operation: class of the operation (global).
+        form: its fields (global).
+        scalars: numbers by name, agreed on but not planned for (global).
+        reads: matrices and arrays that are read, by name (global).
+        out: the matrix that is written; None for a new one (global).
+        old: a matrix that is added, and that `out` may be: C (global).
+        new: descriptor of a new result with its leading dimension; None: that of the operation, without (local).
+        nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
+        fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
+        local: what `Operation.parts` has made of `reads`, or other objects of this call (local).
+        is_temporary: whether the calling step drops what is read, so that no peer's reading of it must end (global).
+    """
+
+    operation: type[Operation[ResultT]]
+    form: tuple[Any, ...]
+    scalars: Mapping[str, complex]
+    reads: Mapping[str, Any]
+    out: DistMatrix | None
+    old: DistMatrix | None = None
+    new: MatrixDescriptor | None = None
+    nelements: int = 0
+    fact: int = 0
+    local: Any = None
+    is_temporary: bool = False
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Key of the kept plan (global)."""
+        return self[:2]
+
+    @property
+    def text(self) -> str:
+        """The scalars, and whether there is an out, as text for the agreement (global)."""
+        given = "\nout is given=False" if self.out is None else "\nout is given=True"
+        return spelled(self.scalars) + given if self.scalars else given
+
+
+@dataclass(frozen=True, eq=False)
+class Operation(ABC, Generic[ResultT]):
+    """The value of a call without its scalars and matrices; made once for each kept plan.
+
+    A subclass is a frozen dataclass of the form's fields. Besides the methods below it has a function that checks the
+    arguments of the public call on one rank and returns them `Bound`.
+    """
+
+    noun: ClassVar[str]
+    """Name of the operation, for messages."""
+    may_overlap: ClassVar[bool] = False
+    """Whether out may share memory with an operand."""
+    keeps_workspace: ClassVar[bool] = False
+    """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
+    closes: ClassVar[bool] = False
+    """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Fields that follow from the scalars, so that the agreement does not name them."""
+
+    @property
+    @abstractmethod
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        """Descriptor and dtype of the result (global)."""
+
+    @abstractmethod
+    def plan(self, nprocs: int, topology: Topology) -> Plan:
+        """The plan (global)."""
+
+    @abstractmethod
+    def executor(self, plan: Any, backend: HostRanks) -> Executor:
+        """**Collective.** The executor of the plan; WorkspaceError on all ranks if shared memory does not suffice."""
+
+    @abstractmethod
+    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> Any:
+        """The local arrays and scalars of a call, as the executor takes them (local)."""
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+        """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
+        return cls(*form)
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        """The form once the ranks know the largest `Bound.fact` of all (global)."""
+        return form
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:
+        """The arguments with this rank's parts of them, and with its `fact`, before the ranks agree (local)."""
+        return bound
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the executor has no memory that ranks share, so that each rank makes it without the others."""
+        return False
+
+    def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
+        """Write the elements of a new result that the executor leaves out (local)."""
+
+    def finish(
+        self,
+        verb: str,
+        runtime: Runtime,
+        executor: Any,
+        bound: Bound[ResultT],
+        result: DistMatrix,
+    ) -> ResultT:
+        """The value of the call, after the closing agreement; raises the errors that all ranks know (global)."""
+        value: Any = result
+        returned: ResultT = value
+        return returned
+
+    @property
+    def text(self) -> str:
+        """The form as text for the agreement: a line for each field (global)."""
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in self.derived}
+        return spelled(
+            {n: _Text(shared_descriptor(x)) if isinstance(x, MatrixDescriptor) else x for n, x in named.items()}
+        )
+
+
+class _Text(str):
+    """A text that is its own repr."""
+
+    __slots__ = ()
+    __repr__ = str.__str__

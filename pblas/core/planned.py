@@ -1,0 +1,315 @@
+"""A planned operation: its plan, its executor, and executions. One class for all operations."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+
+from pblas import errors
+from pblas.backends import log
+from pblas.core.operation import ResultT
+from pblas.matrices.matrix import DistMatrix
+from pblas.plans.html import html_of
+from pblas.runtime.runtime import spelled
+from pblas.trace import Tracing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.core.operation import Bound, Operation
+    from pblas.plans.base import Plan
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
+    from pblas.trace import Paths, Trace
+
+_EARLY_NBYTES = 1 << 20
+"""Most bytes of a new result that is allocated before the agreement of its call. That agreement frees the memory that
+was dropped before, so a loop holds one early result more; and only small calls feel a second agreement."""
+
+_INTERNAL = frozenset(
+    (
+        *("begin", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers", "is_ready"),
+        *("kept_nbytes", "made", "new_result", "noun", "operation", "perform", "prepare", "rehearse", "run", "text"),
+        *("topology", "trial"),
+    )
+)
+"""Attributes that other modules of the package use, and TAB does not show."""
+
+
+class PlanHandle:
+    """What users do with any planned operation, besides executing it.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    noun: str
+    """Name of the operation, for messages."""
+    plan: Any
+    """The plan (global)."""
+    execute: Any
+    """The public call that runs the plan."""
+    _runtime: Runtime | None = None
+    _executor: Any = None
+
+    def explain(self) -> str:
+        """The plan in about ten lines: the reason for it, and the bytes that it moves."""
+        text: str = self.plan.explain()
+        return text
+
+    def trace(self, *arguments: Any, paths: Paths = (), title: str | None = None, **options: Any) -> Trace:
+        """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
+
+        The first execution is slower than later ones, because it touches the plan's memory for the first time. Trace
+        the second.
+
+        Args:
+            arguments: arguments of `execute`; the result is lost unless `out` is among the options.
+            paths: path of a file that rank 0 writes, or several (global).
+            title: title of pictures; None for the plan's label (global).
+            options: keyword arguments of `execute`.
+
+        Returns:
+            The trace of all ranks, on rank 0; a trace without events elsewhere.
+
+        Raises:
+            as `execute` and `Context.trace`.
+        """
+        if self._runtime is None:
+            raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
+        with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
+            self.execute(*arguments, **options)
+        return trace
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds now (local)."""
+        return self._executor.workspace_nbytes if self._executor else 0
+
+    def close(self) -> None:
+        """Drop the workspace; its memory is reused once all ranks have dropped theirs (local)."""
+        self._executor = None
+
+    def detach(self) -> None:
+        """Called by a closing context on its matrices and plans (local)."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<planned {self.noun}: {self.plan.label}>"
+
+    def __str__(self) -> str:
+        return self.explain()
+
+    def _repr_html_(self) -> str:
+        """The text of `explain` and bars of bytes, for notebooks (local)."""
+        return html_of(self.explain(), self.plan.max_received_nbytes, self.plan.lower_bound_nbytes)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
+
+    def _no_context_error(self, verb: str) -> errors.ArgumentError:
+        """The error of an operation that was planned without a context."""
+        return errors.ArgumentError(
+            f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
+        )
+
+
+class Begun(NamedTuple):
+    """An execution whose arrays are published: an agreement of all ranks starts it (local)."""
+
+    result: DistMatrix
+    x: Any
+    alone: bool
+
+
+class Planned(PlanHandle, Generic[ResultT]):
+    """The plan and the executor of an operation.
+
+    Args:
+        operation: what is computed (global).
+        runtime: of the context; None for an operation planned from descriptors, which cannot run (global).
+        nprocs: ranks (global).
+        topology: the machine (global).
+        bound: the arguments with which it was planned (global).
+    """
+
+    _shared = False
+    """Whether the executor uses shared memory. The context may give that up later."""
+    _lent_at = -1
+    """The agreement after which peers began to read what this plan published last (global)."""
+
+    def __init__(
+        self,
+        operation: Operation[ResultT],
+        runtime: Runtime | None,
+        nprocs: int,
+        topology: Topology,
+        bound: Bound[ResultT],
+    ) -> None:
+        self.operation, self.noun, self.text, self.topology = operation, operation.noun, operation.text, topology
+        self._runtime = runtime
+        self.bound = bound._replace(reads={}, out=None, old=None, local=None)
+        """The planned arguments without their matrices, for `execute`."""
+        self._scalars = spelled(bound.scalars)
+        self.plan: Plan = operation.plan(nprocs, topology)
+        self._desc, self._dtype = operation.result
+        if runtime is not None:
+            self._call = f"execute of planned {self.noun} {runtime.next_number()}"
+            self._place = runtime.place(self._desc, self._dtype)
+            self.prepare(runtime)
+            runtime.matrices.add(self)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
+        return self.plan.workspace_nbytes if self.operation.keeps_workspace else 0
+
+    def prepare(self, runtime: Runtime) -> None:
+        """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
+        self._executor, short = None, False
+        try:
+            self._executor = self.operation.executor(self.plan, runtime.backend)
+        except errors.WorkspaceError as caught:
+            short = caught.shared and runtime.give_up_shared_memory()
+            if not short:
+                raise
+        if short:  # here, where no traceback holds the memory
+            self._executor = self.operation.executor(self.plan, runtime.backend)
+        self._shared = runtime.backend.shared
+        log.planned(runtime.rank, self.noun, self.plan)
+
+    def free_buffers(self) -> None:
+        """Free the memory that an idle plan does not need (local)."""
+        if self._executor is not None and not self.operation.keeps_workspace:
+            self._executor.free_buffers()
+
+    # One execution
+
+    def is_ready(self, runtime: Runtime, bound: Bound[ResultT]) -> bool:
+        """Whether one agreement may both compare the arguments and start the execution (local).
+
+        A new result must be small, and fit into the windows that there are: ranks make a new one together.
+        """
+        if self._executor is None or self._shared != runtime.backend.shared or self._is_read(runtime):
+            return False
+        if bound.fact:  # the largest of all ranks is not known yet
+            return False
+        if bound.out is not None:
+            return True
+        nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
+        return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
+
+    def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
+        """**Collective.** A new matrix for the result."""
+        desc, place = self._desc, self._place
+        if bound.nelements:  # some rank gave a leading dimension: all allocate as much
+            desc = bound.new or desc
+            place = runtime.place(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
+        result = DistMatrix(desc, runtime.empty(place), runtime)
+        self.operation.fresh(runtime.backend, result)
+        return result
+
+    def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
+        """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
+        runtime.backend.arrays.begin()
+        result = bound.out
+        if result is None:
+            result = self.new_result(runtime, bound)
+            if self._shared != runtime.backend.shared:  # it made the context switch to messages
+                self.prepare(runtime)
+        x = self.operation.arrays(verb, runtime, self._executor, bound, result)
+        return Begun(result, x, self._executor.publish(x))
+
+    def complete(
+        self, verb: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
+    ) -> ResultT:
+        """**Collective.** Run an execution that all ranks have begun.
+
+        Args:
+            verb: name of the call (global).
+            runtime: of the context (global).
+            bound: the arguments (local).
+            begun: the execution (local).
+            scratch: whether any rank must stage an array (global).
+            closes: whether an agreement follows if peers read this rank's memory; otherwise that of a later step
+                serves, before this rank writes there (global).
+        """
+        backend, executor = runtime.backend, self._executor
+        if executor.prepare(scratch=scratch):
+            backend.agree(f"{verb}: staged")
+        expected = (errors.WorkspaceError, KeyboardInterrupt)
+        if self.plan.overlaps_messages:
+            with backend.progressing(), runtime.collective_section(verb, expected=expected):
+                executor.run(begun.x)
+                backend.arrays.settle()
+        else:
+            with runtime.collective_section(verb, expected=expected):
+                executor.run(begun.x)
+                backend.arrays.settle()
+        if executor.lends and backend.shared and runtime.nprocs > 1:
+            self._lent_at = runtime.next_number()
+            if not bound.is_temporary:
+                runtime.lend()
+        if closes or self.operation.closes:
+            runtime.end_lending(verb)
+        return self.operation.finish(verb, runtime, executor, bound, begun.result)
+
+    def perform(
+        self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
+    ) -> ResultT:
+        """**Collective.** An execution with an opening agreement of its own; by messages if shared memory is short."""
+        if self._executor is not None and self._shared != runtime.backend.shared:
+            self.prepare(runtime)
+        try:
+            return self._perform_once(verb, runtime, bind, closes=closes)
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and runtime.give_up_shared_memory()):
+                raise
+        self.prepare(runtime)  # here, where no traceback holds the memory
+        return self._perform_once(verb, runtime, bind, closes=closes)
+
+    def _perform_once(
+        self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool
+    ) -> ResultT:
+        """**Collective.** `perform`; WorkspaceError on all ranks if shared memory does not suffice.
+
+        The agreement also raises an error that any rank found in its matrices.
+        """
+        if self._is_read(runtime):
+            runtime.end_lending(verb)
+        with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
+            with runtime.local_step(verb):
+                if self._executor is None:
+                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
+                bound = bind()
+                begun = self.begin(verb, runtime, bound)
+            scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
+            text = f"{verb}{scalars}\nout is given={bound.out is not None}"
+            (scratch,) = runtime.backend.agree(text, maxima=(int(begun.alone),)).maxima
+        return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
+
+    def _is_read(self, runtime: Runtime) -> bool:
+        """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
+        return self._lent_at == runtime.next_number()
+
+    def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
+        """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""
+        if bound.out is None:
+            bound = bound._replace(out=self.new_result(runtime, bound))
+            if not runtime.backend.shared:  # private memory: another rank may have none
+                runtime.backend.agree(f"{verb}: allocate")
+        return self.complete(verb, runtime, bound, self.begin(verb, runtime, bound), scratch=False, closes=False)
+
+    def run(self, bind: Callable[[], Bound[ResultT]]) -> ResultT:
+        """**Collective.** The public `execute`: `bind` compares its arguments with the planned ones."""
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
+        with runtime.call("execute"):
+            return self.perform(self._call, runtime, bind)
