@@ -455,7 +455,7 @@ def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monk
 
     The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
     """
-    take(Algorithm("two-shot"), monkeypatch)
+    take(Algorithm("two_shot"), monkeypatch)
     gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
 
     def late(function: Any) -> Any:
