@@ -168,7 +168,7 @@ class Planned(PlanHandle, Generic[ResultT]):
     @property
     def kept_nbytes(self) -> int:
         """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
-        return self.plan.workspace_nbytes if self.operation.keeps_workspace else 0
+        return self.plan.buffer_nbytes if self.operation.keeps_workspace else 0
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""

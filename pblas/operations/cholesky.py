@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import KEPT, Overwriting, PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Factoring, PlannedFactorization, planned, prepared
 from pblas.operations.factors import CholeskyFactor
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pblas.planner.choose_factorization import FactorizationAlgorithm
+    from pblas.plans.factorization import FactorizationPlan
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -38,47 +41,8 @@ class PlannedCholesky(PlannedFactorization):
         if self._runtime is None:
             raise self._no_context_error("execute")
         with self._runtime.call("execute"):
-            self.check_execution(self._runtime, a, out)
-            return self.triangle("execute", a, out)
-
-    def triangle(
-        self,
-        verb: str,
-        a: DistMatrix,
-        out: DistMatrix | None,
-        overwriting: Overwriting = KEPT,
-        progress: StageReport = None,
-    ) -> DistMatrix:
-        """**Collective.** `execute` with checked arguments."""
-        w = self.factored(verb, a, in_place=overwriting.in_place, progress=progress).w
-        desc = a.desc.without_lld
-        if out is None and overwriting.result:
-            out = a
-        if out is a and overwriting.in_place:
-            _clear_above_diagonal(verb, w)
-            return a
-        if out is None and self.plan.uplo == "L" and w.desc == desc:
-            return w
-        if out is not None:
-            arrays = w.runtime.backend.arrays
-            arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
-            arrays.settle()
-        return self.bring_back(w, desc if out is None else None, out=out)
-
-    def bring_back(
-        self, w: DistMatrix, desc: MatrixDescriptor | None = None, *, out: DistMatrix | None = None
-    ) -> DistMatrix:
-        """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`.
-
-        Args:
-            w: the factor (global).
-            desc: layout of a new matrix (global).
-            out: the matrix that gets the triangle, instead of `desc` (global).
-        """
-        back = self.plan.back
-        assert back is not None, "the factor is brought back"
-        assert back.trapezoid is not None, "it is a triangle"
-        return redistribute(w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo)
+            self.begin_call(a, out)
+            return _triangle(Factoring("execute", self.plan, planned=self), a, out)
 
 
 def plan_cholesky(
@@ -153,9 +117,16 @@ def cholesky(
     """
     verb, runtime = "cholesky", arguments.runtime_of("cholesky", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        options: Any = {"algorithm": algorithm, "upper": upper, "out": out, "returns": True, "overwrite_a": overwrite_a}
-        plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
-        return plan.triangle(verb, a, out, overwriting, reports.stage("factor"))
+        factoring = prepared(
+            *(PlannedCholesky, verb, a),
+            algorithm=algorithm,
+            upper=upper,
+            out=out,
+            returns=True,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+        )
+        return _triangle(factoring, a, out)
 
 
 def cho_factor(
@@ -195,35 +166,62 @@ def cho_factor(
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         with runtime.local_step(verb):
             upper = not checked_flag(verb, "lower", lower)
-        options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a, "check": check}
-        return cho_factored(verb, a, progress=reports.stage("factor"), **options)
+        factoring = prepared(
+            *(PlannedCholesky, verb, a),
+            algorithm=algorithm,
+            upper=upper,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+            check=check,
+        )
+        return CholeskyFactor(factoring.factored(a), a.desc.without_lld)
 
 
 def cho_factored(
     verb: str,
     a: DistMatrix,
     *,
-    algorithm: FactorizationAlgorithm = "auto",
-    upper: bool = False,
     overwrite_a: bool = False,
     progress: StageReport = None,
-    check: bool = True,
+    others: Mapping[str, object] | None = None,
 ) -> CholeskyFactor:
-    """**Collective.** `cho_factor` inside another call.
+    """**Collective.** `cho_factor` inside another call; see `prepared`."""
+    factoring = prepared(PlannedCholesky, verb, a, overwrite_a=overwrite_a, progress=progress, others=others)
+    return CholeskyFactor(factoring.factored(a), a.desc.without_lld)
 
-    Args:
-        verb: name of the call (global).
-        a: the matrix (global).
-        algorithm: as in `cholesky` (global).
-        upper: read the upper triangle (global).
-        overwrite_a: as in `cholesky` (global).
-        progress: called with the done part of the work (local).
-        check: as in `cho_factor` (global).
-    """
-    options: Any = {"algorithm": algorithm, "upper": upper, "overwrite_a": overwrite_a, "check": check}
-    plan, overwriting = prepared(PlannedCholesky, verb, a, **options)
-    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress, check=check)
-    return CholeskyFactor(factored, a.desc.without_lld)
+
+def _triangle(factoring: Factoring, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    """**Collective.** L or U, with zeros in the other triangle: in `out`, in A if it is overwritten, or new."""
+    verb, plan, overwriting = factoring.verb, factoring.plan, factoring.overwriting
+    w = factoring.factored(a).w
+    desc = a.desc.without_lld
+    if out is None and overwriting.result:
+        out = a
+    if out is a and overwriting.in_place:
+        _clear_above_diagonal(verb, w)
+        return a
+    if out is None and plan.uplo == "L" and w.desc == desc:
+        return w
+    if out is not None:
+        arrays = w.runtime.backend.arrays
+        arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        arrays.settle()
+    return brought_back(verb, plan, w, desc if out is None else None, out=out)
+
+
+def brought_back(
+    verb: str,
+    plan: FactorizationPlan,
+    w: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+) -> DistMatrix:
+    """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`."""
+    back = plan.back
+    assert back is not None, "the factor is brought back"
+    assert back.trapezoid is not None, "it is a triangle"
+    return redistributed(verb, w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo, is_temporary=True)
 
 
 def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:

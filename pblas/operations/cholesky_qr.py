@@ -156,7 +156,7 @@ class CholeskyQrFactor(QrFactor):
             progress(1.0)
         return in_layout(verb, self._w, self._desc)
 
-    def _upper(self, verb: str, k: int) -> DistMatrix:
+    def upper(self, verb: str, k: int) -> DistMatrix:
         n, like = self.shape[1], self._w
         r = replicated_matrix(verb, like, self._r)
         if k == n:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.call import made, step
 from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.operation import Bound, Operation
+from pblas.core.planned import Planned
 from pblas.execute.factorization.cholesky import RunCholesky
 from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.execute.factorization.lu import RunLu
@@ -18,24 +22,25 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.collective import is_writeable
 from pblas.operations.linalg_errors import not_positive_definite
-from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.plans.pivoted_qr import PivotedQrPlan
 from pblas.plans.plan import Topology
 from pblas.plans.qr import QrPlan, TsqrPlan
-from pblas.runtime.runtime import checked_dtype, checked_flag
+from pblas.runtime.runtime import checked_dtype, checked_flag, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.factorization import RunFactorization
+    from pblas.execute.factorization.tsqr import Tree
     from pblas.plans.base import Transport
     from pblas.runtime.runtime import Runtime
 
@@ -50,53 +55,102 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
 
 
 class Factored(NamedTuple):
-    """A factored matrix, by LU or Cholesky.
+    """A factored matrix.
 
     Args:
-        w: the factor, in block columns (global).
+        w: the factor, in the internal layout (global).
         info: of LU: 0, or the first k, counted from 1, for which U[k, k] is 0; of Cholesky: 0, since a
             failure raises; a function that looks at it, if the look is deferred (global).
-        pivots: row i was exchanged with row pivots[i], with indices that begin with 1; None for Cholesky (global).
+        pivots: of LU: row i was exchanged with row pivots[i], with indices that begin with 1 (global).
+        tree: of TSQR: the rest of Q (local).
+        tau: of QR with pivoting (global).
+        order: of QR with pivoting: the column of A that each column was, from 0 (global).
     """
 
     w: DistMatrix
-    info: int | Callable[[], int]
-    pivots: Array | None
+    info: int | Callable[[], int] = 0
+    pivots: Array | None = None
+    tree: Tree | None = None
+    tau: Array | None = None
+    order: Array | None = None
 
 
-class Execution(NamedTuple):
-    """The arguments of one execution: W, which is `out` because it is factored in place.
+class _Options(NamedTuple):
+    """Of one execution: the report of its progress, and whether to look at INFO at its end and raise its error."""
 
-    Args:
-        check: look at INFO at the end, and raise an error; otherwise `Factored.info` looks at it (global).
-    """
-
-    verb: str
-    out: DistMatrix
     progress: StageReport
-    check: bool = True
+    check: bool
 
 
-class PlannedFactorization(PlannedOperation[Execution]):
-    """A planned factorization. Made by `plan_cholesky`, `plan_lu` and `plan_qr`; usable as a `with` block.
+@dataclass(frozen=True, eq=False)
+class Factorization(Operation[Factored]):
+    """W := its factor, in place.
 
     Args:
-        plan: plan of the factorization (global).
+        chosen: the plan (global).
         dtype: of the matrix (global).
-        runtime: runtime of the context; None for an operation planned from descriptors, which cannot run (global).
     """
 
-    noun = "factorization"
-    kind: ClassVar[Literal["cholesky", "lu"]]
-    """The factorization, unless a subclass has its own `choose` (global)."""
-    plan: FactorizationPlan
-    _executor: Any = None
+    noun: ClassVar[str] = "factorization"
+    keeps_workspace: ClassVar[bool] = True
+    closes: ClassVar[bool] = True  # LU exchanges rows of panels at the end
 
-    def __init__(self, plan: FactorizationPlan, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
-        super().__init__(plan, None, dtype, runtime)
+    chosen: FactorizationPlan
+    dtype: np.dtype[Any]
 
     @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+    def bound(
+        cls, w: DistMatrix, plan: FactorizationPlan, progress: StageReport = None, *, check: bool = True
+    ) -> Bound[Factored]:
+        """The arguments of an execution."""
+        return Bound(cls, (plan, w.dtype), {}, {}, w, local=_Options(progress, check))
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.w, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
+        return self.chosen
+
+    def executor(self, plan: FactorizationPlan, backend: HostRanks) -> RunFactorization:
+        runner: RunFactorization = _RUNNERS[type(plan)](plan, backend, self.dtype)
+        return runner
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: RunFactorization, bound: Bound[Factored], result: DistMatrix
+    ) -> Array:
+        executor.progress = bound.local.progress
+        return result.stored(verb)
+
+    def finish(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Factored], result: DistMatrix
+    ) -> Factored:
+        check = bound.local.check
+        executor.finish()
+        executor.progress = None  # an exception in it keeps frames alive
+        if isinstance(executor, RunCholesky):
+            if check and executor.info:
+                raise agreed(not_positive_definite(verb, executor.info))
+            return Factored(result, 0 if check else executor.taken_info())
+        if isinstance(executor, RunLu):
+            return Factored(result, executor.info, executor.pivots.copy())
+        if isinstance(executor, RunTsqr):
+            return Factored(result, tree=executor.taken_tree())
+        if isinstance(executor, RunPivotedQr):
+            return Factored(result, tau=executor.tau.copy(), order=executor.order)
+        return Factored(result)
+
+
+class PlannedFactorization(Planned[Factored]):
+    """A planned factorization. Made by `plan_cholesky`, `plan_lu` and `plan_qr`; usable as a `with` block."""
+
+    kind: ClassVar[Literal["cholesky", "lu"]]
+    """The factorization, unless a subclass has its own `choose` (global)."""
+    operation: Factorization
+    plan: FactorizationPlan
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:  # for QR
         """Raise an error if a matrix cannot be factored so (local)."""
         if algorithm not in get_args(FactorizationAlgorithm):
             names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
@@ -122,64 +176,18 @@ class PlannedFactorization(PlannedOperation[Execution]):
             *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
         )
 
-    def factored(
-        self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None, check: bool = True
-    ) -> Factored:
-        """**Collective.** A copy of A in block columns, factored.
-
-        Args:
-            verb: name of the call, in which the ranks are (global).
-            a: the matrix, checked (global).
-            in_place: factor A itself: see `Overwriting` (global).
-            progress: called with the done part of the work (local).
-            check: see `Execution` (global).
-
-        Raises:
-            NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
-        """
-        copy = self.plan.copy
-        uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
-        if in_place:
-            w = DistMatrix(self.plan.w, a.stored(verb), a.runtime)
-        else:
-            w = redistribute(a, self.plan.w, trans=copy.trans, uplo=uplo)
-        self.run(Execution(verb, w, progress, check))
-        if progress is not None:
-            progress(1.0)
-        executor = self._executor
-        assert executor is not None, "it has run"
-        has_raised = check and self.plan.operation == "cholesky"
-        info = executor.taken_info() if not check else 0 if has_raised else executor.info
-        return Factored(w, info, executor.pivots.copy() if isinstance(executor, RunLu) else None)
-
-    def check_execution(self, runtime: Runtime, a: Any, out: Any = None) -> None:
+    def begin_call(self, a: Any, out: Any = None) -> None:
         """**Collective.** Agree on the matrices of an execution, which must be as planned."""
+        runtime = self._runtime
+        assert runtime is not None, "it runs"
         with runtime.local_step(self._call):
+            if self._executor is None:
+                raise errors.ContextError(f"execute: the planned {self.noun} is closed")
             check_like_planned("A", a, runtime, self._dtype, self.plan.a, remedy="use one context", exact=True)
             arguments.check_matrix("execute", "A", a, runtime)
             if out is not None:
                 arguments.check_out("execute", out, a)
         runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
-
-    def _build(self, runtime: Runtime) -> RunFactorization:
-        runner: RunFactorization = _RUNNERS[type(self.plan)](self.plan, runtime.backend, self._dtype)
-        return runner
-
-    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
-        runtime.backend.arrays.begin()  # `factored` made W
-        return execution
-
-    def _operands(self, execution: Execution, result: DistMatrix) -> Array:
-        assert self._executor is not None, "it is prepared"
-        self._executor.progress = execution.progress
-        return result.stored(execution.verb)
-
-    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
-        executor = self._executor
-        assert executor is not None, "it has run"
-        executor.finish()
-        if execution.check and self.plan.operation == "cholesky" and executor.info:
-            raise agreed(not_positive_definite(execution.verb, executor.info))
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
@@ -199,6 +207,63 @@ class Overwriting(NamedTuple):
 
 KEPT = Overwriting(result=False, in_place=False)
 """A is not overwritten (global)."""
+
+
+class Factoring(NamedTuple):
+    """A factorization whose arguments are checked, and agreed on unless `agrees` is left.
+
+    Args:
+        verb: name of the call (global).
+        plan: the plan (global).
+        overwriting: the use of the memory of A (global).
+        planned: a planned operation of the user that runs it; None for the one that the context keeps.
+        agrees: arguments on which the first step agrees, as text (global).
+        progress: called with the done part of the work (local).
+        check: look at INFO at the end, and raise an error (global).
+    """
+
+    verb: str
+    plan: FactorizationPlan
+    overwriting: Overwriting = KEPT
+    planned: PlannedFactorization | None = None
+    agrees: str = ""
+    progress: StageReport = None
+    check: bool = True
+
+    def agreed(self, runtime: Runtime) -> Factoring:
+        """**Collective.** Agree on the arguments, and on the use of the memory of A."""
+        maxima = tuple([int(not may) for may in self.overwriting])
+        lacks = runtime.backend.agree(f"{self.verb}{self.agrees}", maxima=maxima).maxima
+        return self._replace(agrees="", overwriting=Overwriting(*(not lack for lack in lacks)))
+
+    def factored(self, a: DistMatrix) -> Factored:
+        """**Collective.** A copy of A in the internal layout, or A itself, factored.
+
+        Raises:
+            NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
+        """
+        copy, agrees = self.plan.copy, self.agrees
+        if self.overwriting.in_place:
+            w = DistMatrix(self.plan.w, a.stored(self.verb), a.runtime)
+        else:
+            uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
+            w = redistributed(self.verb, a, self.plan.w, trans=copy.trans, uplo=uplo, agrees=agrees)
+            agrees = ""
+        return self.run(w, agrees)
+
+    def run(self, w: DistMatrix, agrees: str = "") -> Factored:
+        """**Collective.** W := its factor."""
+
+        def bind() -> Bound[Factored]:
+            return Factorization.bound(w, self.plan, self.progress, check=self.check)
+
+        if self.planned is None:
+            result = step(self.verb, w.runtime, bind, agrees=agrees)
+        else:
+            result = self.planned.perform(self.verb, w.runtime, bind, closes=False)
+        if self.progress is not None:
+            self.progress(1.0)
+        return result
 
 
 def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
@@ -224,36 +289,27 @@ def planned(
     upper: Any = False,
     returns: bool = False,
 ) -> PlannedT:
-    """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI.
-
-    Args:
-        cls: its class (global).
-        verb: name of the call (global).
-        a: the matrix, or its descriptor (global).
-        dtype: dtype of the matrix, needed with a descriptor (global).
-        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
-        algorithm: as in `cholesky` (global).
-        upper: as in `cholesky` (global).
-        returns: whether the factor is brought back to the layout of A (global).
-    """
+    """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI."""
     if isinstance(a, MatrixDescriptor):
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         checked = arguments.check_dtype(verb, "dtype", dtype)
         ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper, algorithm)
-        transport = Topology(ranks, shared=True).transport(ranks)
+        topology = Topology(ranks, shared=True)
+        transport = topology.transport(ranks)
         plan = cls.choose(a, checked.name, ranks, transport, returns=returns, uplo=uplo, algorithm=algorithm)
-        return cls(plan, checked, None)
+        bound: Bound[Factored] = Bound(Factorization, (plan, checked), {}, {}, None)
+        return cls(Factorization(plan, checked), None, ranks, topology, bound)
     runtime = arguments.runtime_of(verb, a)
     with runtime.call(verb):
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
-        plan, _ = _agreed(cls, verb, a, upper, None, returns, algorithm)
-        return _made(cls, verb, plan, a)
+        call = prepared(cls, verb, a, upper=upper, returns=returns, algorithm=algorithm).agreed(runtime)
+        return made(verb, runtime, Bound(Factorization, (call.plan, a.dtype), {}, {}, None), cls)
 
 
 def prepared(
-    cls: type[PlannedT],
+    cls: type[PlannedFactorization],
     verb: str,
     a: DistMatrix,
     *,
@@ -263,42 +319,13 @@ def prepared(
     returns: bool = False,
     overwrite_a: Any = False,
     check: Any = True,
-) -> tuple[PlannedT, Overwriting]:
-    """**Collective.** The planned factorization of a call with checked and agreed arguments; the context keeps it.
+    progress: StageReport = None,
+    others: Mapping[str, object] | None = None,
+) -> Factoring:
+    """A factorization after the checks of its arguments; its first step agrees on them and on `others`.
 
-    Args:
-        cls: its class (global).
-        verb: name of the call (global).
-        a: the matrix (global).
-        algorithm: as in `cholesky` (global).
-        upper: as in `cholesky` (global).
-        out: as in `cholesky` (global).
-        returns: whether the factor is brought back to the layout of A (global).
-        overwrite_a: as in `cholesky` (global).
-        check: as in `cho_factor` (global).
+    **Collective** where A may be overwritten: the ranks agree on that at once.
     """
-    plan, overwriting = _agreed(cls, verb, a, upper, out, returns, algorithm, overwrite_a, check)
-    return planned_with(cls, verb, plan, a), overwriting
-
-
-def planned_with(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:
-    """**Collective.** The planned factorization of a plan on which the ranks have agreed; the context keeps it."""
-    made: PlannedT = a.runtime.plans.get(plan, lambda: _made(cls, verb, plan, a))
-    return made
-
-
-def _agreed(
-    cls: type[PlannedT],
-    verb: str,
-    a: DistMatrix,
-    upper: Any,
-    out: Any,
-    returns: bool,
-    algorithm: Any,
-    overwrite_a: Any = False,
-    check: Any = True,
-) -> tuple[FactorizationPlan, Overwriting]:
-    """**Collective.** The plan of a factorization, after all checks, and what becomes of the memory of A."""
     runtime, topology = a.runtime, a.runtime.topology
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
@@ -314,18 +341,11 @@ def _agreed(
             gpus=topology.gpus,
         )
         mine = _overwriting(verb, a, plan) if overwrite_a else KEPT
-    signature = None if out is None else out.signature()
-    options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
-    lacks = runtime.agree(verb, {**options, **a.signature()}, maxima=tuple(int(not may) for may in mine))
-    return plan, Overwriting(*(not lack for lack in lacks))
-
-
-def _made(cls: type[PlannedT], verb: str, plan: FactorizationPlan, a: DistMatrix) -> PlannedT:
-    """**Collective.** A new planned factorization of a plan on which the ranks have agreed."""
-    with a.runtime.building(verb):
-        made = cls(plan, a.dtype, a.runtime)
-    a.runtime.agree(f"{verb}: workspace", {})
-    return made
+        signature = None if out is None else out.signature()
+        options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
+        agrees = spelled({**(others or {}), **options, **a.signature()})
+    factoring = Factoring(verb, plan, mine, None, agrees, progress, check)
+    return factoring.agreed(runtime) if overwrite_a else factoring
 
 
 def _checked(

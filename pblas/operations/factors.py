@@ -17,12 +17,11 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.condition import reciprocal_condition
 from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.linalg_errors import SingularMatrixError, not_positive_definite
-from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.operations.substitution import inverted, substituted
 from pblas.plans.substitution import Sweep
-from pblas.runtime.runtime import checked_scalar
+from pblas.runtime.runtime import checked_scalar, spelled
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
@@ -80,20 +79,26 @@ class Factor(FactoredMatrix, ABC):
                 arguments.check_rows(verb, n, b.shape[0], "rows")
                 signature: Any = b.signature()
             else:
-                vector = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = {"B": vector.shape}
-        runtime.agree(verb, {"trans": trans, **signature, **self._w.signature()})
-        self._check_invertible(verb)
-        if isinstance(b, DistMatrix):
-            return redistribute(self._substituted(verb, b, trans, progress), b.desc.without_lld)
-        x = self._substituted(verb, replicated_matrix(verb, self._w, vector), trans, progress).to_global(None)
-        assert x is not None, "on all ranks"
-        return x[:, 0]
+                b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
+                signature = {"B": b.shape}
+            agrees = spelled({"trans": trans, **signature, **self._w.signature()})
+        if self.info or not isinstance(b, DistMatrix):  # otherwise the first step agrees on the arguments
+            runtime.agree(verb + agrees, {})
+            agrees = ""
+        return self.agreed_solution(verb, b, trans, progress, agrees)
 
-    def _substituted(self, verb: str, b: DistMatrix, trans: Trans, progress: StageReport) -> DistMatrix:
-        """**Collective.** op(A)^-1 B, in columns over all ranks."""
-        options: Any = {"backward": trans != "N", "progress": progress}
-        return substituted(verb, self._w, b, self._sweeps(trans), self._pivots, **options)
+    def agreed_solution(
+        self, verb: str, b: DistMatrix | Array, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
+    ) -> Any:
+        """**Collective.** `solution` of checked arguments, a vector as an n x 1 array, on which the ranks agree."""
+        self._check_invertible(verb)
+        sweeps, backward = self._sweeps(trans), trans != "N"
+        x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        if isinstance(b, DistMatrix):
+            return redistributed(verb, x, b.desc.without_lld, is_temporary=True)
+        whole = x.to_global(None)
+        assert whole is not None, "on all ranks"
+        return whole[:, 0]
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -108,14 +113,17 @@ class Factor(FactoredMatrix, ABC):
         with self._runtime.call("inv"), Progress("inv", self._runtime, progress) as reports:
             return self.inverse("inv", progress=reports.stage("invert"))
 
-    def inverse(self, verb: str, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+    def inverse(
+        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, *, is_agreed: bool = False
+    ) -> DistMatrix:
         """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
-        with self._runtime.local_step(verb):
-            n = self._order(verb)
-        self._runtime.agree(verb, {"n": n, **self._w.signature()})
+        if not is_agreed:
+            with self._runtime.local_step(verb):
+                n = self._order(verb)
+            self._runtime.agree(verb, {"n": n, **self._w.signature()})
         self._check_invertible(verb)
         x = inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, progress=progress)
-        return redistribute(x, self._desc) if out is None else redistribute(x, out=out)
+        return redistributed(verb, x, None if out is not None else self._desc, out=out, is_temporary=True)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -207,7 +215,7 @@ class LuFactor(Factor):
     def lu(self) -> DistMatrix:
         """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
-            return redistribute(self._w, self._desc)
+            return redistributed("lu", self._w, self._desc, agrees=spelled(self._w.signature()))
 
     def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.

@@ -14,11 +14,11 @@ from pblas.core.options import Trans, Uplo
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.cholesky import PlannedCholesky
+from pblas.operations.cholesky import PlannedCholesky, brought_back
 from pblas.operations.factorization import prepared
 from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.lu import PlannedLu
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistribute, redistributed
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.substitution import identity, inverted
 from pblas.operations.trsm import trsm
@@ -45,12 +45,12 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
     Source: LAPACK xPOTRF.
     """
-    planned, _ = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
+    factoring = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
     try:
-        factored = planned.factored(verb, a)
+        factored = factoring.factored(a)
     except NotPositiveDefiniteError as caught:
         return caught.info
-    planned.bring_back(factored.w, out=a)
+    brought_back(verb, factoring.plan, factored.w, out=a)
     return 0
 
 
@@ -67,9 +67,8 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
-    planned, _ = prepared(PlannedLu, verb, a, returns=True)
-    factored = planned.factored(verb, a)
-    redistribute(factored.w, out=a)
+    factored = prepared(PlannedLu, verb, a, returns=True).factored(a)
+    redistributed(verb, factored.w, out=a, is_temporary=True)
     assert factored.pivots is not None, "LU has pivots"
     assert isinstance(factored.info, int), "it has been looked at"
     return factored.info, factored.pivots
@@ -112,12 +111,12 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
     runtime, arrays = a.runtime, a.runtime.backend.arrays
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-    x = redistribute(a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
+    x = redistributed(verb, a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
     with runtime.local_step(verb):
         arrays.begin()
         arrays.swap_rows(x.stored(verb), pivots, backward=backward)
         arrays.settle()
-    redistribute(x, out=a)
+    redistributed(verb, x, out=a, is_temporary=True)
 
 
 def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
@@ -138,7 +137,7 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
                 columns = [j for ends in x.desc.global_ranges(a.runtime.rank)[1] for j in range(*ends)]
                 arrays = a.runtime.backend.arrays
                 arrays.fill(local.imag, np.array(columns, np.intp), np.arange(len(columns)), 0)
-        redistribute(x, out=a, uplo=uplo)
+        redistributed(verb, x, out=a, uplo=uplo, is_temporary=True)
     return info
 
 
@@ -152,9 +151,10 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     """
     info = first_zero(a)
     if not info:
-        planned, _ = prepared(PlannedLu, verb, a, returns=True)
-        w = redistribute(a, planned.plan.w)
-        redistribute(inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots), out=a)
+        factoring = prepared(PlannedLu, verb, a, returns=True)
+        w = redistributed(verb, a, factoring.plan.w, agrees=factoring.agrees)
+        x = inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots)
+        redistributed(verb, x, out=a, is_temporary=True)
     return info
 
 

@@ -16,8 +16,8 @@ from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.factorization import prepared
 from pblas.operations.pivoted_qr import PlannedPivotedQr
-from pblas.operations.qr import PlannedQr
-from pblas.operations.redistribution import redistribute
+from pblas.operations.qr import PlannedQr, reflectors
+from pblas.operations.redistribution import redistributed
 from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.trsm import trsm
@@ -44,9 +44,8 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
     Source: LAPACK xGEQRF, xGELQF.
     """
     tall = a if orientation == "QR" else a.H
-    planned, _ = prepared(PlannedQr, verb, tall, returns=True)
-    q = planned.reflectors(verb, tall)
-    redistribute(q.w[: tall.shape[0], :], out=a, trans="N" if orientation == "QR" else "C")
+    q = reflectors(prepared(PlannedQr, verb, tall, returns=True), tall)
+    redistributed(verb, q.w[: tall.shape[0], :], out=a, trans="N" if orientation == "QR" else "C")
     return q, _collected_tau(verb, q.w, tall.shape)
 
 
@@ -62,9 +61,10 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
     Source: LAPACK xGEQP3.
     """
-    planned, _ = prepared(PlannedPivotedQr, verb, a, returns=True)
-    w, tau, order = planned.factored_columns(verb, a)
-    redistribute(w, out=a)
+    w, _, _, _, tau, order = prepared(PlannedPivotedQr, verb, a, returns=True).factored(a)
+    redistributed(verb, w, out=a, is_temporary=True)
+    assert tau is not None, "of the reflectors"
+    assert order is not None, "of the columns"
     return tau, order
 
 
@@ -84,7 +84,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
     runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
     w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
-    redistribute(v, out=w[:m, :])
+    redistributed(verb, v, out=w[:m, :])
     with runtime.local_step(verb):
         local, arrays = w.stored(verb), runtime.backend.arrays
         arrays.begin()

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import Overwriting, PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
@@ -35,9 +37,8 @@ class PlannedLu(PlannedFactorization):
         if self._runtime is None:
             raise self._no_context_error("execute")
         with self._runtime.call("execute"):
-            self.check_execution(self._runtime, a)
-            norm = a.norm(1)
-            return LuFactor(self.factored("execute", a), a.desc.without_lld, norm)
+            self.begin_call(a)
+            return _factor(Factoring("execute", self.plan, planned=self), a, a.norm(1))
 
 
 def plan_lu(
@@ -104,30 +105,26 @@ def lu_factor(
     """
     verb, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        options: Any = {"algorithm": algorithm, "overwrite_a": overwrite_a, "progress": reports.stage("factor")}
-        return lu_factored(verb, a, with_norm=True, **options)[0]
+        stage = reports.stage("factor")
+        factoring = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)
+        if factoring.agrees:
+            factoring = factoring.agreed(runtime)
+        return _factor(factoring, a, a.norm(1))
 
 
 def lu_factored(
     verb: str,
     a: DistMatrix,
     *,
-    algorithm: FactorizationAlgorithm = "auto",
-    with_norm: bool = False,
     overwrite_a: bool = False,
     progress: StageReport = None,
+    others: Mapping[str, object] | None = None,
 ) -> tuple[LuFactor, Overwriting]:
-    """**Collective.** `lu_factor` inside another call, and what became of the memory of A.
+    """**Collective.** `lu_factor` inside another call, and the use of the memory of A; see `prepared`."""
+    factoring = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a, progress=progress, others=others)
+    return _factor(factoring, a), factoring.overwriting
 
-    Args:
-        verb: name of the call (global).
-        a: the matrix (global).
-        algorithm: as in `lu_factor` (global).
-        with_norm: whether the factor keeps the 1-norm of A, which takes one pass over A, for `rcond` (global).
-        overwrite_a: as in `lu_factor` (global).
-        progress: called with the done part of the work (local).
-    """
-    plan, overwriting = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
-    norm = a.norm(1) if with_norm else None
-    factored = plan.factored(verb, a, in_place=overwriting.in_place, progress=progress)
-    return LuFactor(factored, a.desc.without_lld, norm), overwriting
+
+def _factor(factoring: Factoring, a: DistMatrix, norm: Any = None) -> LuFactor:
+    """**Collective.** The factor of A, which keeps the 1-norm of A for `rcond`."""
+    return LuFactor(factoring.factored(a), a.desc.without_lld, norm)

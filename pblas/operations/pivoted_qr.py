@@ -9,9 +9,7 @@ from pblas.planner.choose_factorization import block_columns
 from pblas.plans.pivoted_qr import PivotedQrPlan
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Transport
 
 
@@ -39,8 +37,3 @@ class PlannedPivotedQr(PlannedFactorization):
         """Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too."""
         w, why = block_columns(a, nprocs, algorithm)
         return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns, on_copies=gpus)
-
-    def factored_columns(self, verb: str, a: DistMatrix) -> tuple[DistMatrix, Array, Array]:
-        """**Collective.** A copy of A in block columns, factored; tau, and the order of the columns, from 0."""
-        w = self.factored(verb, a).w
-        return w, self._executor.tau.copy(), self._executor.order

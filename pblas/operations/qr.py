@@ -5,27 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 from pblas import errors
+from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.cholesky_qr import CholeskyQrFactor, orthonormalized
-from pblas.operations.factorization import (
-    Execution,
-    Overwriting,
-    PlannedFactorization,
-    planned,
-    planned_with,
-    prepared,
-)
+from pblas.operations.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr_factor import QrFactor
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.operations.reflectors import Reflectors
 from pblas.planner.choose_qr import Algorithm, choose_qr
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import TsqrPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pblas.plans.base import Transport
     from pblas.plans.factorization import FactorizationPlan
 
@@ -57,43 +53,8 @@ class PlannedQr(PlannedFactorization):
         if self._runtime is None:
             raise self._no_context_error("execute")
         with self._runtime.call("execute"):
-            self.check_execution(self._runtime, a)
-            return self.factor("execute", a)
-
-    def factor(self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None) -> QrFactor:
-        """**Collective.** `execute` with checked arguments; see `reflectors`. CholeskyQR leaves A as it is."""
-        if not isinstance(self.plan, CholeskyQrPlan):
-            return QrFactor(self.reflectors(verb, a, in_place=in_place, progress=progress), a.desc.without_lld)
-        found = orthonormalized(verb, a, self.plan.w, self._executor)
-        if found is None:
-            assert self.plan.fallback is not None, "a plan that is executed has one"
-            return planned_with(PlannedQr, verb, self.plan.fallback, a).factor(verb, a, progress=progress)
-        if progress is not None:
-            progress(1.0)
-        return CholeskyQrFactor(*found, a.desc.without_lld)
-
-    def reflectors(
-        self, verb: str, a: DistMatrix, *, in_place: bool = False, progress: StageReport = None
-    ) -> Reflectors:
-        """**Collective.** Q and R of a matrix like the planned one, in a copy of it.
-
-        Args:
-            verb: name of the call, in which the ranks are (global).
-            a: the matrix, checked (global).
-            in_place: factor A itself: see `Overwriting` (global).
-            progress: called with the done part of the work (local).
-        """
-        runtime, desc = a.runtime, self.plan.w
-        if in_place:
-            w = DistMatrix(desc, a.stored(verb), runtime)
-        else:
-            w = DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
-            redistribute(a, out=w if desc == self.plan.target else w[: self.plan.a.m, :])
-        self.run(Execution(verb, w, progress))
-        if progress is not None:
-            progress(1.0)
-        is_tree = isinstance(self.plan, TsqrPlan)
-        return Reflectors(w, self._executor.taken_tree() if is_tree else None, is_tree)
+            self.begin_call(a)
+            return _factor(Factoring("execute", self.plan, planned=self), a)
 
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
@@ -133,20 +94,48 @@ def factored(
     algorithm: Any = "auto",
     overwrite_a: bool = False,
     progress: StageReport = None,
+    others: Mapping[str, object] | None = None,
 ) -> tuple[QrFactor, Overwriting]:
-    """**Collective.** The QR factor of a matrix, inside another call, and what became of the memory of A.
+    """**Collective.** The QR factor of a matrix, inside another call, and the use of A's memory; see `prepared`."""
+    factoring = prepared(
+        PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=progress, others=others
+    )
+    if isinstance(factoring.plan, CholeskyQrPlan):  # A is needed if it is too ill-conditioned
+        factoring = factoring._replace(overwriting=factoring.overwriting._replace(in_place=False))
+    return _factor(factoring, a), factoring.overwriting
 
-    Args:
-        verb: name of the call (global).
-        a: the matrix (global).
-        algorithm: as in `qr_factor` (global).
-        overwrite_a: as in `qr_factor` (global).
-        progress: called with the done part of the work (local).
-    """
-    plan, overwriting = prepared(PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a)
-    if isinstance(plan.plan, CholeskyQrPlan):  # A is needed if it is too ill-conditioned
-        overwriting = overwriting._replace(in_place=False)
-    return plan.factor(verb, a, in_place=overwriting.in_place, progress=progress), overwriting
+
+def _factor(factoring: Factoring, a: DistMatrix) -> QrFactor:
+    """**Collective.** The QR factor of A; CholeskyQR leaves A as it is."""
+    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    if not isinstance(plan, CholeskyQrPlan):
+        return QrFactor(reflectors(factoring, a), a.desc.without_lld)
+    if factoring.agrees:
+        factoring = factoring.agreed(runtime)
+    found = orthonormalized(verb, a, plan.w, RunCholeskyQr(plan, runtime.backend, a.dtype))
+    if found is None:
+        assert plan.fallback is not None, "a plan that is executed has one"
+        return _factor(factoring._replace(plan=plan.fallback, planned=None), a)
+    if factoring.progress is not None:
+        factoring.progress(1.0)
+    return CholeskyQrFactor(*found, a.desc.without_lld)
+
+
+def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
+    """**Collective.** Q and R of A, in a copy of it, or in A itself."""
+    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    if factoring.overwriting.in_place:
+        w = DistMatrix(plan.w, a.stored(verb), runtime)
+    elif plan.w == plan.target:
+        w = redistributed(verb, a, plan.w, agrees=factoring.agrees)
+        factoring = factoring._replace(agrees="")
+    else:  # W has rows for T below those of A
+        if factoring.agrees:
+            factoring = factoring.agreed(runtime)
+        w = DistMatrix(plan.w, runtime.empty(runtime.place(plan.w, a.dtype)), runtime)
+        redistributed(verb, a, out=w[: plan.a.m, :])
+    result = factoring.run(w, factoring.agrees)
+    return Reflectors(w, result.tree, is_tree=isinstance(plan, TsqrPlan))
 
 
 def plan_qr(
@@ -269,10 +258,15 @@ def qr(
                 raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
             arguments.check_matrix(verb, "A", a, runtime)
             PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
-        runtime.agree(verb, {"mode": mode, "algorithm": algorithm, **a.signature()})
-        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
-        factor, overwriting = factored(verb, a, algorithm=algorithm, **options)
+        factor, overwriting = factored(
+            *(verb, a),
+            algorithm=algorithm,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+            others={"mode": mode},
+        )
         if mode == "r":
-            return factor.r()
+            return factor.upper(verb, min(a.shape))
         out = a if overwriting.result and not overwriting.in_place else None
-        return QrResult(factor.taken(verb, mode, out, reports.stage("Q")), factor.r(mode))
+        q = factor.taken(verb, mode, out, reports.stage("Q"))
+        return QrResult(q, factor.upper(verb, a.shape[0] if mode == "complete" else min(a.shape)))

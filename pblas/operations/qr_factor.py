@@ -12,7 +12,7 @@ from pblas.operations.arguments import factorization as arguments
 from pblas.operations.arguments.trsm import checked_letter
 from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.progress import StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.stacking import resized
 
@@ -121,12 +121,12 @@ class QrFactor(FactoredMatrix):
         """
         verb = "r"
         with self._runtime.call(verb):
-            return self._upper(verb, self._count(verb, mode))
+            return self.upper(verb, self._count(verb, mode))
 
-    def _upper(self, verb: str, k: int) -> DistMatrix:
-        """**Collective.** The first k rows of R, and zeros below it."""
+    def upper(self, verb: str, k: int) -> DistMatrix:
+        """**Collective.** The first k rows of R, and zeros below it, inside another call."""
         m, n = self.shape
-        return redistribute(self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")
+        return redistributed(verb, self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")
 
     def _count(self, verb: str, mode: Any) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""

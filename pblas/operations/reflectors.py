@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from pblas.core.call import step
+from pblas.core.operation import Bound, Operation
 from pblas.core.options import Side, Trans
 from pblas.execute.factorization.reflectors import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 
 if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.tsqr import Tree
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
 
@@ -35,38 +39,39 @@ class Reflectors(NamedTuple):
     is_tree: bool
 
 
-class _Execution(NamedTuple):
-    """The arguments of one execution: X is `out`, because it is multiplied in place."""
+@dataclass(frozen=True, eq=False)
+class ProductWithQ(Operation[DistMatrix]):
+    """X := op(Q) X, in place; the arguments are checked before.
 
-    verb: str
-    q: Reflectors
-    out: DistMatrix
-    progress: StageReport
+    Args:
+        chosen: the plan (global).
+        dtype: of the matrices (global).
+    """
 
+    noun: ClassVar[str] = "product with Q"
+    keeps_workspace: ClassVar[bool] = True
 
-class PlannedReflectors(PlannedOperation[_Execution]):
-    """Planned products with a factor's layout, kept by the context; arguments are checked before."""
+    chosen: ReflectorsPlan
+    dtype: np.dtype[Any]
 
-    noun = "product with Q"
-    plan: ReflectorsPlan
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.x, self.dtype
 
-    def __init__(self, plan: ReflectorsPlan, dtype: np.dtype[Any], runtime: Runtime) -> None:
-        super().__init__(plan, None, dtype, runtime)
+    def plan(self, nprocs: int, topology: Topology) -> ReflectorsPlan:
+        return self.chosen
 
-    def _build(self, runtime: Runtime) -> RunPanelReflectors | RunTreeReflectors:
-        if isinstance(self.plan, TreeReflectorsPlan):
-            return RunTreeReflectors(self.plan, runtime.backend, self._dtype)
-        assert isinstance(self.plan, PanelReflectorsPlan), "there are two kinds"
-        return RunPanelReflectors(self.plan, runtime.backend, self._dtype)
+    def executor(self, plan: ReflectorsPlan, backend: HostRanks) -> RunPanelReflectors | RunTreeReflectors:
+        if isinstance(plan, TreeReflectorsPlan):
+            return RunTreeReflectors(plan, backend, self.dtype)
+        assert isinstance(plan, PanelReflectorsPlan), "there are two kinds"
+        return RunPanelReflectors(plan, backend, self.dtype)
 
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
-        runtime.backend.arrays.begin()  # the callers have checked the arguments
-        return execution
-
-    def _operands(self, execution: _Execution, result: DistMatrix) -> ReflectorsOperands:
-        self._executor.progress = execution.progress
-        w, x = execution.q.w.stored(execution.verb), result.stored(execution.verb)
-        return ReflectorsOperands(w, x, execution.q.tree)
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> ReflectorsOperands:
+        tree, executor.progress = bound.local
+        return ReflectorsOperands(bound.reads["Q"].stored(verb), result.stored(verb), tree)
 
 
 def multiplied(
@@ -103,28 +108,22 @@ def multiplied(
         transport=runtime.topology.transport(runtime.nprocs),
     )
 
-    def make() -> PlannedReflectors:
-        with runtime.building(verb):
-            planned = PlannedReflectors(plan, dtype, runtime)
-        runtime.agree(f"{verb}: workspace", {})
-        return planned
-
-    planned = runtime.plans.get(plan, make)
     turn: Literal["N", "C"] = "N" if side == "L" else "C"
-    x = redistribute(c, plan.x, trans=turn) if isinstance(c, DistMatrix) else identity(verb, plan.x, q.w)
-    planned.run(_Execution(verb, q, x, progress))
+    x = redistributed(verb, c, plan.x, trans=turn) if isinstance(c, DistMatrix) else identity(verb, plan.x, q.w)
+    local = q.tree, progress
+    step(verb, runtime, lambda: Bound(ProductWithQ, (plan, dtype), {}, {"Q": q.w}, x, local=local))
     if progress is not None:
         progress(1.0)
     if out is not None:
-        return redistribute(x, out=out, trans=turn)
-    return in_layout(verb, x, desc) if side == "L" else redistribute(x, desc, trans=turn)
+        return redistributed(verb, x, out=out, trans=turn, is_temporary=True)
+    return in_layout(verb, x, desc) if side == "L" else redistributed(verb, x, desc, trans=turn, is_temporary=True)
 
 
 def in_layout(verb: str, x: DistMatrix, desc: MatrixDescriptor) -> DistMatrix:
     """**Collective.** X in another layout: in its own memory if each rank has the same elements, in the same order."""
     if x.desc.order == desc.order and x.desc.same_distribution(desc):
         return DistMatrix(desc, x.stored(verb), x.runtime)
-    return redistribute(x, desc)
+    return redistributed(verb, x, desc, is_temporary=True)
 
 
 def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:

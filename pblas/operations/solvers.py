@@ -72,11 +72,15 @@ def solve(
                 arguments.check_not_given_up(verb, a, b, overwrite_a)
                 signature: Any = b.signature()
             else:
-                signature = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime).shape
-        runtime.agree(verb, {"assume_a": assume_a, "B": signature, **a.signature()})
-        options: Any = {"overwrite_a": overwrite_a, "progress": reports.stage("factor")}
-        factor: Factor = cho_factored(verb, a, **options) if assume_a == "pos" else lu_factored(verb, a, **options)[0]
-        return factor.solution(verb, b, progress=reports.stage("solve"))
+                b = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime)
+                signature = b.shape
+        others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
+        factor: Factor
+        if assume_a == "pos":
+            factor = cho_factored(verb, a, overwrite_a=overwrite_a, progress=stage, others=others)
+        else:
+            factor, _ = lu_factored(verb, a, overwrite_a=overwrite_a, progress=stage, others=others)
+        return factor.agreed_solution(verb, b, progress=reports.stage("solve"))
 
 
 def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> DistMatrix:
@@ -96,7 +100,7 @@ def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = 
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         _check_square(verb, a)
         factor, overwriting = lu_factored(verb, a, overwrite_a=overwrite_a, progress=reports.stage("factor"))
-        return factor.inverse(verb, a if overwriting.result else None, reports.stage("invert"))
+        return factor.inverse(verb, a if overwriting.result else None, reports.stage("invert"), is_agreed=True)
 
 
 def det(a: DistMatrix) -> Number:

@@ -2,95 +2,95 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from pblas.core.call import step
+from pblas.core.operation import Bound, Operation
 from pblas.execute.factorization.substitution import RunSubstitution, SubstitutionOperands
+from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.planned import PlannedOperation
 from pblas.operations.progress import StageReport
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.plans.substitution import SubstitutionPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.plans.plan import Topology
     from pblas.plans.substitution import Sweep
     from pblas.runtime.runtime import Runtime
 
 
-class _Execution(NamedTuple):
-    """The arguments of one execution.
+@dataclass(frozen=True, eq=False)
+class Substitution(Operation[DistMatrix]):
+    """X := the solution of triangular systems with a factor, in place; the arguments are checked before.
 
     Args:
-        verb: name of the call (global).
-        w: the factor (global).
-        out: the right-hand sides, which become the solution (global).
-        pivots: see `SubstitutionOperands` (global).
-        backward: see `SubstitutionOperands` (global).
-        progress: called with the done part of the work (local).
-        starts: see `SubstitutionOperands` (local).
+        chosen: the plan (global).
+        dtype: of the matrices (global).
     """
 
-    verb: str
-    w: DistMatrix
-    out: DistMatrix
-    pivots: Array | None
-    backward: bool
-    progress: StageReport
-    starts: Array | None = None
+    noun: ClassVar[str] = "solve"
+    keeps_workspace: ClassVar[bool] = True
 
+    chosen: SubstitutionPlan
+    dtype: np.dtype[Any]
 
-class PlannedSubstitution(PlannedOperation[_Execution]):
-    """Planned triangular solves with one factor's layout, kept by the context; arguments are checked before."""
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.x, self.dtype
 
-    noun = "solve"
-    plan: SubstitutionPlan
-    _executor: RunSubstitution | None = None
+    def plan(self, nprocs: int, topology: Topology) -> SubstitutionPlan:
+        return self.chosen
 
-    def __init__(self, plan: SubstitutionPlan, dtype: np.dtype[Any], runtime: Runtime) -> None:
-        super().__init__(plan, None, dtype, runtime)
+    def executor(self, plan: SubstitutionPlan, backend: HostRanks) -> RunSubstitution:
+        return RunSubstitution(plan, backend, self.dtype)
 
-    def _build(self, runtime: Runtime) -> RunSubstitution:
-        return RunSubstitution(self.plan, runtime.backend, self._dtype)
-
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
-        runtime.backend.arrays.begin()  # the callers have checked the arguments
-        return execution
-
-    def _operands(self, execution: _Execution, result: DistMatrix) -> SubstitutionOperands:
-        assert self._executor is not None, "it is prepared"
-        self._executor.progress = execution.progress
-        w, x = execution.w.stored(execution.verb), result.stored(execution.verb)
-        return SubstitutionOperands(w, x, execution.pivots, execution.backward, execution.starts)
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: RunSubstitution, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> SubstitutionOperands:
+        pivots, backward, starts, executor.progress = bound.local
+        w, x = bound.reads["W"].stored(verb), result.stored(verb)
+        return SubstitutionOperands(w, x, pivots, backward, starts)
 
 
 def substituted(
     verb: str,
     w: DistMatrix,
-    b: DistMatrix,
+    b: DistMatrix | Array,
     sweeps: tuple[Sweep, ...],
     pivots: Array | None,
     *,
     backward: bool = False,
     progress: StageReport = None,
+    agrees: str = "",
 ) -> DistMatrix:
     """**Collective.** The solution for all columns of B, in columns over all ranks; arguments are checked.
 
     Args:
         verb: name of the call (global).
         w: the factor (global).
-        b: the right-hand sides (global).
+        b: the right-hand sides: a matrix, or an array that is equal on all ranks (global).
         sweeps: the triangular solves, in order (global).
         pivots: exchanges of rows, from 1; None for none (global).
         backward: undo the exchanges after the solves, instead of making them before (global).
         progress: called with the done part of the work (local).
+        agrees: see `core.call.step` (global).
     """
-    plan = _plan(w, b.desc, sweeps)
-    planned = _planned(verb, plan, w)
-    x = redistribute(b, plan.x)
-    _run(planned, _Execution(verb, w, x, pivots, backward, progress))
+    if isinstance(b, DistMatrix):
+        plan = _plan(w, b.desc, sweeps)
+        x = redistributed(verb, b, plan.x, agrees=agrees)
+    else:
+        assert not agrees, "the ranks allocate X together"
+        n, count = b.shape
+        plan = _plan(w, MatrixDescriptor.replicated(n, count, w.runtime.nprocs), sweeps)
+        x = _new(plan.x, w)
+        with w.runtime.local_step(verb):
+            w.runtime.backend.copy(b[:, _columns(plan.x, w.runtime.rank)], x.stored(verb))
+    _run(verb, plan, w, x, pivots, progress, backward=backward)
     return x
 
 
@@ -119,15 +119,14 @@ def inverted(
     """
     runtime = w.runtime
     plan = _plan(w, desc, sweeps, sorts=not runtime.backend.gpus)
-    planned = _planned(verb, plan, w)
     if not plan.sorts:
         x = identity(verb, plan.x, w)
-        _run(planned, _Execution(verb, w, x, pivots, False, progress))
+        _run(verb, plan, w, x, pivots, progress)
         return x
     starts = first_rows(w.shape[0], pivots)[_columns(plan.x, runtime.rank)]
     order = np.argsort(starts)
     x = identity(verb, plan.x, w, starts[order])
-    _run(planned, _Execution(verb, w, x, None, False, progress, starts[order]))
+    _run(verb, plan, w, x, None, progress, starts=starts[order])
     with runtime.local_step(verb):
         _move_columns(runtime.backend.arrays, x.stored(verb), np.argsort(order))
     return x
@@ -159,13 +158,18 @@ def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix, rows: Array | 
         rows: instead of those of the identity, the rows of the ones of this rank's columns (local).
     """
     runtime = like.runtime
-    nelements = None if desc.lld is None else desc.lld * desc.columns.max_count
-    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype, nelements)), runtime)
+    x = _new(desc, like)
     with runtime.local_step(verb):
         local, rows = x.stored(verb), _columns(desc, runtime.rank) if rows is None else rows
         runtime.backend.clear(local)
         runtime.backend.arrays.fill(local, rows, np.arange(len(rows)), 1)
     return x
+
+
+def _new(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** A matrix of the dtype of another one, not initialized."""
+    runtime = like.runtime
+    return DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype, desc.max_stored_nelements)), runtime)
 
 
 def _plan(w: DistMatrix, desc: MatrixDescriptor, sweeps: tuple[Sweep, ...], *, sorts: bool = False) -> SubstitutionPlan:
@@ -175,25 +179,23 @@ def _plan(w: DistMatrix, desc: MatrixDescriptor, sweeps: tuple[Sweep, ...], *, s
     return SubstitutionPlan(*options, runtime.topology.transport(runtime.nprocs), sorts)
 
 
-def _planned(verb: str, plan: SubstitutionPlan, w: DistMatrix) -> PlannedSubstitution:
-    """**Collective.** The planned solve, which the context keeps."""
-    runtime = w.runtime
-
-    def make() -> PlannedSubstitution:
-        with runtime.building(verb):
-            planned = PlannedSubstitution(plan, w.dtype, runtime)
-        runtime.agree(f"{verb}: workspace", {})
-        return planned
-
-    planned: PlannedSubstitution = runtime.plans.get(plan, make)
-    return planned
-
-
-def _run(planned: PlannedSubstitution, execution: _Execution) -> None:
+def _run(
+    verb: str,
+    plan: SubstitutionPlan,
+    w: DistMatrix,
+    x: DistMatrix,
+    pivots: Array | None,
+    progress: StageReport,
+    *,
+    backward: bool = False,
+    starts: Array | None = None,
+) -> None:
     """**Collective.** Solve, and report the end."""
-    planned.run(execution)
-    if execution.progress is not None:
-        execution.progress(1.0)
+    local = pivots, backward, starts, progress
+    form = plan, w.dtype
+    step(verb, w.runtime, lambda: Bound(Substitution, form, {}, {"W": w}, x, local=local))
+    if progress is not None:
+        progress(1.0)
 
 
 def _columns(desc: MatrixDescriptor, rank: int) -> Array:

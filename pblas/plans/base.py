@@ -98,6 +98,11 @@ class Plan(ABC):
     def workspace_nbytes(self) -> int:
         """Upper bound on the bytes of workspace of any rank."""
 
+    @property
+    def buffer_nbytes(self) -> int:
+        """The part of `workspace_nbytes` that an executor holds between executions."""
+        return self.workspace_nbytes
+
     @abstractmethod
     def moves(self) -> str:
         """The data that moves and the ranks that receive it, as text for `explain`."""

@@ -231,10 +231,14 @@ class FactorizationPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W, and two panels of far ranks."""
-        w, buffers = (self.w.lld or self.w.m) * self.w.columns.max_count, 0 if self._is_read_in_place else _BUFFERS
-        panel = self.w.m * min(self.w.nb, max(self.w.n, 1))
-        moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * (w + buffers * panel * (self.w.nprocs > 1)) + moved
+        w = (self.w.lld or self.w.m) * self.w.columns.max_count
+        return self.itemsize * w + self.buffer_nbytes + max(plan.workspace_nbytes for plan in self.redistributions)
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Two panels of far ranks."""
+        buffers = 0 if self._is_read_in_place or self.w.nprocs == 1 else _BUFFERS
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, max(self.w.n, 1))
 
     @property
     def _is_read_in_place(self) -> bool:

@@ -186,10 +186,15 @@ class PanelReflectorsPlan(ReflectorsPlan):
     @property
     def workspace_nbytes(self) -> int:
         """X, two panels of far ranks, two products with V, and the messages of a redistribution."""
+        moved = max(plan.workspace_nbytes for plan in self.redistributions)
+        return self.itemsize * self.x.max_local_nelements + self.buffer_nbytes + moved
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Two panels of far ranks, and two products with V."""
         buffers = 2 if self.transport in ("message", "mixed") and self.w.nprocs > 1 else 0
         width = min(self.w.nb, max(self.w.n, 1))
-        own = self.x.max_local_nelements + buffers * self.w.m * width + 2 * width * self.x.columns.max_count
-        return self.itemsize * own + max(plan.workspace_nbytes for plan in self.redistributions)
+        return self.itemsize * width * (buffers * self.w.m + 2 * self.x.columns.max_count)
 
     def moves(self) -> str:
         """The data that moves, as text."""
@@ -240,7 +245,12 @@ class TreeReflectorsPlan(ReflectorsPlan):
     def workspace_nbytes(self) -> int:
         """X, the first rows of another rank's X, and the messages of a redistribution."""
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * (self.x.max_local_nelements + self.w.n * self.x.n) + moved
+        return self.itemsize * self.x.max_local_nelements + self.buffer_nbytes + moved
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """The first rows of another rank's X."""
+        return self.itemsize * self.w.n * self.x.n
 
     def moves(self) -> str:
         """The data that moves, as text."""

@@ -130,9 +130,14 @@ class SubstitutionPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """X, two panels of other ranks, unless they are read in place, and the messages of a redistribution."""
-        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
         moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * (self.x.max_local_nelements + buffers * self.w.m * min(self.w.nb, self.w.n)) + moved
+        return self.itemsize * self.x.max_local_nelements + self.buffer_nbytes + moved
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Two panels of other ranks, unless they are read in place."""
+        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, self.w.n)
 
     @property
     def flops(self) -> int:

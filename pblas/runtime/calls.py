@@ -154,12 +154,15 @@ class CollectiveCall:
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         calls = self._calls
-        if calls.lent_at == calls.backend.agreement.ncalls and (caught is None or is_agreed(caught)):
+        if calls.lent_at >= 0:
             try:
-                calls.end_lending(self._verb)
+                if (caught is None or is_agreed(caught)) and calls.backend.agreement.broken is None:
+                    calls.end_lending(self._verb)
             except BaseException as failed:
                 calls.leave(self._verb, failed)
                 raise
+            finally:
+                calls.lent_at = -1
         calls.leave(self._verb, caught)
 
 
