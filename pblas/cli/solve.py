@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.settings import TIMEOUT
 from pblas.cli.output import add_command, check_output, dtype, make_progress
 from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
@@ -42,7 +43,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="x.npy")
     parser.add_argument("--assume-a", choices=("gen", "pos"), default="gen", help="see above (%(default)s)")
     parser.add_argument("--dtype", type=dtype, help="convert A and b to this dtype")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
 def run(arguments: Any, console: Console) -> int:

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import check_overlap, enough_ranks, matrix_remedy
+from pblas.core.checks import check_context, check_overlap, enough_ranks, matrix_remedy
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -251,8 +251,8 @@ def _agreed(call: ProductRequest, runtime: Runtime) -> _Agreed:
     verb, matrices = call.verb, call.matrices
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        for x in matrices:
+            check_context(verb, x, runtime)
         for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_not_conjugated, checked_trans, matrix_remedy
+from pblas.core.checks import check_context, check_not_conjugated, checked_trans, matrix_remedy
 from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
@@ -360,8 +360,7 @@ def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> Dist
     """
     if not isinstance(a, DistMatrix):
         raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    if a.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+    check_context(verb, a, runtime)
     if square and a.shape[0] != a.shape[1]:
         raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
     a.computed(verb)

@@ -10,6 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
+from pblas.core.checks import check_context
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
@@ -127,8 +128,7 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
         for name, x in operands:
             if not isinstance(x, DistMatrix):
                 raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+            check_context(verb, x, runtime)
         if a.shape != b.shape:
             raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
         if a.dtype != b.dtype:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import enough_ranks, matrix_remedy
+from pblas.core.checks import check_context, enough_ranks, matrix_remedy
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.execute.pipelined_trsm import RunPipelinedTrsm
 from pblas.execute.right_hand_sides import TrsmOperands
@@ -238,8 +238,8 @@ def _agreed(call: TrsmRequest, runtime: Runtime) -> tuple[TrsmArguments, TrsmPla
     """**Collective.** The checked and agreed arguments of a call, its plan, and the elements of a new X."""
     verb, out = call.verb, call.out
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        for x in call.matrices:
+            check_context(verb, x, runtime)
         if call.nprocs is not None:
             raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
         spec = TrsmArguments.checked(call)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_not_conjugated, matrix_remedy, shares_memory
+from pblas.core.checks import check_context, check_not_conjugated, matrix_remedy, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.reductions import converted_array
@@ -43,8 +43,7 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
     """
     if not isinstance(x, DistMatrix):
         raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
-    if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+    check_context(verb, x, runtime)
     x.stored(verb)
     check_dtype(verb, name, x.dtype)
     if dtype is not None and x.dtype != dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from pblas import errors
-from pblas.core.checks import enough_ranks
+from pblas.core.checks import check_context, enough_ranks
 from pblas.execute import executor
 from pblas.execute.one_dimensional.local_gemm import RunScaling
 from pblas.execute.summa.completion import Completion, RunCompleted
@@ -245,8 +245,8 @@ def _agreed(call: StructuredRequest, runtime: Runtime) -> _Agreed:
     verb = call.verb
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        for x in call.matrices:
+            check_context(verb, x, runtime)
         for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")

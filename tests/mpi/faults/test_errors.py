@@ -462,7 +462,7 @@ EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.PlannedMatmul,
     "no matrix": (ArgumentError, "B must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
     "nothing": (ArgumentError, "A must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
     "no c": (ArgumentError, "there is no C", lambda p, x, _: p.execute(x.a, x.b)),
-    "another context": (ArgumentError, "another context", lambda p, x, y: p.execute(x.a, y.b, x.c)),
+    "another context": (ArgumentError, "different contexts", lambda p, x, y: p.execute(x.a, y.b, x.c)),
     "out is read-only": (ArgumentError, "read-only", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.fixed)),
     "out is b": (ArgumentError, "out overlaps B", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.b)),
 }
