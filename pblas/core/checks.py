@@ -46,7 +46,7 @@ def check_like_planned(
         ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
     """
     if not isinstance(x, DistMatrix):
-        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
+        raise not_a_matrix("execute", name.lower(), x)
     check_context("execute", x, runtime, remedy)
     if x.dtype != dtype:
         raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {dtype.name}; plan anew")
@@ -182,6 +182,15 @@ def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
         if (x is not old or not is_same_memory(part, d)) and shares_memory(part, d):
             same = " in part; it may be C itself" if x is old else ""
             raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+
+
+def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
+    """The error of an argument that must be a matrix and is none.
+
+    >>> print(not_a_matrix("det", "a", 3.0))
+    det: a must be a DistMatrix, got float; ctx.from_global(array, desc) makes one
+    """
+    return errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
 
 
 def check_context(

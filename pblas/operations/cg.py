@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
 import numpy as np
 
-from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import not_a_matrix
 from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.cg import CgArguments, check_product
@@ -92,9 +91,8 @@ def cg(
     """
     runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        name, x = ("B", b) if callable(a) else ("A", a)
-        text = f"{_VERB}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
-        fail_without_context(_VERB, errors.ArgumentError(text))
+        name, x = ("b", b) if callable(a) else ("a", a)
+        fail_without_context(_VERB, not_a_matrix(_VERB, name, x))
     with runtime.call(_VERB):
         with runtime.local_step(_VERB):
             args = CgArguments.checked(_VERB, runtime, a, b, tol, maxiter, preconditioner)

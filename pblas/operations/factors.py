@@ -88,17 +88,15 @@ class Factor(FactoredMatrix, ABC):
         return self.agreed_solution(verb, b, trans, progress, agrees)
 
     def agreed_solution(
-        self, verb: str, b: DistMatrix | Array, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
-    ) -> Any:
+        self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
+    ) -> MatrixOrArray:
         """**Collective.** `solution` of checked arguments, a vector as an n x 1 array, on which the ranks agree."""
         self._check_invertible(verb)
         sweeps, backward = self._sweeps(trans), trans != "N"
         x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return redistributed(verb, x, b.desc.without_lld, is_temporary=True)
-        whole = x.to_global(None)
-        assert whole is not None, "on all ranks"
-        return whole[:, 0]
+        return x.to_global(None)[:, 0]
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.

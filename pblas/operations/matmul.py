@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import check_context, check_overlap, enough_ranks, matrix_remedy
+from pblas.core.checks import check_context, check_overlap, enough_ranks, not_a_matrix
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -200,7 +200,7 @@ def pmatmul(
     """
     call = ProductRequest(verb="pmatmul", mixed=True, **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        error = errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        error = not_a_matrix("pmatmul", "a", a)
         fail_without_context(call.verb, error)
     runtime = call.matrices[0].runtime
     with runtime.call(call.verb):

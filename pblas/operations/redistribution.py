@@ -17,7 +17,7 @@ from pblas.core.checks import (
     check_not_conjugated,
     check_ranks,
     checked_trans,
-    matrix_remedy,
+    not_a_matrix,
 )
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
@@ -94,7 +94,7 @@ class Redistribution(Operation[DistMatrix]):
         trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
-            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+            raise not_a_matrix(verb, "a", a)
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
             raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.core.checks import check_context
+from pblas.core.checks import check_context, not_a_matrix
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
@@ -115,7 +115,7 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     operands: tuple[tuple[str, Any], ...] = ("a", a), ("b", b)
     matrices = [x for _, x in operands if isinstance(x, DistMatrix)]
     if not matrices:
-        fail_without_context(verb, errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}"))
+        fail_without_context(verb, not_a_matrix(verb, "a", a))
     runtime = matrices[0].runtime
     with runtime.call(verb):
         return _vdot(runtime, operands)
@@ -127,7 +127,7 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
     with runtime.local_step(verb):
         for name, x in operands:
             if not isinstance(x, DistMatrix):
-                raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}")
+                raise not_a_matrix(verb, name, x)
             check_context(verb, x, runtime)
         if a.shape != b.shape:
             raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")

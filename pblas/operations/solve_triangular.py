@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import not_a_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.linalg_errors import SingularMatrixError
@@ -66,7 +65,7 @@ def solve_triangular(
     [1.0, 2.0]
     """
     verb = "solve_triangular"
-    error = errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+    error = not_a_matrix(verb, "a", a)
     runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
     if runtime is None:
         fail_without_context(verb, error)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import check_context, enough_ranks, matrix_remedy
+from pblas.core.checks import check_context, enough_ranks, not_a_matrix
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.execute.pipelined_trsm import RunPipelinedTrsm
 from pblas.execute.right_hand_sides import TrsmOperands
@@ -202,7 +202,7 @@ def trsm(
     """
     call = TrsmRequest(verb="trsm", **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        error = errors.ArgumentError(f"trsm: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        error = not_a_matrix("trsm", "a", a)
         fail_without_context(call.verb, error)
     return solved(call, call.matrices[0].runtime)
 

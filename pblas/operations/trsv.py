@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pblas import errors
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import not_a_matrix
 from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
@@ -16,7 +16,7 @@ from pblas.runtime.open_contexts import fail_without_context
 
 
 def trsv(
-    A: DistMatrix,
+    a: DistMatrix,
     x: MatrixOrArray,
     *,
     uplo: str = "L",
@@ -30,7 +30,7 @@ def trsv(
     For a small A one rank solves, and receives the triangle.
 
     Args:
-        A: n x n matrix in any layout, of which one triangle is read (global).
+        a: n x n matrix in any layout, of which one triangle is read (global).
         x: n x 1 or 1 x n matrix in any layout, or an array of n elements that is equal on all ranks (global).
         uplo: "L" for a lower, "U" for an upper triangular A (global).
         trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
@@ -53,13 +53,13 @@ def trsv(
     [2.0, 2.0]
     """
     verb = "trsv"
-    error = errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(A).__name__}; {matrix_remedy(A)}")
-    runtime = next((each.runtime for each in (A, x, out) if isinstance(each, DistMatrix)), None)
+    error = not_a_matrix(verb, "a", a)
+    runtime = next((each.runtime for each in (a, x, out) if isinstance(each, DistMatrix)), None)
     if runtime is None:
         fail_without_context(verb, error)
     with runtime.call(verb):
         with runtime.local_step(verb):
-            if not isinstance(A, DistMatrix):
+            if not isinstance(a, DistMatrix):
                 raise error
             shape = tuple(getattr(x, "shape", ()))
             is_array = not isinstance(x, DistMatrix)
@@ -75,8 +75,8 @@ def trsv(
             column = x.T if is_row else x
             target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
         else:
-            is_row, target, column = False, None, replicated_matrix(verb, A, x[:, None])
-        result = solved(TrsmRequest(verb, A, column, "L", uplo, trans, diag, 1, target), runtime)
+            is_row, target, column = False, None, replicated_matrix(verb, a, x[:, None])
+        result = solved(TrsmRequest(verb, a, column, "L", uplo, trans, diag, 1, target), runtime)
         if is_array:
             array: Any = runtime.backend.reading(result.local)[:, 0].copy()
             return array

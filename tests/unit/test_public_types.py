@@ -111,3 +111,11 @@ def test_any_is_found() -> None:
         has_any(ast.parse(text, mode="eval").body) for text in ("Any", "tuple[int, Any]", "Any | None", "NDArray[Any]")
     ]
     assert found == [True, True, True, False]
+
+
+def test_operands_have_the_same_names_everywhere() -> None:
+    """Matrices are a, b, c and vectors x, y, as arguments of any function of pblas, pblas.blas and pblas.linalg."""
+    for name, value in public().items():
+        if inspect.isfunction(value):
+            named = [each for each in inspect.signature(value).parameters if len(each) == 1]
+            assert set(named) <= {*"abcxykmnp"}, name

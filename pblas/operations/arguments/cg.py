@@ -64,7 +64,7 @@ class CgArguments:
                 _check_operator(verb, name, x, runtime, n, dtype)
             elif not callable(x) and not (x is None and name == "preconditioner"):
                 raise errors.ArgumentError(
-                    f"{verb}: {name} must be a DistMatrix or a function of one, got {type(x).__name__}; "
+                    f"{verb}: {name.lower()} must be a DistMatrix or a function of one, got {type(x).__name__}; "
                     f"{matrix_remedy(x)}"
                 )
         if not _is_number(tol) or not 0 <= tol < math.inf:

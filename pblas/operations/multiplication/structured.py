@@ -212,7 +212,7 @@ def run_structured(call: StructuredRequest) -> DistMatrix:
     """**Collective.** Plan and execute a call in one."""
     if not call.matrices:
         got = type(call.a).__name__
-        error = errors.ArgumentError(f"{call.verb}: A must be a DistMatrix, got {got}; plan_{call.routine} plans")
+        error = errors.ArgumentError(f"{call.verb}: a must be a DistMatrix, got {got}; plan_{call.routine} plans")
         fail_without_context(call.verb, error)
     runtime, out = call.matrices[0].runtime, call.out if isinstance(call.out, DistMatrix) else None
     with runtime.call(call.verb):

@@ -459,8 +459,8 @@ EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.PlannedMatmul,
     "shape of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.short, x.c)),
     "layout of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b.T, x.c)),
     "shape of out": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.wide)),
-    "no matrix": (ArgumentError, "B must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
-    "nothing": (ArgumentError, "A must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
+    "no matrix": (ArgumentError, "b must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
+    "nothing": (ArgumentError, "a must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
     "no c": (ArgumentError, "there is no C", lambda p, x, _: p.execute(x.a, x.b)),
     "another context": (ArgumentError, "different contexts", lambda p, x, y: p.execute(x.a, y.b, x.c)),
     "out is read-only": (ArgumentError, "read-only", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.fixed)),

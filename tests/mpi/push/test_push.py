@@ -570,7 +570,7 @@ def execute_closed(scene: Scene) -> None:
 
 MISTAKES: dict[str, tuple[str, str, Callable[[Scene], object]]] = {
     "dtype": ("DTypeError", "A is float32, planned was float64; plan anew", lambda scene: scene.execute(scene.single)),
-    "no matrix": ("ArgumentError", "A must be a DistMatrix, got int", lambda scene: scene.execute(7)),
+    "no matrix": ("ArgumentError", "a must be a DistMatrix, got int", lambda scene: scene.execute(7)),
     "overlap": ("ArgumentError", "out overlaps B", lambda scene: scene.planned.execute(scene.a, scene.b, out=scene.b)),
     "a stream": (
         "ArgumentError",
