@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
 MAXIMA = 6
+_ZEROS = (0,) * MAXIMA
 BITS = 2048
 ALL_BITS = (1 << BITS) - 1
 _MESSAGE = struct.Struct(f"<5q{MAXIMA}q{BITS // 8}s{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
@@ -78,9 +79,9 @@ class _Known:
     other: bytes  # of the lowest rank with another call
 
     def pack(self) -> bytes:
-        *error, text = self.error
+        rank, kind, info, text = self.error
         bits = self.bits.to_bytes(BITS // 8, "little")
-        return _MESSAGE.pack(*self.ranks, *error, *self.maxima, bits, self.call, self.other, text)
+        return _MESSAGE.pack(*self.ranks, rank, kind, info, *self.maxima, bits, self.call, self.other, text)
 
     @staticmethod
     def unpack(raw: bytes | bytearray) -> _Known:
@@ -158,7 +159,7 @@ class Agreement:
         Args:
             call: the operation, then one line "name=value" for each argument that must be equal (global).
             error: this rank's error, or None (local).
-            maxima: up to six integers; the agreement returns their maxima over all ranks (local).
+            maxima: at most `MAXIMA` integers; the agreement returns their maxima over all ranks (local).
             bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
@@ -172,10 +173,12 @@ class Agreement:
             error.__traceback__ = error.__context__ = None
         start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
-        padded = maxima + (0,) * (MAXIMA - len(maxima))
+        if error is None and not (self._rounds or start):  # the only rank
+            return Agreed(maxima, bits)
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
+        padded = maxima + _ZEROS[len(maxima) :]
         raw = own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
@@ -380,7 +383,7 @@ class Agreement:
         """Raise PeerTimeout too if the other ranks gave up on this rank because it arrived too late."""
         # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
         was_away = time.monotonic() - self._last > min(GRACE, self.timeout)
-        for _ in range(_PROBES_LATE if was_away else 1):
+        for _ in range(_PROBES_LATE) if was_away else (0,):
             if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
@@ -472,7 +475,7 @@ def _text_of(raw: bytes) -> str:
 
 def _fit(text: str, nbytes: int) -> bytes:
     """The text in at most `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
-    raw = _text(text).encode()
+    raw = text.encode(errors="backslashreplace")
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check
@@ -517,7 +520,7 @@ def rendezvous(
         call: the operation, then one line "name=value" for each setting that must be equal (global).
         timeout: seconds that a rank waits for another (global).
         error: this rank's error, or None (local).
-        maxima: integers; the result has their maxima over all ranks (local).
+        maxima: at most `MAXIMA` integers; the result has their maxima over all ranks (local).
 
     Raises:
         PeerTimeout: a rank does not arrive.

@@ -31,7 +31,7 @@ def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
     runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
     if runtime is None:
         name, x = next(iter(matrices.items()))
-        fail_without_context(verb, not_a_matrix(verb, name, x))
+        fail_without_context(verb, not_a_matrix(verb, name.lower(), x))
     return runtime
 
 
@@ -187,9 +187,14 @@ def planned(
 
 
 def planned_without_context(
-    verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None, descs: Iterable[MatrixDescriptor]
+    verb: str,
+    bound: Bound[Any],
+    kind: type[PlannedT],
+    nprocs: int | None,
+    descs: Iterable[MatrixDescriptor],
+    topology: Topology | None = None,
 ) -> PlannedT:
     """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
     ranks = enough_ranks(verb, nprocs, descs)
-    topology = Topology(ranks, shared=True)
+    topology = topology or Topology(ranks, shared=True)
     return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)

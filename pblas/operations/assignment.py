@@ -29,6 +29,8 @@ def assign(a: DistMatrix, key: Any, value: Any) -> None:
     with runtime.local_step(VERB):
         bounds = selection(a.shape, key)
         view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
+        if not getattr(view.stored(VERB).flags, "writeable", True):  # CuPy has no such flag
+            raise errors.ArgumentError(f"{VERB}: A is made of a read-only array; give it memory that can be written")
         if isinstance(value, DistMatrix):
             _check_matrix(value, view)
             source, target = (runtime.backend.shadow(x.stored(VERB)) for x in (value, view))

@@ -80,8 +80,8 @@ class Factor(FactoredMatrix, ABC):
                 signature: Any = b.signature()
             else:
                 b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = {"B": b.shape}
-            agrees = spelled({"trans": trans, **signature, **self._w.signature()})
+                signature = b.shape
+            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
         if self.info or not isinstance(b, DistMatrix):  # otherwise the first step agrees on the arguments
             runtime.agree(verb + agrees, {})
             agrees = ""

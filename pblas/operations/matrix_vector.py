@@ -290,7 +290,7 @@ class _Checked:
         """The arguments on which the ranks agree."""
         vectors = {name: v.described() for name, v in (("x", self.x), ("y", self.y), ("out", self.out)) if v}
         options = {name: getattr(self, name) for name in ("trans", "alpha", "beta", "part", "unit")}
-        return {**vectors, **options, **self.a.signature()}
+        return {**vectors, **options, "A": self.a.signature()}  # the gathering of x adds the signature of x
 
 
 def product(call: Product) -> Any:
@@ -488,8 +488,9 @@ def _total(call: Product, spec: _Checked, runtime: Runtime, prepared: _Prepared)
     Zeros if neither A nor x is read.
     """
     a, verb, plan = spec.a, call.verb, prepared.plan
+    step = f"{verb}: sums"
     if spec.alpha == 0 or not plan.vector_length or not plan.length:
-        runtime.agree(f"{verb}: nothing to multiply", spec.agreed())
+        runtime.agree(step if spec.x.column is None else verb, spec.agreed())  # as ranks whose alpha is not 0
         length = prepared.column.local_shape(runtime.rank)[0] if plan.stays else plan.length
         return np.zeros(length, np.dtype(plan.partial_dtype))
     call_args = spec.agreed()
@@ -503,7 +504,6 @@ def _total(call: Product, spec: _Checked, runtime: Runtime, prepared: _Prepared)
         partial = multiply(prepared.local, runtime.backend, a.stored(verb), vector)
         if plan.stays and spec.unit:
             partial = partial + vector[prepared.own]
-    step = f"{verb}: sums"
     if plan.stays:
         runtime.agree(step, call_args)
         return partial

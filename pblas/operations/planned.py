@@ -230,8 +230,9 @@ class PlannedOperation(Generic[ExecutionT]):
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
-            self._prepare(runtime)
-            return self._run_once(runtime, execution)
+        # Not in the handler: its exception keeps the frames of the first attempt, and with them its memory.
+        self._prepare(runtime)
+        return self._run_once(runtime, execution)
 
     def _prepare(self, runtime: Runtime) -> None:
         """**Collective.** Build the executor, for messages if shared memory does not suffice."""
@@ -241,6 +242,7 @@ class PlannedOperation(Generic[ExecutionT]):
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
+        if self._executor is None:  # not in the handler, as in `_run`
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
         log.planned(runtime.rank, self.noun, self.plan)

@@ -183,13 +183,14 @@ def redistributed(
     out: DistMatrix | None = None,
     trans: Trans = "N",
     uplo: Uplo | None = None,
+    diagonal: int = 0,
     is_temporary: bool = False,
     agrees: str = "",
 ) -> DistMatrix:
     """**Collective.** `redistribute` as a step of a call, which drops A if it `is_temporary`: see `core.call.step`."""
 
     def bind() -> Bound[DistMatrix]:
-        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo)
+        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo, diagonal=diagonal)
         return bound._replace(is_temporary=is_temporary)
 
     return step(verb, a.runtime, bind, agrees=agrees)

@@ -53,9 +53,10 @@ class Calls:
                 f"turns"
             )
         self._depth += 1
-        if self._depth == 1:
-            self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
-        if self._depth == 1 and threading.get_ident() == threading.main_thread().ident:
+        if self._depth > 1:
+            return
+        self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
+        if threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(SIGINT)
             if callable(handler):  # otherwise SIGINT is ignored, or ends the process
                 self._handler = handler
@@ -70,19 +71,25 @@ class Calls:
             KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
                 and so does any rank when the context is closed.
         """
-        if self._depth == 1 and self._start:
+        if self._depth > 1:
+            try:
+                self._depth -= 1
+            finally:
+                self._thread.release()
+            return
+        if self._start:
             ms = 1e3 * (time.perf_counter() - self._start)
             log.write(log.DEBUG, self.backend.rank, "%s: %.3f ms%s", verb, ms, "" if caught is None else ", it raised")
         try:
-            if self._depth == 1 and caught is not None:
+            if caught is not None:
                 self._fail(verb, caught)
-            elif self._depth == 1 and self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
+            elif self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
                 self.backend.agreement.interrupted = False
                 raise KeyboardInterrupt
         finally:
-            self._depth -= 1
+            self._depth = 0
             try:
-                if self._depth == 0 and self._handler is not None:
+                if self._handler is not None:
                     _signal.signal(SIGINT, self._handler)
                     self._handler = None
             finally:

@@ -358,7 +358,7 @@ def _gradients(
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
-        needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
+        needs = tuple(checked_flag(caller.verb, "each of needs", each) for each in needs)
         caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
         gradient = ActivationGradient(caller, epilogue, dy, aux)
         shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)

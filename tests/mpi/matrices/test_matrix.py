@@ -360,7 +360,7 @@ def test_the_repr_of_a_matrix_is_the_same_on_every_rank(ctx: Context) -> None:
         assert part in text
 
 
-@pytest.mark.skipif(COMM.size == 1, reason="without messages the context goes on")
+@pytest.mark.mpi(min_size=2)  # without messages the context goes on
 @pytest.mark.parametrize("by", ["scatter", "gather"])
 def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx: Context, by: str) -> None:
     x, desc = np.ones((8, 7)), MatrixDescriptor.row_wise(8, 7, COMM.size)
@@ -369,7 +369,7 @@ def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx:
     assert "_global: KeyboardInterrupt" in check_broken_half_way(call, f"pblas.matrices.scatter_gather.{by}")
 
 
-@pytest.mark.skipif(COMM.size == 1, reason="nobody waits")
+@pytest.mark.mpi(min_size=2)  # otherwise nobody waits
 def test_an_exception_amid_messages_breaks_the_context_on_every_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first rank fails while it collects the parts, the others do not wait until the deadline."""
     with Context(timeout=TIMEOUT) as ctx:

@@ -33,7 +33,7 @@ TRANSPORTS: dict[str, list[tuple[str, int | None]]] = {
 """Of each kind, with the number of chunks: of pushes, one kernel or copies."""
 P, RANK = COMM.size, COMM.rank
 M, N, K = 9, 7, 8
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason="more ranks show nothing new")]
 
 
 def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:

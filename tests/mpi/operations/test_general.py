@@ -298,8 +298,7 @@ class Lanes(HostArrays):
 
 
 @one_host
-@few
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("width", [2, 3, 16])
@@ -318,8 +317,7 @@ def test_lanes_wait_only_for_their_dependencies(
 
 
 @one_host
-@few
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
     """With new values, in other memory, and after another rank has changed its memory."""

@@ -21,7 +21,7 @@ from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.multiplication.base import PlannedMatmul
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host
+from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host, raises_on_all_ranks
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -680,3 +680,14 @@ def test_successive_calls_use_one_plan(contexts: Contexts, transport: str, monke
                     got, expected = pblas.blas.syrk(A, alpha=alpha), np.tril(alpha * x @ x.T)
                 assert np.allclose(collected(got), expected)
             assert built == [routine] * count
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("which", ["a", "b", "c", "out"])
+def test_an_execution_refuses_another_storage_order(ctx: pblas.Context, which: str) -> None:
+    desc = MatrixDescriptor.row_wise(7, 7, ctx.nprocs)
+    x: Any = {name: ctx.random(desc, seed=seed) for seed, name in enumerate(("a", "b", "c", "out"))}
+    other = x | {which: ctx.random(dataclasses.replace(desc, order="C"))}
+    with pblas.plan_matmul(**x) as planned:
+        raises_on_all_ranks(pblas.DescriptorError, "planned was", lambda: planned.execute(**other))
+        planned.execute(**x)
