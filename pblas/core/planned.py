@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -77,6 +78,7 @@ class PlanHandle:
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
         with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.plans.plan import Topology
     from pblas.plans.trsm import TrsmPlan
@@ -232,7 +233,7 @@ def plan_trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
     dtype: Any = None,
     nprocs: int | None = None,
@@ -284,7 +285,7 @@ def trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** Solve op(A) X = alpha B or X op(A) = alpha B for a triangular A, in any layouts.

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute import Executor
     from pblas.plans.plan import Topology
@@ -502,8 +503,8 @@ def planned_structured(
     uplo: Uplo,
     trans: Trans,
     diag: Diag,
-    alpha: complex,
-    beta: complex | None,
+    alpha: Scalar,
+    beta: Scalar | None,
     out: Any,
     overlap: bool,
     dtype: Any,
