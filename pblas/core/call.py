@@ -188,9 +188,14 @@ def planned(
 
 
 def planned_without_context(
-    verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None, descs: Iterable[MatrixDescriptor]
+    verb: str,
+    bound: Bound[Any],
+    kind: type[PlannedT],
+    nprocs: int | None,
+    descs: Iterable[MatrixDescriptor],
+    topology: Topology | None = None,
 ) -> PlannedT:
     """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
     ranks = enough_ranks(verb, nprocs, descs)
-    topology = Topology(ranks, shared=True)
+    topology = topology or Topology(ranks, shared=True)
     return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)

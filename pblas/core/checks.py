@@ -84,6 +84,17 @@ def checked_trans(verb: str, name: str, value: Any) -> Trans:
     return value  # type: ignore[return-value]  # one of the three
 
 
+def checked_letter(verb: str, name: str, value: Any, letters: str) -> Any:
+    """A value as one of some letters; ArgumentError for any other value.
+
+    >>> checked_letter("trsm", "side", "L", "LR")
+    'L'
+    """
+    if not isinstance(value, str) or len(value) != 1 or value not in letters:
+        raise errors.ArgumentError(f"{verb}: {name} must be {' or '.join(map(repr, letters))}, got {value!r}")
+    return value
+
+
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
     """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid.
 

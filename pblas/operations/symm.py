@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations.arguments.structured import StructuredRequest
-from pblas.operations.multiplication.structured import planned_structured, run_structured
+from pblas.core.call import call
+from pblas.operations.multiplication.structured import (
+    PlannedSymmetricProduct,
+    SymmetricMultiplication,
+    planned_structured,
+)
 
 if TYPE_CHECKING:
     from pblas.core.options import Side, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.structured import PlannedSymmetricProduct
     from pblas.simulation.hardware import Hardware
 
 
@@ -53,7 +56,8 @@ def symm(
 
     Source: PBLAS, p?symm.
     """
-    return run_structured(StructuredRequest(verb="symm", routine="symm", **locals()))
+    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("symm", bind, matrices, "symm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
 
 
 def plan_symm(
@@ -98,10 +102,24 @@ def plan_symm(
     >>> plan_symm(rows, rows, dtype="float64").plan.inner.name
     'AllGatherGemm'
     """
-    planned: PlannedSymmetricProduct = planned_structured(
-        StructuredRequest(verb="plan_symm", routine="symm", **locals())
+    return planned_structured(
+        PlannedSymmetricProduct,
+        nprocs,
+        hardware,
+        "symm",
+        a,
+        b,
+        c,
+        side,
+        uplo,
+        "N",
+        "N",
+        alpha,
+        beta,
+        out,
+        overlap,
+        dtype,
     )
-    return planned
 
 
 def hemm(
@@ -142,7 +160,8 @@ def hemm(
 
     Source: PBLAS, p?hemm.
     """
-    return run_structured(StructuredRequest(verb="hemm", routine="hemm", **locals()))
+    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("hemm", bind, matrices, "hemm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
 
 
 def plan_hemm(
@@ -187,7 +206,21 @@ def plan_hemm(
     >>> plan_hemm(rows, rows, dtype="complex128").plan.inner.name
     'AllGatherGemm'
     """
-    planned: PlannedSymmetricProduct = planned_structured(
-        StructuredRequest(verb="plan_hemm", routine="hemm", **locals())
+    return planned_structured(
+        PlannedSymmetricProduct,
+        nprocs,
+        hardware,
+        "hemm",
+        a,
+        b,
+        c,
+        side,
+        uplo,
+        "N",
+        "N",
+        alpha,
+        beta,
+        out,
+        overlap,
+        dtype,
     )
-    return planned
