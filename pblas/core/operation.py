@@ -108,7 +108,7 @@ class Operation(ABC, Generic[ResultT]):
         """The local arrays and scalars of a call, as the executor takes them (local)."""
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
         return cls(*form)
 
@@ -125,6 +125,10 @@ class Operation(ABC, Generic[ResultT]):
     def is_local(self) -> bool:
         """Whether the executor has no memory that ranks share, so that each rank makes it without the others."""
         return False
+
+    def begin(self, arrays: Any, bound: Bound[ResultT]) -> None:
+        """Begin an execution on this rank's arrays (local)."""
+        arrays.begin()
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""

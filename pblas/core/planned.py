@@ -190,7 +190,9 @@ class Planned(PlanHandle, Generic[ResultT]):
         """**Collective**, unless it is local. The executor; of a new plan if the context has changed its transport."""
         transport = runtime.topology.transport(runtime.nprocs)
         if transport not in (self.topology.transport(runtime.nprocs), "push"):
-            self.plan = self.operation.plan(runtime.nprocs, runtime.topology)
+            machine = runtime.nprocs, runtime.topology
+            self.operation = self.operation.made(self.noun, self.bound.form, *machine)
+            self.plan, self.topology = self.operation.plan(*machine), runtime.topology
         return self.operation.executor(self.plan, runtime.backend)
 
     def free_buffers(self) -> None:
@@ -226,7 +228,7 @@ class Planned(PlanHandle, Generic[ResultT]):
 
     def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        runtime.backend.arrays.begin()
+        self.operation.begin(runtime.backend.arrays, bound)
         result = bound.out
         if result is None:
             result = self.new_result(runtime, bound)

@@ -155,7 +155,7 @@ class StructuredProduct(Operation[DistMatrix]):
         )
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation, out = cls(*form), form[8]
         checked_dtype(verb, operation.dtype)
         operation.check_shapes(verb, {"C": operation.c, "out": out})
