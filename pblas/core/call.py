@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pblas import errors
-from pblas.core.checks import check_matrices, enough_ranks, matrix_remedy
+from pblas.core.checks import check_matrices, enough_ranks, not_a_matrix
 from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
@@ -31,8 +31,7 @@ def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
     runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
     if runtime is None:
         name, x = next(iter(matrices.items()))
-        got = f"{name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
-        fail_without_context(verb, errors.ArgumentError(f"{verb}: {got}"))
+        fail_without_context(verb, not_a_matrix(verb, name.lower(), x))
     return runtime
 
 

@@ -44,6 +44,7 @@ class Bound(NamedTuple, Generic[ResultT]):
         nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
         fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
         local: what `Operation.parts` has made of `reads`, or other objects of this call (local).
+        agrees: text for the agreement of a planned execution, as a part of another call; None: `text` (global).
         is_temporary: whether the calling step drops what is read, so that no peer's reading of it must end (global).
     """
 
@@ -58,6 +59,7 @@ class Bound(NamedTuple, Generic[ResultT]):
     fact: int = 0
     local: Any = None
     is_temporary: bool = False
+    agrees: str | None = None
 
     @property
     def key(self) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -77,6 +78,7 @@ class PlanHandle:
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
         with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace
@@ -300,10 +302,16 @@ class Planned(PlanHandle, Generic[ResultT]):
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 bound = bind()
                 begun = self.begin(verb, runtime, bound)
-            scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
-            text = f"{verb}{scalars}\nout is given={bound.out is not None}"
-            (scratch,) = runtime.backend.agree(text, maxima=(int(begun.alone),)).maxima
+                text = self._agreement_text(bound)
+            (scratch,) = runtime.backend.agree(f"{verb}{text}", maxima=(int(begun.alone),)).maxima
         return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
+
+    def _agreement_text(self, bound: Bound[ResultT]) -> str:
+        """The arguments of an execution as text; the planned scalars were spelled before (global)."""
+        if bound.agrees is not None:
+            return bound.agrees
+        scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
+        return f"{scalars}\nout is given={bound.out is not None}"
 
     def _is_read(self, runtime: Runtime) -> bool:
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""

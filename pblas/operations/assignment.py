@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import is_same_memory, shares_memory
+from pblas.core.checks import check_context, is_same_memory, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
@@ -85,8 +85,7 @@ def _converted(runtime: Runtime, value: DistMatrix, dtype: np.dtype[Any]) -> Dis
 
 def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
     """Raise an error unless a matrix can be assigned to a view (local)."""
-    if value.runtime is not view.runtime:
-        raise errors.ArgumentError(f"{VERB}: a matrix of another context; make both with one context")
+    check_context(VERB, value, view.runtime)
     if not all(k in (1, size) for k, size in zip(value.shape, view.shape, strict=True)):
         raise errors.DescriptorError(
             f"{VERB}: the value is {value.shape[0]} x {value.shape[1]}, the submatrix "

@@ -24,7 +24,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ArrayT
     from pblas.backends.local_step import LocalStep
     from pblas.execute.collective.collective import OneShot
     from pblas.execute.collective.reduction import Finish
@@ -43,14 +43,14 @@ class Collectives:
     @collective
     def allreduce(
         self,
-        x: Any,
-        out: Any = None,
+        x: ArrayT,
+        out: ArrayT | None = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
         stream: Any = None,
-    ) -> Any:
+    ) -> ArrayT:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
         16-bit elements are added in 32 bits and rounded once. The order of additions depends on the algorithm, the
@@ -85,14 +85,14 @@ class Collectives:
     @collective
     def reduce_scatter(
         self,
-        x: Any,
-        out: Any = None,
+        x: ArrayT,
+        out: ArrayT | None = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         counts: Sequence[int] | None = None,
         stream: Any = None,
-    ) -> Any:
+    ) -> ArrayT:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
         Args:
@@ -113,7 +113,9 @@ class Collectives:
         return _reduce(self.runtime, "reduce_scatter", x, out, Reduction(op, epilogue, counts=counts), stream)
 
     @collective
-    def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
+    def allgather(
+        self, x: ArrayT, out: ArrayT | None = None, *, counts: Sequence[int] | None = None, stream: Any = None
+    ) -> ArrayT:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
         Args:

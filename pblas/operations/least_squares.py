@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.linalg_errors import SingularMatrixError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pblas.operations.qr_factor import QrFactor
 
 
-class LstsqResult(NamedTuple):
+class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
     """The result of `lstsq`, as of numpy.linalg.lstsq.
 
     Args:
@@ -33,15 +34,15 @@ class LstsqResult(NamedTuple):
         s: None: QR gives no singular values (global).
     """
 
-    x: Any
+    x: MatrixOrArray
     residuals: Array
     rank: int
     s: None
 
 
 def lstsq(
-    a: DistMatrix, b: DistMatrix | Array, *, overwrite_a: bool = False, progress: ProgressTarget = False
-) -> LstsqResult:
+    a: DistMatrix, b: MatrixOrArray, *, overwrite_a: bool = False, progress: ProgressTarget = False
+) -> LstsqResult[MatrixOrArray]:
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
     A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.

@@ -7,7 +7,7 @@ from functools import partial
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from pblas.core.call import agreed, call, planned, runtime_of
+from pblas.core.call import agreed, call, made, planned, runtime_of, step
 from pblas.core.checks import enough_ranks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -21,6 +21,8 @@ from pblas.plans.plan import Topology
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
+    from pblas.core.operation import Bound
     from pblas.epilogues import Epilogue
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
@@ -36,8 +38,8 @@ def plan_matmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     dtype: Any = None,
     out_dtype: Any = None,
@@ -142,9 +144,12 @@ def plan_matmul(
     if runtime.transport != "push":
         return planned(verb, PlannedMatmul, Product.bind, matrices, request)
     with runtime.call(verb):
-        made = _pushed(runtime, request)
+        bound, operation = _agreed(runtime, request)
+        if operation.chosen.transport != "push":
+            return made(verb, runtime, bound, PlannedMatmul)
+        pushed = _pushed(runtime, request, bound, operation)
         runtime.agree(f"{verb}: workspace", {})
-        return made
+        return pushed
 
 
 def pmatmul(
@@ -154,8 +159,8 @@ def pmatmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     out_dtype: Any = None,
     wire_dtype: Any = None,
@@ -222,8 +227,12 @@ def pmatmul(
     runtime = runtime_of(verb, matrices)
     if runtime.transport != "push":
         return call(verb, Product.bind, matrices, request)
-    with runtime.call(verb), _pushed(runtime, request) as planned:
-        return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
+    with runtime.call(verb):
+        bound, operation = _agreed(runtime, request)
+        if operation.chosen.transport != "push":
+            return step(verb, runtime, lambda: bound)
+        with _pushed(runtime, request, bound, operation) as planned:
+            return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
 def _plan_layouts(request: ProductRequest) -> PlannedMatmul:
@@ -240,11 +249,16 @@ def _plan_layouts(request: ProductRequest) -> PlannedMatmul:
     return PlannedMatmul(operation, None, ranks, topology, bound)
 
 
-def _pushed(runtime: Runtime, request: ProductRequest) -> PushedMatmul:
-    """**Collective.** A planned product of the push transport; the next collective call is an agreement."""
+def _agreed(runtime: Runtime, request: ProductRequest) -> tuple[Bound[DistMatrix], Product]:
+    """**Collective.** The arguments of a product where ranks may push data, and its operation."""
     verb = request.verb
     bound, _ = agreed(verb, runtime, partial(Product.bind, verb, runtime, request))
-    operation = Product.made(verb, bound.form, runtime.nprocs, runtime.topology)
+    return bound, Product.made(verb, bound.form, runtime.nprocs, runtime.topology)
+
+
+def _pushed(runtime: Runtime, request: ProductRequest, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
+    """**Collective.** A planned product of the push transport; the next collective call is an agreement."""
+    verb = request.verb
     spec = operation.spec._replace(verb=verb, alpha=bound.scalars["alpha"], beta=bound.scalars["beta"])
     plan = spec.choose(operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
     operands = bound.reads["A"], bound.reads["B"], bound.old, bound.out

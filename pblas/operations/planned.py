@@ -12,6 +12,7 @@ and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result`, `_lends` 
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -158,6 +159,7 @@ class PlannedOperation(Generic[ExecutionT]):
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
         with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,11 @@ from pblas.operations.matrix_vector import check_writeable, checked_matrix, chec
 from pblas.operations.vectors import all_on_all_ranks, check_size, checked_vector, runtime_of
 from pblas.runtime.runtime import checked_scalar
 
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Real, Scalar
 
-def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+
+def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A, in place.
 
     Every rank receives both vectors and updates its own elements.
@@ -25,7 +28,7 @@ def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
         x: vector of m elements: an m x 1 or 1 x m matrix in any layout, or an array of one dimension that is equal on
             all ranks (global).
         y: vector of n elements (global).
-        A: m x n matrix in any layout (global).
+        a: m x n matrix in any layout (global).
         alpha: scalar; with alpha = 0 the vectors are not read (global).
 
     Returns:
@@ -43,29 +46,29 @@ def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
     ...     pblas.blas.geru(np.array([1.0, 2.0]), np.array([1.0, 0.0, -1.0]), A).to_global(None).tolist()
     [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0]]
     """
-    return _update("geru", (x, y), A, alpha, None)
+    return _update("geru", (x, y), a, alpha, None)
 
 
-def gerc(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def gerc(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
-    return _update("gerc", (x, y), A, alpha, None)
+    return _update("gerc", (x, y), a, alpha, None)
 
 
-def ger(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
 
     Raises:
         DTypeError: complex matrices.
     """
-    return _update("ger", (x, y), A, alpha, None)
+    return _update("ger", (x, y), a, alpha, None)
 
 
-def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
 
     Args:
         x: vector of n elements, as in `geru` (global).
-        A: n x n symmetric matrix in any layout (global).
+        a: n x n symmetric matrix in any layout (global).
         uplo: the triangle that is updated, "L" or "U"; both have the diagonal (global).
         alpha: scalar; with alpha = 0 x is not read (global).
 
@@ -77,41 +80,41 @@ def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> Dist
 
     Source: BLAS, xSYR.
     """
-    return _update("syr", (x,), A, alpha, uplo)
+    return _update("syr", (x,), a, alpha, uplo)
 
 
-def her(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: float = 1.0) -> DistMatrix:
+def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER.
     """
-    return _update("her", (x,), A, alpha, uplo)
+    return _update("her", (x,), a, alpha, uplo)
 
 
-def syr2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
     """
-    return _update("syr2", (x, y), A, alpha, uplo)
+    return _update("syr2", (x, y), a, alpha, uplo)
 
 
-def her2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER2.
     """
-    return _update("her2", (x, y), A, alpha, uplo)
+    return _update("her2", (x, y), a, alpha, uplo)
 
 
 def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
-    runtime = runtime_of(verb, {"A": matrix, **names})
+    runtime = runtime_of(verb, {"a": matrix, **names})
     is_general, is_hermitian = verb.startswith("ge"), verb.startswith("he")
     with runtime.call(verb):
         with runtime.local_step(verb):
@@ -142,7 +145,7 @@ def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: A
     return a
 
 
-def _factors(verb: str, alpha: complex, elements: list[Any]) -> tuple[Any, Any]:
+def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
     """X (m x k) and Y (k x n) whose product is added."""
     x, y = elements[0], elements[-1]
     dtype = x.dtype

@@ -10,6 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
+from pblas.core.checks import check_context, not_a_matrix
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import gather
@@ -21,7 +22,7 @@ from pblas.runtime.runtime import checked_flag, name_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number
     from pblas.runtime.runtime import Runtime
 
 Axis = Literal[0, 1] | None
@@ -86,7 +87,7 @@ def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A00
         return _shaped(results.astype(dtype), checked, keepdims)
 
 
-def vdot(a: DistMatrix, b: DistMatrix) -> Any:
+def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     """**Collective.** The sum of conj(a_ij) b_ij over all elements, as numpy.vdot.
 
     B is redistributed to the layout of A if the layouts differ (A to that of B if A is replicated). 16-bit elements are
@@ -114,7 +115,7 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
     operands: tuple[tuple[str, Any], ...] = ("a", a), ("b", b)
     matrices = [x for _, x in operands if isinstance(x, DistMatrix)]
     if not matrices:
-        fail_without_context(verb, errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}"))
+        fail_without_context(verb, not_a_matrix(verb, "a", a))
     runtime = matrices[0].runtime
     with runtime.call(verb):
         return _vdot(runtime, operands)
@@ -126,9 +127,8 @@ def _vdot(runtime: Runtime, operands: tuple[tuple[str, Any], ...]) -> Any:
     with runtime.local_step(verb):
         for name, x in operands:
             if not isinstance(x, DistMatrix):
-                raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+                raise not_a_matrix(verb, name, x)
+            check_context(verb, x, runtime)
         if a.shape != b.shape:
             raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
         if a.dtype != b.dtype:

@@ -19,7 +19,7 @@ from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Table, Vector
     from pblas.core.operation import Bound
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
@@ -34,8 +34,12 @@ def solve_triangular(
 ) -> DistMatrix: ...
 @overload
 def solve_triangular(
-    a: DistMatrix, b: Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
-) -> DistMatrix | Array: ...
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> Vector: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
 def solve_triangular(
     a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> DistMatrix | Array:
@@ -107,7 +111,7 @@ class RegularTriangularSolve(TriangularSolve):
 
     def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         bound = super().parts(verb, runtime, bound)
-        if self.diag == "U":
+        if self.unit:
             return bound
         arrays, (places, rows, columns) = runtime.backend.arrays, _diagonal(self.a, runtime.rank)
         arrays.begin()

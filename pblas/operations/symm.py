@@ -12,6 +12,7 @@ from pblas.operations.multiplication.structured import (
 )
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Side, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -25,8 +26,8 @@ def symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -67,8 +68,8 @@ def plan_symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,
@@ -129,8 +130,8 @@ def hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -171,8 +172,8 @@ def plan_hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,

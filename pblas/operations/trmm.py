@@ -12,6 +12,7 @@ from pblas.operations.multiplication.structured import (
 )
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Diag, Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -26,7 +27,7 @@ def trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -68,7 +69,7 @@ def plan_trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.plans.plan import Topology
     from pblas.plans.trsm import TrsmPlan
@@ -48,7 +49,8 @@ class TriangularSolve(Operation[DistMatrix]):
     """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
 
     Args:
-        side: as in `trsm`, like `uplo`, `trans` and `diag` (global).
+        side: as in `trsm`, like `uplo` and `trans` (global).
+        unit: whether the diagonal of A is taken as ones (global).
         a: descriptor of A; `b` and `x` are those of B and X (global).
         dtype: of all matrices (global).
         conjugated: whether A, and B, are conjugated views (global).
@@ -63,7 +65,7 @@ class TriangularSolve(Operation[DistMatrix]):
     side: Side
     uplo: Uplo
     trans: Trans
-    diag: Diag
+    unit: bool
     a: MatrixDescriptor
     b: MatrixDescriptor
     x: MatrixDescriptor
@@ -121,7 +123,7 @@ class TriangularSolve(Operation[DistMatrix]):
             runtime.check_place(verb, x, "out")
             new, nelements = x, runtime.nelements(x)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
-        form = side, uplo, trans, diag, *layouts, dtype, conjugated, alpha != 0
+        form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
 
     @classmethod
@@ -151,7 +153,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return self.x, self.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
-        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, unit=self.diag == "U")
+        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, self.unit)
         reads = self.reads and 0 not in self.b.shape
         width = PANEL_ON_GPUS if topology.gpus else PANEL
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
@@ -231,7 +233,7 @@ def plan_trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
     dtype: Any = None,
     nprocs: int | None = None,
@@ -283,7 +285,7 @@ def trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** Solve op(A) X = alpha B or X op(A) = alpha B for a triangular A, in any layouts.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, overload
 
 from pblas import errors
 from pblas.core.call import call, runtime_of
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import not_a_matrix
 from pblas.core.options import Diag, Trans, Uplo
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.products_with_arrays import replicated_matrix
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @overload
 def trsv(
-    A: DistMatrix,
+    a: DistMatrix,
     x: DistMatrix,
     *,
     uplo: Uplo = "L",
@@ -27,9 +27,9 @@ def trsv(
     out: DistMatrix | None = None,
 ) -> DistMatrix: ...
 @overload
-def trsv(A: DistMatrix, x: Array, *, uplo: Uplo = "L", trans: Trans = "N", diag: Diag = "N") -> Array: ...
+def trsv(a: DistMatrix, x: Array, *, uplo: Uplo = "L", trans: Trans = "N", diag: Diag = "N") -> Array: ...
 def trsv(
-    A: DistMatrix,
+    a: DistMatrix,
     x: DistMatrix | Array,
     *,
     uplo: Uplo = "L",
@@ -43,7 +43,7 @@ def trsv(
     For a small A one rank solves, and receives the triangle.
 
     Args:
-        A: n x n matrix in any layout, of which one triangle is read (global).
+        a: n x n matrix in any layout, of which one triangle is read (global).
         x: n x 1 or 1 x n matrix in any layout, or an array of n elements that is equal on all ranks (global).
         uplo: "L" for a lower, "U" for an upper triangular A (global).
         trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
@@ -66,13 +66,11 @@ def trsv(
     [2.0, 2.0]
     """
     verb = "trsv"
-    runtime = runtime_of(verb, {"A": A, "x": x, "out": out})
+    runtime = runtime_of(verb, {"a": a, "x": x, "out": out})
     with runtime.call(verb):
         with runtime.local_step(verb):
-            if not isinstance(A, DistMatrix):
-                raise errors.ArgumentError(
-                    f"{verb}: A must be a DistMatrix, got {type(A).__name__}; {matrix_remedy(A)}"
-                )
+            if not isinstance(a, DistMatrix):
+                raise not_a_matrix(verb, "a", a)
             shape = tuple(getattr(x, "shape", ()))
             is_array = not isinstance(x, DistMatrix)
             if len(shape) != 2 - is_array or (not is_array and 1 not in shape):
@@ -83,12 +81,12 @@ def trsv(
             if is_array and out is not None:
                 raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
         if not isinstance(x, DistMatrix):
-            column = replicated_matrix(verb, A, x[:, None])
-            return runtime.backend.reading(_solved(A, column, uplo, trans, diag, None).local)[:, 0].copy()
+            column = replicated_matrix(verb, a, x[:, None])
+            return runtime.backend.reading(_solved(a, column, uplo, trans, diag, None).local)[:, 0].copy()
         is_row = shape[0] == 1 and shape[1] != 1
         column = x.T if is_row else x
         target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
-        result = _solved(A, column, uplo, trans, diag, target)
+        result = _solved(a, column, uplo, trans, diag, target)
         return out if out is not None else result.T if is_row else result
 
 
@@ -96,5 +94,5 @@ def _solved(
     a: DistMatrix, column: DistMatrix, uplo: Uplo, trans: Trans, diag: Diag, out: DistMatrix | None
 ) -> DistMatrix:
     """**Collective.** op(A)^-1 times a column."""
-    matrices = {"A": a, "x": column, "out": out}
+    matrices = {"a": a, "x": column, "out": out}
     return call("trsv", TriangularSolve.bind, matrices, a, column, "L", uplo, trans, diag, 1, out)

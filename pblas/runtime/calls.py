@@ -174,13 +174,33 @@ class CollectiveCall:
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a public collective method of an object that has the `runtime` of a context: see `Runtime.call`."""
+    """Decorator of a public collective method of an object that has the `runtime` of a context: see `Runtime.call`.
+
+    Arguments that the method does not take, as a misspelt keyword, raise a TypeError on this rank alone, as for any
+    function of Python: the call has not begun, no rank learns of it, and the context stays usable.
+    """
     verb = method.__name__
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not args:
+            return method(*args, **kwargs)  # raises TypeError: `self` is missing
         owner: Any = args[0]
         with owner.runtime.call(verb):
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            except TypeError as error:
+                if not _is_unbound(error):
+                    raise
+                unbound = error
+        try:
+            raise unbound  # after the end of the call, which has no error
+        finally:
+            del unbound  # the traceback refers to this frame: arrays would live until the next garbage collection
 
     return call
+
+
+def _is_unbound(error: TypeError) -> bool:
+    """Whether Python has not bound the arguments of the called method: no frame is below the caller's (local)."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None

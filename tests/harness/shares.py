@@ -18,8 +18,8 @@ import pytest
 
 NUMBERS = (1, 2, 3, 4, 6)
 """Numbers of ranks of a whole run."""
-NO_DIFFERENT = "no different with more than 3 ranks, and slow"
-"""The reason of tests.common.ranks.few: such tests run on three numbers of ranks, the others that may skip on few."""
+NO_DIFFERENT = "no different with more ranks, and slow"
+"""The reason of tests.common.ranks.few, and of others: their cases are shared out too, to the numbers of the mark."""
 
 LARGE = 4  # cases of a test that are shared out to one number of ranks each
 SIZES = ((1, 2), (2, 3), (2, 4), (2, 6))

@@ -13,6 +13,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.scales import SCALE_D, Scales
 from pblas.operations.multiplication.product import Extras, Product, numbers
+from pblas.runtime.runtime import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,15 +143,14 @@ class PlannedMatmul(Planned[DistMatrix]):
         operands = self._extra(runtime, self._with_scale(given, scales), out)
         planned = self.bound
         scalars: Mapping[str, Any]
-        if call is not None:
-            scalars = {"alpha": self._spec.alpha, "beta": self._spec.beta, **call[1]()}
-        elif operands is None and scales is None and planned.scalars["c is given"] == (c is not None):
+        if operands is None and scales is None and planned.scalars["c is given"] == (c is not None):
             scalars = planned.scalars
         else:
             scalars = {**planned.scalars, "c is given": c is not None, **numbers(operands)}
             scalars |= {} if scales is None else scales.arguments()
         extras = Extras(self._epilogue, operands, scales, stream)
-        bound = planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras)
+        agrees = None if call is None else spelled(call[1]())
+        bound = planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
         check_matrices("execute", runtime, bound)
         return bound
 

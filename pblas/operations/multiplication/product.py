@@ -98,7 +98,7 @@ class Product(Operation[DistMatrix]):
             if epilogue is not None:
                 epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
                 operands = epilogue.operands(verb, runtime, None, None if out is None else out.stored(verb))
-                kinds = tuple(epilogue.kinds.items())
+                kinds = tuple(sorted(epilogue.kinds.items()))
                 scalars |= numbers(operands)
         form = spec.form, desc_d.without_lld, expression, kinds, None if scales is None else scales.kinds
         new, nelements = None, 0

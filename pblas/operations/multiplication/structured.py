@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute import Executor
     from pblas.plans.plan import Topology
@@ -59,7 +60,8 @@ class StructuredProduct(Operation[DistMatrix]):
     Args:
         routine: name of the routine (global).
         side: the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global).
-        a: descriptor of A; `b`, `c` and `d` are those of B, C and D, None for a routine without B or C (global).
+        a: descriptor of A; `b` and `c` are those of B and C, None without them (global).
+        out: descriptor of D as the call gives it, or None (global).
         dtype: of all matrices (global).
         conjugated: whether A, and B, are conjugated views (global).
         overlap: let data move while ranks multiply (global).
@@ -78,12 +80,17 @@ class StructuredProduct(Operation[DistMatrix]):
     a: MatrixDescriptor
     b: MatrixDescriptor | None
     c: MatrixDescriptor | None
-    d: MatrixDescriptor
+    out: MatrixDescriptor | None
     dtype: np.dtype[Any]
     conjugated: tuple[bool, bool]
     overlap: bool
     aliased: bool
     multiplies: bool
+
+    @cached_property
+    def d(self) -> MatrixDescriptor:
+        """Descriptor of D: that of out, of C or, without them, of B; for syrk and its relatives as A on its grid."""
+        return self.out or self.c or self.default_result
 
     @classmethod
     def bind(
@@ -156,10 +163,9 @@ class StructuredProduct(Operation[DistMatrix]):
 
     @classmethod
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
-        operation, out = cls(*form), form[8]
+        operation = cls(*form)
         checked_dtype(verb, operation.dtype)
-        operation.check_shapes(verb, {"C": operation.c, "out": out})
-        operation = replace(operation, d=out or operation.c or operation.default_result)
+        operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
         check_ranks(verb, operation.d, nprocs)
         return operation
 
@@ -497,8 +503,8 @@ def planned_structured(
     uplo: Uplo,
     trans: Trans,
     diag: Diag,
-    alpha: complex,
-    beta: complex | None,
+    alpha: Scalar,
+    beta: Scalar | None,
     out: Any,
     overlap: bool,
     dtype: Any,

@@ -297,3 +297,18 @@ def test_a_context_keeps_its_shared_memory_if_a_rank_has_no_private_memory(
         windows.open(1000)
         check_product(ctx)
         assert backend.shared
+
+
+def test_collectives_keep_no_memory_that_the_context_gave_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = Windows(monkeypatch)
+    windows.open(1000)
+    with pblas.Context(timeout=20) as ctx:
+        arena_of = ctx.runtime.backend.arena
+        assert np.array_equal(ctx.allreduce(X[0]), P * X[0])
+        held = arena_of.live_nbytes
+        windows.open(0)
+        ctx.zeros((64 * P, 64))
+        assert np.array_equal(ctx.allreduce(X[0]), P * X[0])
+        ctx.zeros((P, 1))  # its agreement frees what all ranks have dropped
+        assert held > 0
+        assert arena_of.live_nbytes == 0

@@ -267,13 +267,13 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
     everywhere = random_terms((rows, 5), np.complex64)
     counts = [0] * (P - 1) + [rows]
     for context in contexts.values():
-        for keywords in ({}, {"counts": counts}):
+        for keywords in list[dict[str, Any]]([{}, {"counts": counts}]):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
             own = slice(*bounds[RANK : RANK + 2])
-            result = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
+            result = context.reduce_scatter(everywhere[RANK], **keywords)
             check(result, [x[own] for x in everywhere])
             x = everywhere[RANK].copy()
-            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            context.reduce_scatter(x, x[own], **keywords)
             assert np.array_equal(x[own], result)
             x[own] = everywhere[RANK][own]
             assert np.array_equal(x, everywhere[RANK])

@@ -265,7 +265,7 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
         return bad if is_wrong else right
 
     calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (ArgumentError, "A must be a DistMatrix", lambda: blas.gemv(one(a, np.ones((6, 6))), x)),
+        (ArgumentError, "a must be a DistMatrix", lambda: blas.gemv(one(a, np.ones((6, 6))), x)),
         (ArgumentError, "x must be an m x 1", lambda: blas.gemv(a, one(x, np.ones((6, 6))))),
         (DescriptorError, "x has 5 elements", lambda: blas.gemv(a, one(np.ones(6), np.ones(5)))),
         (DescriptorError, "y has 5 elements", lambda: blas.gemv(a, x, one(np.ones(6), np.ones(5)))),

@@ -135,7 +135,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "make them agree", lambda a: factor.solve(wide if a else square)),
             (pblas.DescriptorError, "make them agree", lambda a: factor.solve(np.ones(5 if a else 6))),
             (pblas.ArgumentError, "ctx.replicate", lambda a: factor.solve(np.ones((6, 1)) if a else np.ones(6))),
-            (pblas.DTypeError, "not numbers", lambda a: factor.solve(["x"] * 6 if a else np.ones(6))),  # type: ignore[arg-type]
+            (pblas.DTypeError, "not numbers", lambda a: factor.solve(["x"] * 6 if a else np.ones(6))),  # type: ignore[type-var]
             (pblas.DTypeError, "real part", lambda a: factor.solve(np.ones(6, complex if a else float))),
             (pblas.DTypeError, "one dtype", lambda a: factor.solve(other if a else square)),
             (pblas.MismatchError, "", lambda a: factor.solve(square, "T" if a else "N")),

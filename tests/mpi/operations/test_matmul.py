@@ -510,8 +510,8 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.mpi(min_size=4)
-@pytest.mark.openmpi
+@pytest.mark.mpi
+@pytest.mark.ranks(4, reason="the examples are for 4 ranks")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
     """The three tensor-parallel examples of cuBLASMp on 4 ranks: D = A^T B in place, with virtual blocks."""
@@ -521,8 +521,6 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
             return MatrixDescriptor.replicated(m, n, 4)
         return MatrixDescriptor(m, n, mb, nb, pblas.Grid(1, 4, "R") if grid == "row" else pblas.Grid(4, 1, "C"))
 
-    if ctx.nprocs != 4:
-        pytest.skip("the examples are for 4 ranks")
     desc_a, desc_b, desc_d = (described(*row) for row in EXAMPLES[name])
     dtype = np.dtype(np.float32)
     a, b, c = entries(desc_a.shape, dtype, 1), entries(desc_b.shape, dtype, 2), entries(desc_d.shape, dtype, 3)
@@ -669,6 +667,7 @@ def test_successive_calls_use_one_plan(contexts: Contexts, transport: str, monke
     for most, count in ((1 << 20, 1), (-1, 4)):
         monkeypatch.setattr("pblas.core.call.MOST_NBYTES", most)
         for routine, alpha in (("product", 3.0 + count), ("rank-k update", 5.0 + count)):
+            ctx.runtime.close_plans()
             built.clear()
             for seed in range(4):
                 x, y = (entries((n, n), np.dtype("float64"), seed + k) for k in range(2))

@@ -221,7 +221,7 @@ def test_a_new_matrix_is_zero_outside_the_trapezoid(contexts: Contexts) -> None:
         a = context.from_global(x, MatrixDescriptor.row_wise(8, 8, context.nprocs), root=None)
         desc = MatrixDescriptor(8, 8, 3, 2, Grid(1, context.nprocs), order="C")
         result = pblas.redistribute(a, desc, uplo="L", diagonal=-1).to_global(root=None)
-        assert np.array_equal(result, np.tril(x, -1))  # type: ignore[arg-type]
+        assert np.array_equal(result, np.tril(x, -1))
         b = a.redistribute(desc)
         assert b.desc == desc
         assert np.array_equal(collected(b), x)
@@ -234,7 +234,7 @@ def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
     wide, tall = MatrixDescriptor.column_wise(5, 6, ctx.nprocs), MatrixDescriptor.column_wise(6, 5, ctx.nprocs)
     for trans, desc, expected in (("N", wide, x.conj().T), ("C", tall, x), ("T", tall, x.conj())):
         result = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
-        assert np.array_equal(result, expected)  # type: ignore[arg-type]
+        assert np.array_equal(result, expected)
 
 
 # A wrong argument of one rank, the exception, and a part of its text.

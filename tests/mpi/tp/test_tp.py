@@ -31,6 +31,7 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
+from tests.harness.shares import NO_DIFFERENT
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -38,7 +39,7 @@ SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
-pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason=NO_DIFFERENT)]
 
 
 def own_slice(n: int) -> slice:
@@ -363,7 +364,7 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(
     weight, tokens = (b_, {"tokens": T}) if gathers else (np.ascontiguousarray(b_.T), {})
     x, needs = np.zeros_like(exact[own_slice(T)], a.dtype), (True, False, False)
 
-    def results(**options: Any) -> list[Array]:
+    def results(**options: Any) -> list[Any]:
         layer = tp.Linear(weight, kind, max_tokens=T, ctx=ctx, **options)
         options |= tokens | {"ctx": ctx}
         if gathers:
@@ -797,7 +798,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
     """A list would be copied, and the result lost."""
     ctx, x, w = contexts["shared"], np.ones((4, 3)), np.ones((2, 3))
     rows: Any = [[0.0, 0.0]] * 4
-    call = partial(tp.linear_allreduce, x, w, ctx=ctx)
+    call: Any = partial(tp.linear_allreduce, x, w, ctx=ctx)
     raises_on_all_ranks(
         errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
     )
@@ -811,7 +812,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
     aux, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
-    results = [
+    results: list[Any] = [
         tp.linear_allreduce_backward(dy, x, w, epilogue, aux=aux, needs=(False, False, True), ctx=ctx).bias
         for epilogue in (name, NAMED[name], Epilogue(name))
     ]
