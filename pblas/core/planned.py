@@ -31,7 +31,7 @@ was dropped before, so a loop holds one early result more; and only small calls 
 _INTERNAL = frozenset(
     (
         *("begin", "bound", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers"),
-        *("is_ready", "kept_nbytes", "kind", "made", "new_result", "noun", "operation", "perform", "prepare"),
+        *("is_ready", "kept_nbytes", "kind", "launch", "made", "new_result", "noun", "operation", "perform", "prepare"),
         *("rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
@@ -192,7 +192,9 @@ class Planned(PlanHandle, Generic[ResultT]):
         """**Collective**, unless it is local. The executor; of a new plan if the context has changed its transport."""
         transport = runtime.topology.transport(runtime.nprocs)
         if transport not in (self.topology.transport(runtime.nprocs), "push"):
-            self.plan = self.operation.plan(runtime.nprocs, runtime.topology)
+            machine = runtime.nprocs, runtime.topology
+            self.operation = self.operation.made(self.noun, self.bound.form, *machine)
+            self.plan, self.topology = self.operation.plan(*machine), runtime.topology
         return self.operation.executor(self.plan, runtime.backend)
 
     def free_buffers(self) -> None:
@@ -228,7 +230,7 @@ class Planned(PlanHandle, Generic[ResultT]):
 
     def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        runtime.backend.arrays.begin()
+        self.operation.begin(runtime.backend.arrays, bound)
         result = bound.out
         if result is None:
             result = self.new_result(runtime, bound)
@@ -300,10 +302,16 @@ class Planned(PlanHandle, Generic[ResultT]):
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 bound = bind()
                 begun = self.begin(verb, runtime, bound)
-            scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
-            text = f"{verb}{scalars}\nout is given={bound.out is not None}"
-            (scratch,) = runtime.backend.agree(text, maxima=(int(begun.alone),)).maxima
+                text = self._agreement_text(bound)
+            (scratch,) = runtime.backend.agree(f"{verb}{text}", maxima=(int(begun.alone),)).maxima
         return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
+
+    def _agreement_text(self, bound: Bound[ResultT]) -> str:
+        """The arguments of an execution as text; the planned scalars were spelled before (global)."""
+        if bound.agrees is not None:
+            return bound.agrees
+        scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
+        return f"{scalars}\nout is given={bound.out is not None}"
 
     def _is_read(self, runtime: Runtime) -> bool:
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
