@@ -197,7 +197,6 @@ class Operators:
 
         assign(self, key, value)  # type: ignore[arg-type]  # a DistMatrix
 
-    @collective
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The sum of the elements, or of each column or row.
 
@@ -225,14 +224,12 @@ class Operators:
 
         return reduction(self, "sum", axis, keepdims)  # type: ignore[arg-type]  # a DistMatrix, here and below
 
-    @collective
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
-        from pblas.operations.reductions import mean
+        from pblas.operations.reductions import reduction
 
-        return mean(self, axis, keepdims)  # type: ignore[arg-type]
+        return reduction(self, "mean", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The largest element, or that of each column or row; NaN if one of them is NaN.
 
@@ -246,14 +243,12 @@ class Operators:
 
         return reduction(self, "max", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The least element, or that of each column or row; see `max`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "min", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
 
@@ -278,28 +273,24 @@ class Operators:
 
         return reduction(self, "argmax", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def trace(self) -> Any:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
         from pblas.operations.reductions import trace
 
         return trace(self)  # type: ignore[arg-type]
 
-    @collective
     def diagonal(self) -> Any:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
         from pblas.operations.reductions import diagonal
 
         return diagonal(self)  # type: ignore[arg-type]
 
-    @collective
     def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
         """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
 

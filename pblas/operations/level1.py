@@ -11,7 +11,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.assignment import assign
 from pblas.operations.elementwise import combined, elementwise
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import norm, reduction, vdot
+from pblas.operations.reductions import dotted, norm, reduction
 from pblas.operations.vectors import columns_of
 from pblas.runtime.runtime import checked_scalar
 
@@ -67,7 +67,7 @@ def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
         with a.runtime.local_step(verb):
             if verb == "dot" and a.dtype.kind == "c":
                 raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
-        return vdot(a if verb == "dotc" else a.conj(), b)
+        return dotted(verb, a if verb == "dotc" else a.conj(), b)
 
 
 def nrm2(x: DistMatrix) -> Any:

@@ -16,12 +16,12 @@ from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.reduction import PreparedReduction, combined, index_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.reductions import gathered_parts
 from pblas.operations.vectors import (
     Vector,
     are_same,
     check_size,
     checked_vector,
+    gathered_parts,
     put_old,
     runtime_of,
     store,

@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, chain, pairwise, product
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
+from pblas.backends import log
 from pblas.core.checks import check_not_conjugated, is_same_memory, shares_memory
 from pblas.execute.matrix_vector import LocalPart
 from pblas.execute.redistribution.scaling import Scaling
+from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import add_up, gather
 from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import columns_on_all_ranks, converted_array, elements_of
+from pblas.operations.reductions import converted_array
+from pblas.plans.reduction import Operation, ReductionPlan
 from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -237,3 +241,93 @@ def are_same(verb: str, y: Vector | None, out: Vector | None) -> bool:
     shadow = y.column.runtime.backend.shadow
     first, second = (shadow(column.stored(verb)) for column in (y.column, out.column))
     return y.column.desc == out.column.desc and (is_same_memory(first, second) or not first.size)
+
+
+def elements_of(a: DistMatrix, verb: str, call_args: dict[str, Any]) -> Array:
+    """**Collective.** The elements of an m x 1 matrix, on all ranks.
+
+    Args:
+        a: the matrix (global).
+        verb: name of the call that needs them (global).
+        call_args: its arguments that must be equal on all ranks (global).
+    """
+    return columns_on_all_ranks(a.runtime, verb, call_args | a.signature(), [a])[0]
+
+
+def columns_on_all_ranks(
+    runtime: Runtime, verb: str, call_args: Mapping[str, Any], columns: Sequence[DistMatrix]
+) -> list[Array]:
+    """**Collective.** The elements of several m x 1 matrices of one dtype on all ranks, in one exchange.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the call that needs them (global).
+        call_args: arguments that must be equal on all ranks, among them the matrices' (global).
+        columns: the matrices; they may be none (global).
+    """
+    if not columns:
+        runtime.agree(verb, call_args)
+        return []
+    with runtime.local_step(verb), np.errstate(all="ignore"):
+        reductions = [_prepared(a, "sum", 1) for a in columns]  # of rows of one element
+        partials = [
+            partial_results(reduction, runtime.backend.arrays, (a.computed(verb),))
+            for reduction, a in zip(reductions, columns, strict=True)
+        ]
+        partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
+    counts = [reduction.counts for reduction in reductions]
+    numbers = counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
+    gathered = gathered_parts(runtime, verb, call_args, partial, numbers)
+    results = []
+    for reduction, a, part in zip(reductions, columns, _separated(gathered, counts), strict=True):
+        elements = _rounded(combined(reduction, part), a)
+        results.append(np.conj(elements) if a.conjugated else elements)
+    return results
+
+
+def _separated(gathered: Array, counts: Sequence[tuple[int, ...]]) -> list[Array]:
+    """The partial results of each of several reductions, of which every rank sent one after the other (local)."""
+    if len(counts) == 1:
+        return [gathered]
+    spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
+    parts = [gathered[start:stop] for start, stop in spans]
+    return [np.concatenate(parts[k :: len(counts)]) for k in range(len(counts))]
+
+
+def _prepared(a: DistMatrix, operation: Operation, axis: Any) -> PreparedReduction:
+    """The reduction of matrices like this one, whose results have space (local)."""
+    runtime = a.runtime
+    options: Any = operation, axis, name_of(a.dtype), runtime.nprocs, runtime.transport
+
+    def make() -> PreparedReduction:
+        return PreparedReduction(ReductionPlan(a.desc, *options), runtime.rank)
+
+    prepared = runtime.prepared.get((a.desc, *options), make)
+    np.empty(prepared.nresults, np.complex128)  # the results have space, or all ranks raise an error
+    log.planned(runtime.rank, "reduction", prepared.plan)
+    return prepared
+
+
+def gathered_parts(
+    runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, counts: tuple[int, ...]
+) -> Array:
+    """**Collective.** All ranks' partial results, one after the other; a new array.
+
+    Args:
+        runtime: of the context (global).
+        verb: name of the call (global).
+        call_args: arguments that must be equal on all ranks (global).
+        partial: this rank's partial results (local).
+        counts: numbers in each rank's partial results (global).
+    """
+    if not runtime.backend.gpus:
+        return gather(runtime, verb, call_args, partial, counts)
+    runtime.agree(verb, call_args)
+    with runtime.collective_section(verb):
+        return np.concatenate(runtime.backend.gather(partial))
+
+
+def _rounded(results: Array, a: DistMatrix) -> Array:
+    """The results in the dtype of the matrix."""
+    with np.errstate(all="ignore"):  # more than a 16-bit dtype can hold is infinite
+        return results.astype(a.dtype, copy=False)
