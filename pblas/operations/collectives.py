@@ -220,6 +220,16 @@ class Exchange:
         """Nothing: it has no memory (local)."""
 
 
+class Exchanging:
+    """The properties of executors that exchange small arrays, and have no memory of their own: see `Executor`."""
+
+    lends = False
+    workspace_nbytes = 0
+
+    def free_buffers(self) -> None:
+        """Nothing: it has no memory but indices (local)."""
+
+
 def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:
     """A collective whose first pieces near ranks can read after a meeting (local)."""
     job = Collective(staging, steps, x)

@@ -14,7 +14,7 @@ from pblas.core.call import call, runtime_of
 from pblas.core.operation import Bound, Operation
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.collectives import Exchange
+from pblas.operations.collectives import Exchange, Exchanging
 from pblas.operations.redistribution import redistributed
 from pblas.plans.reduction import Operation as Reduces
 from pblas.plans.reduction import ReductionPlan
@@ -41,7 +41,7 @@ class _Partial(NamedTuple):
     results: Array
 
 
-class RunReduction:
+class RunReduction(Exchanging):
     """The executor of a reduction: all ranks exchange their partial results, and each combines them.
 
     Args:
@@ -49,9 +49,6 @@ class RunReduction:
         backend: of the context (local).
         values: values(results) is what the call returns (global).
     """
-
-    lends = False
-    workspace_nbytes = 0
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
         self.prepared = PreparedReduction(plan, backend.rank)
@@ -70,9 +67,6 @@ class RunReduction:
     def run(self, _: _Partial) -> Any:
         """**Collective.** The values, equal on all ranks."""
         return self._values(combined(self.prepared, self._exchange.collect()))
-
-    def free_buffers(self) -> None:
-        """Nothing: it has no memory but indices (local)."""
 
 
 class Reduced(Operation[Any]):
