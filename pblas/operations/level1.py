@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
+from pblas.core.call import call
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.assignment import assign
 from pblas.operations.elementwise import combined, elementwise
-from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import dotted, norm, reduction
-from pblas.operations.vectors import columns_of
+from pblas.operations.redistribution import Redistribution, redistributed
+from pblas.operations.reductions import Reduction, described, dotted, norm, reduction
+from pblas.operations.vectors import checked_columns, columns_of, runtime_of
 from pblas.runtime.runtime import checked_scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pblas.core.operation import Bound
+    from pblas.runtime.runtime import Runtime
 
 _SIZES = "abs(real(x)) + abs(imag(x))"
 """The size of a complex number in asum and amax, as in BLAS."""
@@ -84,8 +91,8 @@ def nrm2(x: DistMatrix) -> Any:
 
     Source: BLAS, xNRM2.
     """
-    with columns_of("nrm2", x=x) as (a,):
-        return norm(a, "fro", None, keepdims=False)
+    runtime_of("nrm2", {"x": x})
+    return call("nrm2", _bind_norm, {"x": x}, x)
 
 
 def asum(x: DistMatrix) -> Any:
@@ -180,8 +187,9 @@ def axpy(alpha: complex, x: DistMatrix, y: DistMatrix) -> DistMatrix:
     ...     pblas.blas.axpy(2.0, A[0], y).to_global(None).tolist()
     [[3.0], [3.0], [3.0]]
     """
-    with columns_of("axpy", "y", x=x, y=y) as (a, b):
-        redistribute(a, out=b, alpha=alpha, beta=1.0)
+    operands = {"x": x, "y": y}
+    runtime_of("axpy", operands)
+    call("axpy", _bind_update, operands, operands, alpha, 1.0)
     return y
 
 
@@ -196,8 +204,9 @@ def copy(x: DistMatrix, y: DistMatrix) -> DistMatrix:
     ...     pblas.blas.copy(x, y).to_global(None).tolist()
     [[1.0, 1.0, 1.0]]
     """
-    with columns_of("copy", "y", x=x, y=y) as (a, b):
-        redistribute(a, out=b)
+    operands = {"x": x, "y": y}
+    runtime_of("copy", operands)
+    call("copy", _bind_update, operands, operands, 1.0, 0.0)
     return y
 
 
@@ -210,7 +219,21 @@ def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Source: BLAS, xSWAP.
     """
     with columns_of("swap", "x", "y", x=x, y=y) as (a, b):
-        old = redistribute(b, a.desc)
-        redistribute(a, out=b)
-        redistribute(old, out=a)
+        old = redistributed("swap", b, a.desc.without_lld, agrees=described(x=a, y=b))
+        redistributed("swap", a, out=b)
+        redistributed("swap", old, out=a, is_temporary=True)
     return x, y
+
+
+def _bind_update(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
+) -> Bound[DistMatrix]:
+    """y := alpha x + beta y: the arguments, checked on this rank."""
+    a, b = checked_columns(verb, runtime, operands, ("y",))
+    return Redistribution.bind(verb, runtime, a, None, b, "N", alpha, beta)
+
+
+def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:
+    """The root of the sum of squares: the argument, checked on this rank."""
+    (a,) = checked_columns(verb, runtime, {"x": x})
+    return Reduction.bind(verb, runtime, "norm", a, ord="fro")

@@ -18,7 +18,7 @@ from pblas.operations.collectives import Exchange, Exchanging
 from pblas.operations.redistribution import redistributed
 from pblas.plans.reduction import Operation as Reduces
 from pblas.plans.reduction import ReductionPlan
-from pblas.runtime.runtime import checked_flag, name_of, shared_descriptor, spelled
+from pblas.runtime.runtime import checked_flag, name_of, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -345,13 +345,17 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
 def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:
     """**Collective.** `vdot` of checked matrices of one shape and dtype."""
     if not a.desc.same_distribution(b.desc):
-        arguments = {"a": shared_descriptor(a.desc), "b": shared_descriptor(b.desc), "dtype": a.dtype}
-        text = spelled({**arguments, "a_conjugated": a.conjugated, "b_conjugated": b.conjugated})
+        text = described(a=a, b=b)
         if a.desc.is_replicated:
             a = redistributed(verb, a, b.desc.without_lld, agrees=text)
         else:
             b = redistributed(verb, b, a.desc.without_lld, agrees=text)
     return call(verb, Dot.bind, {"a": a}, a, b)
+
+
+def described(**matrices: DistMatrix) -> str:
+    """The properties of matrices as text on which ranks agree (global)."""
+    return spelled({f"{name} {key}": value for name, x in matrices.items() for key, value in x.signature().items()})
 
 
 def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:

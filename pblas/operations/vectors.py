@@ -185,31 +185,41 @@ def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> No
 
 @contextmanager
 def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistMatrix]]:
-    """**Collective.** A with block around a call of level 1: its vectors as m x 1 matrices of one dtype and length.
-
-    Args:
-        verb: name of the call (global).
-        written: names of the vectors that the call writes (global).
-        operands: the vectors, by name (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: arguments that do not fit, the same on every rank.
-    """
+    """**Collective.** A with block around a call of level 1 that is made of several: see `checked_columns`."""
     runtime = runtime_of(verb, operands)
     with runtime.call(verb):
         columns: list[DistMatrix] = []
         with runtime.local_step(verb):
-            for name, value in operands.items():
-                dtype = columns[0].dtype if columns else None
-                vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
-                assert vector.column is not None, "it is no array"
-                if columns:
-                    check_size(verb, name, vector, columns[0].shape[0], "the other vector")
-                if name in written:
-                    check_not_conjugated(verb, name, vector.column)
-                columns.append(vector.column)
-            _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+            columns += checked_columns(verb, runtime, operands, written)
         yield columns
+
+
+def checked_columns(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+) -> list[DistMatrix]:
+    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local).
+
+    Args:
+        verb: name of the call (global).
+        runtime: of the context (global).
+        operands: the vectors, by name (global).
+        written: names of the vectors that the call writes (global).
+
+    Raises:
+        ArgumentError, DTypeError, DescriptorError: arguments that do not fit.
+    """
+    columns: list[DistMatrix] = []
+    for name, value in operands.items():
+        dtype = columns[0].dtype if columns else None
+        vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
+        assert vector.column is not None, "it is no array"
+        if columns:
+            check_size(verb, name, vector, columns[0].shape[0], "the other vector")
+        if name in written:
+            check_not_conjugated(verb, name, vector.column)
+        columns.append(vector.column)
+    _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+    return columns
 
 
 def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
