@@ -196,14 +196,17 @@ class Exchange:
 
     def lay_out(self, runtime: Runtime, name: str, x: Array) -> None:
         """Copy this rank's array to where peers read it; `name` of the call is for messages (local)."""
-        staging = None if runtime.backend.gpus else _Memory(runtime, 0).staging
-        self._later = (runtime, name, x) if staging is None else None
-        if staging is not None:
+        staging, backend = runtime.staging, runtime.backend
+        usable = staging is not None and staging.nbytes >= SLOT_NBYTES and staging.shared == backend.shared
+        if usable and not self._is_direct(runtime):
+            self._later = None
             self._gathering.lay_out(staging, name, x)
+        else:
+            self._later = runtime, name, x
 
     def stage(self) -> bool:
         """**Collective.** Lay out the array if there was no staging memory yet; then all ranks must agree once more."""
-        if self._later is None or self._later[0].backend.gpus:
+        if self._later is None or self._is_direct(self._later[0]):
             return False
         (runtime, name, x), self._later = self._later, None
         self._gathering.lay_out(_Memory(runtime, 0).make(), name, x)
@@ -214,10 +217,15 @@ class Exchange:
         if self._later is None:
             return self._gathering.run()
         (runtime, _, x), self._later = self._later, None
-        return np.concatenate(runtime.backend.gather(x))
+        return np.concatenate(runtime.backend.gather(x) if runtime.nprocs > 1 else (x.reshape(-1),))
 
     def close(self) -> None:
         """Nothing: it has no memory (local)."""
+
+    @staticmethod
+    def _is_direct(runtime: Runtime) -> bool:
+        """Whether no memory of the hosts carries the elements (global)."""
+        return runtime.nprocs == 1 or runtime.backend.gpus
 
 
 class Exchanging:
