@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.runtime import shared_descriptor, spelled
 
@@ -90,6 +91,8 @@ class Operation(ABC, Generic[ResultT]):
     meets: ClassVar[bool] = False
     """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
     each rank makes it without the others, and an agreement starts each execution."""
+    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.WorkspaceError, KeyboardInterrupt)
+    """Errors that agreements within `run` raise while no message is under way: the context goes on."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Fields that follow from the scalars, so that the agreement does not name them."""
 

@@ -244,7 +244,7 @@ class Planned(PlanHandle, Generic[ResultT]):
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):
             backend.agree(f"{verb}: staged")
-        expected = (errors.WorkspaceError, KeyboardInterrupt)
+        expected = self.operation.expected
         if self.plan.overlaps_messages:
             with backend.progressing(), runtime.collective_section(verb, expected=expected):
                 value = executor.run(begun.x)

@@ -234,6 +234,7 @@ class MatrixVector(Operation[Any]):
     noun: ClassVar[str] = "product"
     may_overlap: ClassVar[bool] = True
     meets: ClassVar[bool] = True
+    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
     derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
 
     kind: str
