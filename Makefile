@@ -1,12 +1,12 @@
 # make demo         a distributed multiplication on four ranks; needs Python 3.11 and nothing else
 # make quick        the checks that take seconds and a minute of tests: before each commit
-# make test         the checks, all tests, and a short leg on Open MPI
+# make test         the checks, all tests, a short leg on Open MPI, and tests with torch if pip finds its wheel for CPUs
 # make test-gpu     what needs GPUs, on as many as there are; PYTHON has all packages (tests/gpu/README.md)
 # make check        formatting, lint, types, import rules, documentation
 # make conformance  the tables of the PBLAS testing programs, all of them, on six ranks
 # make peer         the same problems through Debian's ScaLAPACK, which it installs, and through pblas
 # make test-floors  a part of the tests, with the oldest NumPy, SciPy and mpi4py that pyproject.toml allows
-# make test-torch   the tests of arrays of torch and of ranks that torchrun starts, with its wheel for CPUs
+# make test-torch   the tests of tensors of torch and of ranks that torchrun starts, with its wheel for CPUs
 # make docs         the site, in docs/_build/html
 # make dist         sdist and wheel, in dist/: built, checked, installed in a fresh environment and run there
 # make clean        removes what these have made
@@ -34,7 +34,7 @@ step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then ec
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
 .PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer dist clean venv
-.PHONY: check check-format check-lint check-types check-imports check-cycles docs
+.PHONY: check check-format check-lint check-types check-imports check-cycles docs torch-if-found
 
 demo: $(VENV)/.demo
 	@$(MPIEXEC_4) -m pblas demo
@@ -42,8 +42,9 @@ demo: $(VENV)/.demo
 quick: check-format check-lint check-types check-imports check-cycles
 	@$(BIN)/python tests/harness/run.py --quick
 
-test: check $(VENV_OPENMPI)/.openmpi
-	@$(BIN)/python tests/harness/run.py --also $(VENV_OPENMPI)/bin/python
+test: check $(VENV_OPENMPI)/.openmpi torch-if-found
+	@$(BIN)/python tests/harness/run.py --also $(VENV_OPENMPI)/bin/python \
+	    $$(test ! -e $(VENV_TORCH)/.torch || echo --torch $(VENV_TORCH)/bin/python)
 
 # Without an environment of its own: a GPU machine may have no network.
 test-gpu:
@@ -58,7 +59,7 @@ test-floors: $(VENV_FLOORS)/.floors
 	@$(VENV_FLOORS)/bin/python tests/harness/run.py -n 3 -m openmpi
 
 test-torch: $(VENV_TORCH)/.torch
-	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -k 'torch or tensor' tests/mpi
+	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -m torch tests/mpi
 	@$(VENV_TORCH)/bin/python tests/harness/run.py tests/unit/backends/test_process_group.py
 
 conformance: $(VENV)/.dev
@@ -158,12 +159,23 @@ $(VENV_FLOORS)/.floors: $(VENV)/.python pyproject.toml tests/harness/floors.py
 	    $(VENV_FLOORS)/bin/pip install -c build/floors.txt -e '.[mpi$(comma)test$(comma)plot]')
 	@touch $@
 
-# The address of PyTorch's wheels for CPUs: by default pip takes the one for GPUs on Linux, of several gigabytes.
+# PyTorch's wheel for CPUs. For Linux it is not where pip looks by default, which has the one for GPUs, of several
+# gigabytes: TORCH_WHEELS is the address of an index that has it, unless pip's configuration or PIP_FIND_LINKS names a
+# place. The end `+cpu` makes sure that nothing else is taken.
+TORCH = torch==2.13.0$(if $(filter Linux,$(shell uname)),+cpu)
 TORCH_WHEELS ?=
+# For `make test`: "needed" fails without torch, anything else leaves its tests out and says so.
+TORCH_IS ?= wanted
+
+torch-if-found: $(VENV)/.python
+	@mkdir -p $(LOGS); if $(MAKE) $(VENV_TORCH)/.torch >$(LOGS)/torch.log 2>&1; then echo "torch: ok"; else \
+	    test "$(TORCH_IS)" != needed || cat $(LOGS)/torch.log; \
+	    echo "torch: its tests do not run, pip has not installed $(TORCH): see $(LOGS)/torch.log; TORCH_WHEELS=address of an index"; \
+	    test "$(TORCH_IS)" != needed; fi
 
 $(VENV_TORCH)/.torch: $(VENV)/.python pyproject.toml
 	$(call step,venv-torch,$(BIN)/python -m venv $(VENV_TORCH) && \
-	    $(VENV_TORCH)/bin/pip install $(if $(TORCH_WHEELS),--index-url $(TORCH_WHEELS)) torch && \
+	    $(VENV_TORCH)/bin/pip install $(if $(TORCH_WHEELS),--index-url $(TORCH_WHEELS)) '$(TORCH)' && \
 	    $(VENV_TORCH)/bin/pip install -e '.[mpi$(comma)test]')
 	@touch $@
 

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
 MAXIMA = 6
+_ZEROS = (0,) * MAXIMA
 BITS = 2048
 ALL_BITS = (1 << BITS) - 1
-_MESSAGE = struct.Struct(f"<5q{MAXIMA}q{BITS // 8}s{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
-"""Layout of a message: the fields of `_Known.pack`. Short texts are padded with zeros."""
+_NUMBERS = struct.Struct(f"<{MAXIMA}q{BITS // 8}s")
+"""Layout of the first part of a message: the maxima and the bits, which may differ in calls that agree."""
+_TEXTS = struct.Struct(f"<5q{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
+"""Layout of its second part: the other fields of `_Known`. Short texts are padded with zeros."""
+_FIRST = _NUMBERS.size
 _NO_ERROR = (-1, -1, 0, b"")
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
@@ -78,15 +82,14 @@ class _Known:
     other: bytes  # of the lowest rank with another call
 
     def pack(self) -> bytes:
-        *error, text = self.error
-        bits = self.bits.to_bytes(BITS // 8, "little")
-        return _MESSAGE.pack(*self.ranks, *error, *self.maxima, bits, self.call, self.other, text)
+        rank, kind, info, text = self.error
+        numbers = _NUMBERS.pack(*self.maxima, self.bits.to_bytes(BITS // 8, "little"))
+        return numbers + _TEXTS.pack(*self.ranks, rank, kind, info, self.call, self.other, text)
 
     @staticmethod
     def unpack(raw: bytes | bytearray) -> _Known:
-        lowest, differs, rank, kind, info, *maxima, bits, call, other, text = _MESSAGE.unpack(raw)
-        error = rank, kind, info, text
-        return _Known((lowest, differs), error, tuple(maxima), int.from_bytes(bits, "little"), call, other)
+        lowest, differs, rank, kind, info, call, other, text = _TEXTS.unpack_from(raw, _FIRST)
+        return _Known((lowest, differs), (rank, kind, info, text), *_numbers(raw), call, other)
 
     def candidates(self, lowest: int) -> list[tuple[int, bytes]]:
         """(rank, call) of the lowest rank of this set, and of the lowest rank whose call differs."""
@@ -101,6 +104,19 @@ class _Known:
         self.error = min((error for error in (self.error, heard.error) if error[0] >= 0), default=_NO_ERROR)
         self.maxima = tuple(map(max, self.maxima, heard.maxima))
         self.bits &= heard.bits
+
+
+def _numbers(raw: bytes | bytearray) -> tuple[tuple[int, ...], int]:
+    """The maxima and the bits of a message."""
+    *maxima, bits = _NUMBERS.unpack_from(raw)
+    return tuple(maxima), int.from_bytes(bits, "little")
+
+
+def _merged_numbers(raw: bytes, heard: bytearray) -> bytes:
+    """A message merged with another one that differs in its numbers only."""
+    (maxima, bits), (other_maxima, other_bits) = _numbers(raw), _numbers(heard)
+    both = (bits & other_bits).to_bytes(BITS // 8, "little")
+    return _NUMBERS.pack(*map(max, maxima, other_maxima), both) + raw[_FIRST:]
 
 
 class Agreed(NamedTuple):
@@ -135,7 +151,7 @@ class Agreement:
         distance = 1
         while distance < self.size:
             dest, source = (self.rank + distance) % self.size, (self.rank - distance) % self.size
-            line = peers.line(dest, source, _TAG_ROUND + len(self._rounds), _MESSAGE.size)
+            line = peers.line(dest, source, _TAG_ROUND + len(self._rounds), _NUMBERS.size + _TEXTS.size)
             lowest, lowest_heard = (0 if r < distance - 1 else r - distance + 1 for r in (self.rank, source))
             self._rounds.append((line, lowest, lowest_heard))
             distance *= 2
@@ -158,7 +174,7 @@ class Agreement:
         Args:
             call: the operation, then one line "name=value" for each argument that must be equal (global).
             error: this rank's error, or None (local).
-            maxima: up to six integers; the agreement returns their maxima over all ranks (local).
+            maxima: at most `MAXIMA` integers; the agreement returns their maxima over all ranks (local).
             bits: set; the agreement returns its intersection over all ranks (local).
             timeout: seconds; None for the context's.
 
@@ -172,29 +188,26 @@ class Agreement:
             error.__traceback__ = error.__context__ = None
         start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         self.ncalls += 1
-        padded = maxima + (0,) * (MAXIMA - len(maxima))
+        if error is None and not (self._rounds or start):  # the only rank
+            return Agreed(maxima, bits)
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
-        raw = own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
+        padded = maxima + _ZEROS[len(maxima) :]
+        own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
-        for line, lowest, lowest_heard in self._rounds:
-            if not line.left():
-                self.wait(line.left, operation, timeout)
-            line.start(raw)
-            self.wait(line.arrived, operation, timeout)
-            if line.received != raw:
-                known = _Known.unpack(raw)
-                known.merge(_Known.unpack(line.received), lowest, lowest_heard)
-                raw = known.pack()
+        raw = self._exchanged(own, operation, timeout)
         self._heed_notice(operation)
         self._last = time.monotonic()
         if start:
             seconds = time.perf_counter() - start
             log.write(log.DEBUG, self.rank, "agreement %d, %s: %.0f us", self.ncalls, operation, 1e6 * seconds)
-        if raw is own and error is None:  # all ranks sent the same
+        if error is None and raw is own:  # all ranks sent the same
             return Agreed(maxima, bits)
+        if error is None and raw[_FIRST:] == own[_FIRST:]:
+            merged, common = _numbers(raw)
+            return Agreed(merged[: len(maxima)], common)
         known = _Known.unpack(raw)
         rank, kind_index, info, raw_text = known.error
         if rank >= 0:
@@ -205,6 +218,23 @@ class Agreement:
         if known.ranks[1] >= 0:
             raise _agreed(errors.MismatchError, _difference(known), self.turn(0))
         return Agreed(known.maxima[: len(maxima)], known.bits)
+
+    def _exchanged(self, raw: bytes, operation: str, timeout: float | None) -> bytes:
+        """**Collective.** The merged messages of all ranks."""
+        for line, lowest, lowest_heard in self._rounds:
+            if not line.left():
+                self.wait(line.left, operation, timeout)
+            line.start(raw)
+            self.wait(line.arrived, operation, timeout)
+            if line.received == raw:
+                continue
+            if line.received[_FIRST:] == raw[_FIRST:]:  # frequent: one rank has not dropped a matrix yet
+                raw = _merged_numbers(raw, line.received)
+            else:
+                known = _Known.unpack(raw)
+                known.merge(_Known.unpack(line.received), lowest, lowest_heard)
+                raw = known.pack()
+        return raw
 
     def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
         """Raise this rank's error instead of beginning a call that starts without an agreement.
@@ -380,7 +410,7 @@ class Agreement:
         """Raise PeerTimeout too if the other ranks gave up on this rank because it arrived too late."""
         # One probe takes one message off the queue of MPI; a rank that was away has others before the notice.
         was_away = time.monotonic() - self._last > min(GRACE, self.timeout)
-        for _ in range(_PROBES_LATE if was_away else 1):
+        for _ in range(_PROBES_LATE) if was_away else (0,):
             if self.peers.probe(_TAG_NOTICE):
                 self._give_up(step, self.timeout)
 
@@ -472,7 +502,7 @@ def _text_of(raw: bytes) -> str:
 
 def _fit(text: str, nbytes: int) -> bytes:
     """The text in at most `nbytes` bytes. A longer text is cut and ends in a checksum of the whole."""
-    raw = _text(text).encode()
+    raw = text.encode(errors="backslashreplace")
     if len(raw) > nbytes:
         check = f" …{zlib.crc32(raw):08x}".encode()
         raw = raw[: nbytes - len(check)].decode(errors="ignore").encode() + check
@@ -517,7 +547,7 @@ def rendezvous(
         call: the operation, then one line "name=value" for each setting that must be equal (global).
         timeout: seconds that a rank waits for another (global).
         error: this rank's error, or None (local).
-        maxima: integers; the result has their maxima over all ranks (local).
+        maxima: at most `MAXIMA` integers; the result has their maxima over all ranks (local).
 
     Raises:
         PeerTimeout: a rank does not arrive.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+    Vector = np.ndarray[tuple[int], np.dtype[Any]]
+    Table = np.ndarray[tuple[int, int], np.dtype[Any]]
+    Real = np.floating[Any]
+    Number = np.inexact[Any]
+    Scalar = complex | np.number[Any]
 
+ArrayT = TypeVar("ArrayT")
+"""An array of any library, whose functions give arrays of the same library."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)

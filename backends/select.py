@@ -16,7 +16,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import checked_name, checked_name_of_group
+from pblas.backends.settings import TIMEOUT, checked_name, checked_name_of_group
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,7 +32,6 @@ the "cuda" backend; all requirements of the "nvshmem" backend."""
 
 _NO_DEVICE = 100  # cudaErrorNoDevice
 _STACKLEVEL = 3  # of a warning: the call of Context
-_PATIENCE = 120.0  # seconds, while the timeout itself may be the wrong setting
 
 
 def open_backend(
@@ -63,7 +62,8 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
-    with LocalStep(lambda operation, error: rendezvous(peers, operation, _PATIENCE, error), "Context"):
+    # With the default timeout: that of the call may be the wrong setting.
+    with LocalStep(lambda operation, error: rendezvous(peers, operation, TIMEOUT, error), "Context"):
         name = checked_name(backend, device=device, **settings)
         if process_group is not None:
             name = checked_name_of_group(name)

@@ -11,6 +11,8 @@ Name = Literal["auto", "mpi", "nvshmem", "cuda"]
 Transport = Literal["auto", "shared", "message"]
 Tuning = Literal["measured", "fixed"]
 
+TIMEOUT = 120.0
+"""Seconds that a rank waits for another one, unless the context has its own `timeout`."""
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
 
@@ -81,7 +83,7 @@ def check_tuning(tuning: Any) -> None:
 def check_start(nbytes: Any, device: Any, timeout: Any) -> None:
     """Raise ArgumentError for invalid arguments of `init_nvshmem`.
 
-    >>> check_start(1 << 30, None, 120.0)
+    >>> check_start(1 << 30, None, TIMEOUT)
     """
     _check_timeout("init_nvshmem", timeout)
     _check_count("init_nvshmem", "nbytes", nbytes)

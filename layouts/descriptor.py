@@ -10,7 +10,7 @@ from pblas.layouts.checks import checked_index, checked_int
 from pblas.layouts.counts import blocks_of
 from pblas.layouts.equality import same_distribution
 from pblas.layouts.grid import Grid
-from pblas.layouts.index import IntegerArray
+from pblas.layouts.index import ArrayT, I, J
 from pblas.layouts.split import Split
 
 if TYPE_CHECKING:
@@ -319,7 +319,9 @@ lld=None takes the least.
     @overload
     def owner(self, i: int, j: int) -> int: ...
     @overload
-    def owner(self, i: int | IntegerArray, j: int | IntegerArray) -> Any: ...
+    def owner(self, i: ArrayT, j: int | ArrayT) -> ArrayT: ...
+    @overload
+    def owner(self, i: int, j: ArrayT) -> ArrayT: ...
     def owner(self, i: Any, j: Any) -> Any:
         """Rank that owns element (i, j); in a replicated dimension the owner at coordinate 0.
 
@@ -340,11 +342,7 @@ lld=None takes the least.
         self._check_element("owner", i, j)
         return self.grid.rank(self.rows.owner(i), self.columns.owner(j))
 
-    @overload
-    def local_index(self, i: int, j: int) -> tuple[int, int]: ...
-    @overload
-    def local_index(self, i: int | IntegerArray, j: int | IntegerArray) -> tuple[Any, Any]: ...
-    def local_index(self, i: Any, j: Any) -> tuple[Any, Any]:
+    def local_index(self, i: I, j: J) -> tuple[I, J]:
         """(i_loc, j_loc), the local index of element (i, j) on the rank that owns it.
 
         Args:
@@ -360,11 +358,7 @@ lld=None takes the least.
         self._check_element("local_index", i, j)
         return self.rows.local_from_global(i), self.columns.local_from_global(j)
 
-    @overload
-    def global_index(self, rank: int, i_loc: int, j_loc: int) -> tuple[int, int]: ...
-    @overload
-    def global_index(self, rank: int, i_loc: int | IntegerArray, j_loc: int | IntegerArray) -> tuple[Any, Any]: ...
-    def global_index(self, rank: int, i_loc: Any, j_loc: Any) -> tuple[Any, Any]:
+    def global_index(self, rank: int, i_loc: I, j_loc: J) -> tuple[I, J]:
         """(i, j), the global index of the element that a rank stores at (i_loc, j_loc).
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.checks import checked_index, checked_int
-from pblas.layouts.index import IntegerArray
+from pblas.layouts.index import ArrayT
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,9 @@ class Grid:
     @overload
     def rank(self, myrow: int, mycol: int) -> int: ...
     @overload
-    def rank(self, myrow: int | IntegerArray, mycol: int | IntegerArray) -> Any: ...
+    def rank(self, myrow: ArrayT, mycol: int | ArrayT) -> ArrayT: ...
+    @overload
+    def rank(self, myrow: int, mycol: ArrayT) -> ArrayT: ...
     def rank(self, myrow: Any, mycol: Any) -> Any:
         """Rank of the process at (myrow, mycol).
 

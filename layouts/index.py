@@ -29,6 +29,8 @@ class IntegerArray(Protocol):
 
 
 ArrayT = TypeVar("ArrayT", bound=IntegerArray)
+I = TypeVar("I", bound=int | IntegerArray)
+J = TypeVar("J", bound=int | IntegerArray)
 
 
 @overload

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.checks import checked_index, checked_int
-from pblas.layouts.index import ArrayT, indxg2l, indxg2p, owned, stored
+from pblas.layouts.index import ArrayT, I, indxg2l, indxg2p, owned, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,7 @@ class Split:
         checked_index("owner", "g", g, self.n)
         return indxg2p(g, self.nb, self.src, self.nprocs, self.inb)
 
-    @overload
-    def local_from_global(self, g: int) -> int: ...
-    @overload
-    def local_from_global(self, g: ArrayT) -> ArrayT: ...
-    def local_from_global(self, g: Any) -> Any:
+    def local_from_global(self, g: I) -> I:
         """Local index of element g on the process that owns it.
 
         Args:
@@ -140,13 +136,11 @@ class Split:
         [0, 1, 0, 1, 2, 3]
         """
         checked_index("local_from_global", "g", g, self.n)
-        return indxg2l(g, self.nb, 1 if self.src == -1 else self.nprocs, self.inb)
+        index: Any = g
+        local: I = indxg2l(index, self.nb, 1 if self.src == -1 else self.nprocs, self.inb)
+        return local
 
-    @overload
-    def global_from_local(self, l: int, p: int) -> int: ...
-    @overload
-    def global_from_local(self, l: ArrayT, p: int) -> ArrayT: ...
-    def global_from_local(self, l: Any, p: int) -> Any:
+    def global_from_local(self, l: I, p: int) -> I:
         """Global index of the element that process p stores at local index l.
 
         Args:

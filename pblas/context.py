@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from pblas import errors
 from pblas.backends import log, ranges
 from pblas.backends.select import open_backend
-from pblas.backends.settings import check_tuning
+from pblas.backends.settings import TIMEOUT, check_tuning
 from pblas.matrices.constructors import Constructors
 from pblas.operations.collectives import Collectives
 from pblas.runtime.open_contexts import OPEN
@@ -80,7 +80,7 @@ class Context(Constructors, Collectives):
         comm: MPI.Intracomm | None = None,
         backend: Name = "auto",
         *,
-        timeout: float = 120.0,
+        timeout: float = TIMEOUT,
         threads: int | None = None,
         transport: Transport = "auto",
         ranks_per_node: int | None = None,

@@ -325,7 +325,7 @@ class Epilogue:
                 _check_rmsnorm(operands)
             else:
                 self.tree = parse(self.expression)
-                _check_names(expression, self.tree, operands)
+                _check_names(expression, self.expression, tuple(operands))
         except errors.ArgumentError as caught:
             self.problem = str(caught)
 
@@ -392,9 +392,20 @@ def _epilogue(expression: str, operands: dict[str, Any]) -> Epilogue:
     return Epilogue(expression, **operands)
 
 
-def _check_names(text: str, tree: Node, operands: Mapping[str, Any]) -> None:
-    """Raise ArgumentError unless the names in an expression are those of the operands."""
-    used = {node.name for node in nodes(tree) if isinstance(node, Name)}
+@lru_cache(_MAX_PARSED)
+def used_names(expression: str) -> frozenset[str]:
+    """The names in an expression, that of the result among them; cached as `parse`.
+
+    >>> sorted(used_names("x * s + bias * s"))
+    ['bias', 's', 'x']
+    """
+    return frozenset(node.name for node in nodes(parse(expression)) if isinstance(node, Name))
+
+
+@lru_cache(_MAX_PARSED)
+def _check_names(text: str, expression: str, operands: tuple[str, ...]) -> None:
+    """Raise ArgumentError unless the names in an expression are those of the operands; cached as `parse`."""
+    tree, used = parse(expression), used_names(expression)
     if isinstance(tree, Name) and tree.name != RESULT and not operands:
         names = ", ".join((*NAMED, "rmsnorm"))
         raise errors.ArgumentError(f"{text!r}: there is no epilogue of this name; there are {names}, and expressions")

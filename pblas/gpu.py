@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pblas.backends.select import start_nvshmem
+from pblas.backends.settings import TIMEOUT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -16,7 +17,7 @@ def init_nvshmem(
     nbytes: int | None = None,
     device: int | None = None,
     *,
-    timeout: float = 120.0,
+    timeout: float = TIMEOUT,
     process_group: ProcessGroup | None = None,
 ) -> None:
     """**Collective.** Start NVSHMEM, once per process and before the first context; it ends with the process.

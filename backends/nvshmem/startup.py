@@ -32,12 +32,11 @@ from pblas.backends.nvshmem.settings import (
     shortage,
     symmetric_nbytes,
 )
-from pblas.backends.settings import check_start
+from pblas.backends.settings import TIMEOUT, check_start
 
 if TYPE_CHECKING:
     from pblas.backends.peers import Peers
 
-_TIMEOUT = 120.0
 _SHARED = "ranks share a GPU, whose time slices they get in turn; results are right, times mean nothing"
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
 _MAX_STATUS = 4
@@ -166,7 +165,7 @@ def start(
     nbytes: int | None = None,
     device: int | None = None,
     *,
-    timeout: float = _TIMEOUT,
+    timeout: float = TIMEOUT,
 ) -> Nvshmem:
     """**Collective.** NVSHMEM, started over some ranks unless it runs already.
 
@@ -191,7 +190,7 @@ def start(
             _process.check(nbytes, device)
     except errors.PblasError as caught:
         error = caught
-    runs, patience = int(_process is not None), _TIMEOUT if error else timeout
+    runs, patience = int(_process is not None), TIMEOUT if error else timeout
     try:
         some, none = rendezvous(peers, "init_nvshmem", patience, error, (runs, 1 - runs)).maxima
     except errors.PeerTimeout as caught:
@@ -205,7 +204,7 @@ def start(
         )
     if _process is not None:
         return _process
-    agreement = Agreement(peers.duplicate(), max(timeout, _TIMEOUT))  # it outlives the context that starts it
+    agreement = Agreement(peers.duplicate(), max(timeout, TIMEOUT))  # it outlives the context that starts it
     try:
         _process = _start(agreement, nbytes, device)
     except errors.PblasError:

@@ -2,7 +2,7 @@
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms [--ops gemm_rs] [--models 8B] [--m 512 4096] [--json FILE]
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms sm_push copy_engine:1,1,2 ...
-mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms two-shot:1,1,1 --timeline ...  its operations
+mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms two_shot:1,1,1 --timeline ...  its operations
 python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      algorithms and their estimates; needs no GPU
 
 Products and method are the same as in `overlap.py`: every algorithm is a column of one job, timed in rounds and back to

@@ -11,7 +11,7 @@ call: the median over the rounds of the slowest rank's time. Every column is fir
     torch two-shot      torch.ops.symm_mem.two_shot_all_reduce_, in place, in its symmetric memory
     pblas               ctx.allreduce(x, x) of arrays outside symmetric memory
     pblas symmetric     the same of arrays in memory of ctx.empty
-    pblas one-shot, two-shot    each algorithm, of arrays outside symmetric memory
+    pblas one_shot, two_shot    each algorithm, of arrays outside symmetric memory
 
 Further rows have epilogues, on matrices with 4096 columns. pblas fuses "relu(x * s + bias)"; after NCCL and torch one
 kernel reads and writes the array once. pblas also fuses "rmsnorm" with a residual and a weight; after NCCL and torch
@@ -95,7 +95,7 @@ class Work:
         if not self.epilogue:
             for name in ("one_shot", "two_shot"):
                 if name != "one_shot" or self.nbytes <= 4 << 20:
-                    yield f"pblas {name.replace('_', '-')}", lambda name=name: self._ours(self.x, name)
+                    yield f"pblas {name}", lambda name=name: self._ours(self.x, name)
 
     def _epilogue(self) -> Callable[[Any], Any]:
         """The separate epilogue after an all-reduce of NCCL or torch: from the sums to the result."""

@@ -46,7 +46,7 @@ def cases(nprocs: int) -> Iterator[tuple[str, tuple[Any, ...], Algorithm]]:
         ):
             yield name, layouts, algorithm
     pieces = Algorithm("copy_engine", (3, 2, 1)), Algorithm("tile_signals", (2, 1)), Algorithm("tile_signals", (1,) * 8)
-    for algorithm in (Algorithm("one-shot"), Algorithm("two-shot"), *pieces):
+    for algorithm in (Algorithm("one_shot"), Algorithm("two_shot"), *pieces):
         yield "GEMM+AR", REDUCED, algorithm
 
 

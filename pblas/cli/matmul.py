@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from pblas.backends.settings import TIMEOUT
 from pblas.cli.layout_spec import OnGrid, on_grids
 from pblas.cli.output import add_command, check_output, dtype, make_progress, pairs, scalar, trans
 from pblas.config import bytes_text
@@ -47,7 +48,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument(
         "--order", choices=("F", "C"), default="F", help="storage order of local arrays and of D.npy (%(default)s)"
     )
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
 def run(arguments: Any, console: Console) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pblas.backends.settings import TIMEOUT
 from pblas.cli.output import add_command, check_output, dtype, make_progress
 from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
@@ -42,7 +43,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="x.npy")
     parser.add_argument("--assume-a", choices=("gen", "pos"), default="gen", help="see above (%(default)s)")
     parser.add_argument("--dtype", type=dtype, help="convert A and b to this dtype")
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds to wait for a rank (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
 def run(arguments: Any, console: Console) -> int:
@@ -58,6 +59,7 @@ def run(arguments: Any, console: Console) -> int:
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=1.0)
         a = ctx.load(arguments.a, _factorization_layout(ctx, arguments.a), arguments.dtype)
+        b: Any  # a matrix or an array, and x is the same
         b, is_vector = _right_hand_sides(ctx, arguments.b, arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
@@ -65,7 +67,7 @@ def run(arguments: Any, console: Console) -> int:
         with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
             console.print(planned.explain(), soft_wrap=True)
         start = time.perf_counter()
-        x = solve(
+        x: Any = solve(
             *(a, b),
             assume_a=arguments.assume_a,
             overwrite_a=True,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pblas import errors
-from pblas.core.checks import check_matrices, enough_ranks, matrix_remedy
+from pblas.core.checks import check_matrices, enough_ranks, not_a_matrix
 from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
@@ -31,8 +31,7 @@ def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
     runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
     if runtime is None:
         name, x = next(iter(matrices.items()))
-        got = f"{name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
-        fail_without_context(verb, errors.ArgumentError(f"{verb}: {got}"))
+        fail_without_context(verb, not_a_matrix(verb, name.lower(), x))
     return runtime
 
 
@@ -188,9 +187,14 @@ def planned(
 
 
 def planned_without_context(
-    verb: str, bound: Bound[Any], kind: type[PlannedT], nprocs: int | None, descs: Iterable[MatrixDescriptor]
+    verb: str,
+    bound: Bound[Any],
+    kind: type[PlannedT],
+    nprocs: int | None,
+    descs: Iterable[MatrixDescriptor],
+    topology: Topology | None = None,
 ) -> PlannedT:
     """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
     ranks = enough_ranks(verb, nprocs, descs)
-    topology = Topology(ranks, shared=True)
+    topology = topology or Topology(ranks, shared=True)
     return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)

@@ -46,9 +46,8 @@ def check_like_planned(
         ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
     """
     if not isinstance(x, DistMatrix):
-        raise errors.ArgumentError(f"execute: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
-    if x.runtime is not runtime:
-        raise errors.ArgumentError(f"execute: {name} belongs to another context; {remedy}")
+        raise not_a_matrix("execute", name.lower(), x)
+    check_context("execute", x, runtime, remedy)
     if x.dtype != dtype:
         raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {dtype.name}; plan anew")
     if x.desc is desc or x.desc == desc:
@@ -82,6 +81,17 @@ def checked_trans(verb: str, name: str, value: Any) -> Trans:
     if not isinstance(value, str) or value not in ("N", "T", "C"):
         raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {value!r}")
     return value  # type: ignore[return-value]  # one of the three
+
+
+def checked_letter(verb: str, name: str, value: Any, letters: str) -> Any:
+    """A value as one of some letters; ArgumentError for any other value.
+
+    >>> checked_letter("trsm", "side", "L", "LR")
+    'L'
+    """
+    if not isinstance(value, str) or len(value) != 1 or value not in letters:
+        raise errors.ArgumentError(f"{verb}: {name} must be {' or '.join(map(repr, letters))}, got {value!r}")
+    return value
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
@@ -185,10 +195,21 @@ def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
             raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
 
 
-def check_context(verb: str, x: DistMatrix, runtime: Runtime) -> None:
+def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
+    """The error of an argument that must be a matrix and is none.
+
+    >>> print(not_a_matrix("det", "a", 3.0))
+    det: a must be a DistMatrix, got float; ctx.from_global(array, desc) makes one
+    """
+    return errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
+
+
+def check_context(
+    verb: str, x: DistMatrix, runtime: Runtime, remedy: str = "make all of them with one context"
+) -> None:
     """Raise ArgumentError if a matrix is not of this context (local)."""
     if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        raise errors.ArgumentError(f"{verb}: matrices of different contexts; {remedy}")
 
 
 def check_writable(verb: str, out: DistMatrix) -> None:

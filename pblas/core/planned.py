@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.core.operation import Bound, Operation
+    from pblas.execute import Executor
+    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.base import Plan
     from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
@@ -27,9 +30,9 @@ was dropped before, so a loop holds one early result more; and only small calls 
 
 _INTERNAL = frozenset(
     (
-        *("begin", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers", "is_ready"),
-        *("kept_nbytes", "made", "new_result", "noun", "operation", "perform", "prepare", "rehearse", "run", "text"),
-        *("topology", "trial"),
+        *("begin", "bound", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers"),
+        *("is_ready", "kept_nbytes", "kind", "made", "new_result", "noun", "operation", "perform", "prepare"),
+        *("rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
 """Attributes that other modules of the package use, and TAB does not show."""
@@ -75,6 +78,7 @@ class PlanHandle:
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
         with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace
@@ -156,6 +160,8 @@ class Planned(PlanHandle, Generic[ResultT]):
         """The planned arguments without their matrices, for `execute`."""
         self._scalars = spelled(bound.scalars)
         self.plan: Plan = operation.plan(nprocs, topology)
+        self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
+        """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
         self._result = operation.result
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
@@ -164,23 +170,31 @@ class Planned(PlanHandle, Generic[ResultT]):
             runtime.matrices.add(self)
 
     @property
-    def kept_nbytes(self) -> int:
-        """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
-        return self.plan.buffer_nbytes if self.operation.keeps_workspace else 0
+    def out(self) -> MatrixDescriptor:
+        """Descriptor of the result (global)."""
+        assert self._result is not None, "the operation has a result matrix"
+        return self._result[0]
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
         self._executor, short = None, False
         try:
-            self._executor = self.operation.executor(self.plan, runtime.backend)
+            self._executor = self._new_executor(runtime)
         except errors.WorkspaceError as caught:
             short = caught.shared and runtime.give_up_shared_memory()
             if not short:
                 raise
         if short:  # here, where no traceback holds the memory
-            self._executor = self.operation.executor(self.plan, runtime.backend)
+            self._executor = self._new_executor(runtime)
         self._shared = runtime.backend.shared
         log.planned(runtime.rank, self.noun, self.plan)
+
+    def _new_executor(self, runtime: Runtime) -> Executor:
+        """**Collective**, unless it is local. The executor; of a new plan if the context has changed its transport."""
+        transport = runtime.topology.transport(runtime.nprocs)
+        if transport not in (self.topology.transport(runtime.nprocs), "push"):
+            self.plan = self.operation.plan(runtime.nprocs, runtime.topology)
+        return self.operation.executor(self.plan, runtime.backend)
 
     def free_buffers(self) -> None:
         """Free the memory that an idle plan does not need (local)."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pblas import errors
+from pblas.backends.settings import TIMEOUT
 from pblas.launch.channel import Channel, Frames, packed, unpacked
 from pblas.launch.outcome import Outcome, first_error
 from pblas.launch.segments import delete, segments_of
@@ -32,7 +33,6 @@ _END_SECONDS = 5.0  # mpiexec ends its ranks on SIGTERM well within a second
 _LONGEST_SECONDS = 3600.0  # of one wait: selectors refuse larger numbers
 _POLL_SECONDS = 0.05
 _OUTPUT_NBYTES = 1 << 20  # more than a pipe holds: one read takes all that a rank has written before its report
-_PATIENCE = 120.0  # the default timeout of `Context`
 _PID_NBYTES = 20  # at most, in decimal digits
 _LOG_NBYTES = 4096  # of mpiexec's output, in a message
 
@@ -120,7 +120,7 @@ class Job:
         command = launcher(verb)
         self._command = command[0]
         self._verb, self._nranks, self._owner = verb, ranks, os.getpid()
-        self._patience = options.get("timeout", _PATIENCE)
+        self._patience = options.get("timeout", TIMEOUT)
         self._selector = selectors.DefaultSelector()
         self._channels: list[Channel] = []
         self._outputs: list[_Output] = []
@@ -150,7 +150,7 @@ class Job:
         """Wait for the ranks and their contexts, and bring the connections into the order of ranks."""
         self._accept(server)
         self._send(setup)
-        outcomes = self._outcomes(self._verb, _START_SECONDS, _PATIENCE)
+        outcomes = self._outcomes(self._verb, _START_SECONDS, TIMEOUT)
         failures = {place: outcome.failure for place, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
             raise first_error(failures, self._nranks)

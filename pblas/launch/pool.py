@@ -6,11 +6,13 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pblas import errors
 from pblas.launch.channel import Frames, packed
 from pblas.launch.job import Job, refuse_inside_a_job
+
+R = TypeVar("R")
 
 
 class Pool:
@@ -65,11 +67,11 @@ class Pool:
 
     def run(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., R],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout: float | None = None,
-    ) -> list[Any]:
+    ) -> list[R]:
         """Call `function(ctx, *args, **kwargs)` on every rank, and return the results in the order of ranks.
 
         Functions, arguments and results are pickled; closures, lambdas and functions of scripts and notebooks can be
@@ -113,13 +115,13 @@ class Pool:
 
 
 def run(
-    function: Callable[..., Any],
+    function: Callable[..., R],
     ranks: int = 4,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout: float | None = None,
     **context_options: Any,
-) -> list[Any]:
+) -> list[R]:
     """Start ranks, call `function(ctx, *args, **kwargs)` on each of them, end them, and return their results.
 
     It is a `Pool` that is used once. `timeout` limits the time of the function. The argument `timeout` of `Context` can

@@ -18,7 +18,7 @@ from pblas.runtime.runtime import checked_dtype, checked_scalar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Scalar
 
 
 class Constructors(Creation):
@@ -30,7 +30,7 @@ class Constructors(Creation):
         return self._filled("ones", desc, 1.0, dtype)
 
     @collective
-    def full(self, desc: Layout, value: complex, dtype: Any = None) -> DistMatrix:
+    def full(self, desc: Layout, value: Scalar, dtype: Any = None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal.
 
         Args:

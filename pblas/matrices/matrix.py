@@ -163,7 +163,7 @@ class DistMatrix(Operators):
         return DistMatrix(self.desc.T, self.stored("DistMatrix.H").T, self.runtime, conj=conj)
 
     @overload
-    def __getitem__(self, key: tuple[int, int]) -> Any: ...
+    def __getitem__(self, key: tuple[int, int]) -> float | complex: ...
     @overload
     def __getitem__(self, key: Any) -> DistMatrix: ...
     def __getitem__(self, key: Any) -> Any:
@@ -213,6 +213,10 @@ class DistMatrix(Operators):
             number: float | complex = runtime.backend.broadcast_object(value, owner)
         return number.conjugate() if self.conjugated else number
 
+    @overload
+    def to_global(self, root: None) -> Array: ...
+    @overload
+    def to_global(self, root: int | None = 0) -> Array | None: ...
     @collective
     def to_global(self, root: int | None = 0) -> Array | None:
         """**Collective.** The whole matrix as one array on `root`, or on every rank with root=None.
@@ -299,14 +303,14 @@ class DistMatrix(Operators):
         """Drop the reference to the memory, which the context is about to free (local)."""
         self._local = self._key = None
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Array:
+    def _refuse_conversion(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse the conversion to an array: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
             "a DistMatrix is distributed and cannot be converted to an array: A.to_global() collects it, A.local is "
             "this rank's part"
         )
 
-    def __array_function__(self, function: Any, *_: Any) -> Any:
+    def _numpy_function(self, function: Any, *_: Any) -> object:
         """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
         name, module = function.__name__, function.__module__
         if name in ("shape", "ndim", "size"):
@@ -319,6 +323,10 @@ class DistMatrix(Operators):
         raise errors.ArgumentError(
             f"{module}.{name} takes no DistMatrix, which is distributed: {remedy}A.to_global() collects it as an array"
         )
+
+    if not TYPE_CHECKING:  # to a checker a matrix is no array: v @ A is the product of A
+        __array__ = _refuse_conversion
+        __array_function__ = _numpy_function
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: each rank holds a part of the matrix only."""

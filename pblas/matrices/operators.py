@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from pblas.errors import ArgumentError
 from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array, Number, Real, Table, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
+
+Ord = Literal["fro", "inf", "max"] | float
+"""The norms of a matrix; as numbers 1 and inf."""
 
 
 class Operators:
@@ -16,6 +22,12 @@ class Operators:
 
     __slots__ = ()
 
+    @overload
+    def __matmul__(self, other: Self) -> Self: ...
+    @overload
+    def __matmul__(self, other: Vector) -> Vector: ...
+    @overload
+    def __matmul__(self, other: Table) -> Self: ...
     def __matmul__(self, other: Any) -> Any:
         """**Collective.** The product with a matrix or an array.
 
@@ -169,6 +181,10 @@ class Operators:
 
     # Reductions and elements
 
+    @overload
+    def __rmatmul__(self, other: Vector) -> Vector: ...
+    @overload
+    def __rmatmul__(self, other: Table) -> Self: ...
     def __rmatmul__(self, other: Any) -> Any:
         """**Collective.** An array that is equal on all ranks times this matrix; see `__matmul__`."""
         self._check_factor(other, "left")
@@ -197,6 +213,12 @@ class Operators:
 
         assign(self, key, value)  # type: ignore[arg-type]  # a DistMatrix
 
+    @overload
+    def sum(self, axis: None = None, keepdims: Literal[False] = False) -> Number: ...
+    @overload
+    def sum(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def sum(self, axis: int | None = None, keepdims: bool = False) -> Number | Array: ...
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The sum of the elements, or of each column or row.
 
@@ -224,12 +246,24 @@ class Operators:
 
         return reduction(self, "sum", axis, keepdims)  # type: ignore[arg-type]  # a DistMatrix, here and below
 
+    @overload
+    def mean(self, axis: None = None, keepdims: Literal[False] = False) -> Number: ...
+    @overload
+    def mean(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def mean(self, axis: int | None = None, keepdims: bool = False) -> Number | Array: ...
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "mean", axis, keepdims)  # type: ignore[arg-type]
 
+    @overload
+    def max(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
+    @overload
+    def max(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The largest element, or that of each column or row; NaN if one of them is NaN.
 
@@ -243,12 +277,24 @@ class Operators:
 
         return reduction(self, "max", axis, keepdims)  # type: ignore[arg-type]
 
+    @overload
+    def min(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
+    @overload
+    def min(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def min(self, axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The least element, or that of each column or row; see `max`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "min", axis, keepdims)  # type: ignore[arg-type]
 
+    @overload
+    def argmax(self, axis: None = None, keepdims: Literal[False] = False) -> np.intp: ...
+    @overload
+    def argmax(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> np.intp | Array: ...
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
 
@@ -273,24 +319,38 @@ class Operators:
 
         return reduction(self, "argmax", axis, keepdims)  # type: ignore[arg-type]
 
+    @overload
+    def argmin(self, axis: None = None, keepdims: Literal[False] = False) -> np.intp: ...
+    @overload
+    def argmin(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> np.intp | Array: ...
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
 
-    def trace(self) -> Any:
+    def trace(self) -> Number:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
         from pblas.operations.reductions import trace
 
         return trace(self)  # type: ignore[arg-type]
 
-    def diagonal(self) -> Any:
+    def diagonal(self) -> Vector:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
         from pblas.operations.reductions import diagonal
 
         return diagonal(self)  # type: ignore[arg-type]
 
+    @overload
+    def norm(self, ord: Ord = "fro", axis: None = None, keepdims: Literal[False] = False) -> Real: ...
+    @overload
+    def norm(self, ord: Ord = "fro", *, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def norm(self, ord: Ord, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def norm(self, ord: Ord = "fro", axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
     def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
         """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
 

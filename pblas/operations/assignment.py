@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import is_same_memory, shares_memory
+from pblas.core.checks import check_context, is_same_memory, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
@@ -30,6 +30,8 @@ def assign(a: DistMatrix, key: Any, value: Any) -> None:
     with runtime.local_step(VERB):
         bounds = selection(a.shape, key)
         view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
+        if not getattr(view.stored(VERB).flags, "writeable", True):  # CuPy has no such flag
+            raise errors.ArgumentError(f"{VERB}: A is made of a read-only array; give it memory that can be written")
         if isinstance(value, DistMatrix):
             _check_matrix(value, view)
             source, target = (runtime.backend.shadow(x.stored(VERB)) for x in (value, view))
@@ -76,8 +78,7 @@ def _assign_matrix(runtime: Runtime, value: DistMatrix, view: DistMatrix, *, cop
 
 def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
     """Raise an error unless a matrix can be assigned to a view (local)."""
-    if value.runtime is not view.runtime:
-        raise errors.ArgumentError(f"{VERB}: a matrix of another context; make both with one context")
+    check_context(VERB, value, view.runtime)
     if not all(k in (1, size) for k, size in zip(value.shape, view.shape, strict=True)):
         raise errors.DescriptorError(
             f"{VERB}: the value is {value.shape[0]} x {value.shape[1]}, the submatrix "

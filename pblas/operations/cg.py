@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
 import numpy as np
 
-from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import not_a_matrix
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.cg import CgArguments, check_product
 from pblas.operations.elementwise import elementwise
@@ -28,7 +28,7 @@ _PROGRESS = 0.5
 """A restart must make the residual smaller by this factor; otherwise rounding errors keep it where it is."""
 
 
-class CgResult(NamedTuple):
+class CgResult(NamedTuple, Generic[MatrixOrArray]):
     """A solution by conjugate gradients, and how it was approached.
 
     Args:
@@ -37,7 +37,7 @@ class CgResult(NamedTuple):
             (iterations + 1) x k, or one dimension if B is an array (global).
     """
 
-    x: Any
+    x: MatrixOrArray
     residuals: Array
 
     @property
@@ -48,12 +48,12 @@ class CgResult(NamedTuple):
 
 def cg(
     a: DistMatrix | Callable[[DistMatrix], DistMatrix],
-    b: DistMatrix | Array,
+    b: MatrixOrArray,
     *,
     tol: float = 1e-5,
     maxiter: int | None = None,
     preconditioner: DistMatrix | Callable[[DistMatrix], DistMatrix] | None = None,
-) -> CgResult:
+) -> CgResult[MatrixOrArray]:
     """**Collective.** X with A X = B for a Hermitian positive definite A, by conjugate gradients.
 
     Each column has step lengths of its own; one product with A serves all of them. Columns that have converged wait for
@@ -91,9 +91,8 @@ def cg(
     """
     runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
     if runtime is None:
-        name, x = ("B", b) if callable(a) else ("A", a)
-        text = f"{_VERB}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}"
-        fail_without_context(_VERB, errors.ArgumentError(text))
+        name, x = ("b", b) if callable(a) else ("a", a)
+        fail_without_context(_VERB, not_a_matrix(_VERB, name, x))
     with runtime.call(_VERB):
         with runtime.local_step(_VERB):
             args = CgArguments.checked(_VERB, runtime, a, b, tol, maxiter, preconditioner)
@@ -103,10 +102,12 @@ def cg(
             assert isinstance(a, DistMatrix), "B is an array"
             matrix = replicated_matrix(_VERB, a, args.vector)
         with ExitStack() as stack:
-            x, residuals = _Iteration(args, matrix, stack).run()
+            solution, residuals = _Iteration(args, matrix, stack).run()
         if args.b is None:
-            return CgResult(runtime.backend.reading(x.local)[:, 0].copy(), residuals[:, 0])
-        return CgResult(x, residuals)
+            array: Any = runtime.backend.reading(solution.local)[:, 0].copy()
+            return CgResult(array, residuals[:, 0])
+        matrix_solution: Any = solution
+        return CgResult(matrix_solution, residuals)
 
 
 class _Operator:

@@ -12,7 +12,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.operations.reflectors import Reflectors, identity, in_layout
 from pblas.operations.stacking import resized
 from pblas.plans.cholesky_qr import PASSES
@@ -47,7 +47,7 @@ def orthonormalized(
     if _is_in_rows(verb, a, desc):
         x, w = a, DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
     else:
-        x = w = redistribute(a, desc)
+        x = w = redistributed(verb, a, desc)
     wide = np.result_type(w.dtype, np.float64)
     r: Array = np.eye(n, dtype=wide)
     for k in range(PASSES):
@@ -122,25 +122,25 @@ class CholeskyQrFactor(QrFactor):
         """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
         desc = c.desc.without_lld
         if side == "R":  # C op(Q) = (op(Q)^H C^H)^H
-            x = redistribute(c, desc.T, trans="C")
+            x = redistributed(verb, c, desc.T, trans="C")
             adjoint, conj = trans == "N", trans == "T"
         else:
-            x = redistribute(c, desc)
+            x = redistributed(verb, c, desc)
             adjoint, conj = trans != "N", trans == "T"
         if self.dtype.kind == "c" and conj:  # Q^T C = conj(Q^H conj(C)), and (C Q^T)^H = conj(Q conj(C^H))
-            x = redistribute(x.conj(), x.desc)
+            x = redistributed(verb, x.conj(), x.desc, is_temporary=True)
         self._multiply(verb, x, adjoint=adjoint)
         if self.dtype.kind == "c" and conj:
-            x = redistribute(x.conj(), x.desc)
+            x = redistributed(verb, x.conj(), x.desc, is_temporary=True)
         if progress is not None:
             progress(1.0)
-        return redistribute(x, desc, trans="C") if side == "R" else x
+        return redistributed(verb, x, desc, trans="C", is_temporary=True) if side == "R" else x
 
     def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
         """**Collective.** `q` inside another call, with a checked mode; see `QrFactor.formed`."""
         m, n = self.shape
         if mode == "reduced" or m == n:
-            q = redistribute(self._w, self._desc.without_lld) if out is None else redistribute(self._w, out=out)
+            q = redistributed(verb, self._w, self._desc.without_lld if out is None else None, out=out)
         else:
             q = identity(verb, resized(self._desc, (m, m)), self._w)
             self._multiply(verb, q, adjoint=False)
@@ -160,13 +160,13 @@ class CholeskyQrFactor(QrFactor):
         n, like = self.shape[1], self._w
         r = replicated_matrix(verb, like, self._r)
         if k == n:
-            return redistribute(r, resized(self._desc, (n, n)))
-        result = redistribute(like, resized(self._desc, (k, n)))
+            return redistributed(verb, r, resized(self._desc, (n, n)), is_temporary=True)
+        result = redistributed(verb, like, resized(self._desc, (k, n)))
         arrays = self._runtime.backend.arrays
         with self._runtime.local_step(verb):
             arrays.scale(0, result.stored(verb))
             arrays.settle()
-        redistribute(r, out=result[:n, :])
+        redistributed(verb, r, out=result[:n, :], is_temporary=True)
         return result
 
     def _multiply(self, verb: str, x: DistMatrix, *, adjoint: bool) -> None:
@@ -177,7 +177,7 @@ class CholeskyQrFactor(QrFactor):
         top = x[:n, :]
         diagonal = self._small(verb, np.diag(signs))
         if not adjoint:  # D X
-            redistribute(pmatmul(diagonal, top), out=top)
+            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
         m = middle.conj().T if adjoint else middle
         # Z = M Y^H X, with Y^H X = S Q^H X - X[:n]; then X -= Q S Z, and X[:n] += Z
         z = pmatmul(self._small(verb, m * signs), pmatmul(self._w.H, x))
@@ -185,7 +185,7 @@ class CholeskyQrFactor(QrFactor):
         pmatmul(self._w, pmatmul(diagonal, z), x, alpha=-1, beta=1, out=x)
         pmatmul(self._small(verb, np.eye(n)), z, top, beta=1, out=top)
         if adjoint:
-            redistribute(pmatmul(diagonal, top), out=top)
+            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
 
     def _small(self, verb: str, array: Array) -> DistMatrix:
         """**Collective.** A small matrix on all ranks."""

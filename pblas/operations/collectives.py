@@ -25,8 +25,10 @@ from pblas.runtime.calls import collective
 from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ArrayT
     from pblas.backends.local_step import LocalStep
+    from pblas.execute.collective.collective import OneShot
+    from pblas.execute.collective.reduction import Finish
     from pblas.runtime.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]
@@ -42,14 +44,14 @@ class Collectives:
     @collective
     def allreduce(
         self,
-        x: Any,
-        out: Any = None,
+        x: ArrayT,
+        out: ArrayT | None = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
         stream: Any = None,
-    ) -> Any:
+    ) -> ArrayT:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
         16-bit elements are added in 32 bits and rounded once. The order of additions depends on the algorithm, the
@@ -84,14 +86,14 @@ class Collectives:
     @collective
     def reduce_scatter(
         self,
-        x: Any,
-        out: Any = None,
+        x: ArrayT,
+        out: ArrayT | None = None,
         op: Op = "sum",
         *,
         epilogue: AnyEpilogue = None,
         counts: Sequence[int] | None = None,
         stream: Any = None,
-    ) -> Any:
+    ) -> ArrayT:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
         Args:
@@ -112,7 +114,9 @@ class Collectives:
         return _reduce(self.runtime, "reduce_scatter", x, out, Reduction(op, epilogue, counts=counts), stream)
 
     @collective
-    def allgather(self, x: Any, out: Any = None, *, counts: Sequence[int] | None = None, stream: Any = None) -> Any:
+    def allgather(
+        self, x: ArrayT, out: ArrayT | None = None, *, counts: Sequence[int] | None = None, stream: Any = None
+    ) -> ArrayT:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
         Args:
@@ -135,7 +139,7 @@ class Collectives:
 def add_up(
     runtime: Runtime,
     operation: str,
-    call_args: Mapping[str, Any],
+    call_args: Mapping[str, Any] | str,
     x: Array,
     out: Array,
     epilogue: Epilogue | None,
@@ -147,7 +151,8 @@ def add_up(
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of the collective (global).
+        call_args: arguments that must be equal on all ranks, besides those of the collective. A text was `spelled`
+            before, and the arguments in it determine those of the collective (global).
         x: this rank's array, which may be changed (local).
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
@@ -160,13 +165,15 @@ def add_up(
     _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
 
 
-def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Array, counts: Sequence[int]) -> Array:
+def gather(
+    runtime: Runtime, operation: str, call_args: Mapping[str, Any] | str, x: Array, counts: Sequence[int]
+) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
 
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of an all-gather (global).
+        call_args: arguments that must be equal on all ranks, besides those of an all-gather; see `add_up` (global).
         x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
         counts: number of rows of each rank (global).
     """
@@ -174,7 +181,9 @@ def gather(runtime: Runtime, operation: str, call_args: Mapping[str, Any], x: Ar
     numbers = tuple(math.prod(row) * count for count in rows)
     exchange = runtime.prepared.get(("gather", numbers, x.dtype), lambda: Exchange(numbers, x.dtype, runtime.rank))
     exchange.lay_out(runtime, operation, x)
-    runtime.agree(operation, {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows})
+    if not isinstance(call_args, str):
+        call_args = {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows}
+    runtime.agree(operation, call_args)
     if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
     with runtime.collective_section(operation):
@@ -257,12 +266,13 @@ class _Memory:
 
     def make(self) -> Staging:
         """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
-        runtime = self._runtime
+        runtime, staging = self._runtime, None
         try:
             staging = Staging(runtime.backend, self._nbytes)
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
+        if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
             staging = Staging(runtime.backend, self._nbytes)
         runtime.staging = staging
         runtime.matrices.add(staging)
@@ -350,32 +360,63 @@ def _reduce_on_hosts(
     out: Any,
     options: Reduction,
     stream: Any,
-    caller: tuple[str, Mapping[str, Any]] | None = None,
+    caller: tuple[str, Mapping[str, Any] | str] | None = None,
 ) -> Any:
     """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, with its arguments."""
     called, call_args = caller or (operation, _NOTHING)
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(operation, runtime, x, out, options)
-    shared, reversed_ = runtime.backend.shared, spec.by_columns
-    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.x.nbytes, shared=shared)
-    _log_choice(operation, spec, by_messages=by_messages)
+    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.form.nbytes, shared=runtime.backend.shared)
+    if log.is_on(log.INFO):
+        _log_choice(operation, spec, by_messages=by_messages)
+    staging: Staging | None = runtime.staging
+    one_shot = None if staging is None or by_messages else spec.form.one_shot(staging)
+    if one_shot is None:
+        result, finish = _reduce_in_rounds(runtime, called, call_args, spec, by_messages=by_messages)
+    else:
+        result, finish = _reduce_in_one_shot(runtime, called, call_args, spec, one_shot)
+    if isinstance(finish, ByFunction):
+        runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
+    return result
+
+
+def _reduce_in_one_shot(
+    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, one_shot: OneShot
+) -> tuple[Any, Finish | None]:
+    """**Collective.** A small all-reduce on one node, and its epilogue."""
+    one_shot.lay_out(spec.x)
+    (by_rows,) = runtime.agree(called, spec.text(call_args), None, (int(not spec.by_columns),))
+    order: Literal["C", "F"] = "C" if by_rows else "F"
+    target = spec.target(spec.x.shape, lambda: np.empty(spec.x.shape, spec.dtype, order), order)
+    if not spec.x.size:
+        return target.result, None
+    outs, finish = [Flat(target.array)], spec.finish(by_columns=False, base=0)
+    if spec.residual is not None:
+        outs.append(Flat(spec.residual))
+    with runtime.collective_section(called):
+        one_shot.run(outs, finish)
+    return target.result, finish
+
+
+def _reduce_in_rounds(
+    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, *, by_messages: bool
+) -> tuple[Any, Finish | None]:
+    """**Collective.** A reduction of any size, and its epilogue."""
+    algorithm, reversed_ = spec.algorithm, spec.by_columns
     rounds = spec.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
-    steps = Steps(called, spec.op, spec.shares and spec.algorithm != "one_shot", rounds, spec.unit)
+    steps = Steps(called, spec.op, spec.shares and algorithm != "one_shot", rounds, spec.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
-    laid_out, hidden, offers = False, (1, 1), caller is None and spec.algorithm == "two_shot"
-    if memory.staging is not None and offers:
-        hidden = _reduce_hidden(memory.staging, spec, reversed_)
-    if memory.staging is not None and hidden[0] and not reversed_ and not by_messages:
-        Collective(memory.staging, steps, Flat(spec.x)).lay_out(0)
-        laid_out = True
+    staging, job = memory.staging, None
+    hidden, offers = (1, 1), algorithm == "two_shot" and called == spec.name
+    if staging is not None and offers:
+        hidden = _reduce_hidden(staging, spec, reversed_)
+    if staging is not None and hidden[0] and not reversed_ and not by_messages:
+        job = _laid_out(staging, steps, Flat(spec.x))
     # A rank whose arrays are stored by columns has laid out nothing: the ranks may have no common order.
-    unstaged = 2 if reversed_ else int(not laid_out)
-    # The other call's arguments replace those of the same name.
-    agreed = runtime.agree(
-        called, {**call_args, **spec.arguments(), **call_args}, None, (int(not reversed_), *hidden, unstaged)
-    )
+    unstaged = 2 if reversed_ else int(job is None)
+    agreed = runtime.agree(called, spec.text(call_args), None, (int(not reversed_), *hidden, unstaged))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"
@@ -383,16 +424,16 @@ def _reduce_on_hosts(
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype, order), order)
     result = target.array
     if not spec.x.size:
-        return target.result
-    flat, base = Flat(spec.x.T if reversed_ else spec.x), 0 if spec.shares else rounds.part(runtime.rank)[0]
+        return target.result, None
+    base = 0 if spec.shares else rounds.part(runtime.rank)[0]
     outs = [Flat(result.T if reversed_ else result, base)]
     outs += [] if spec.residual is None else [Flat(spec.residual, base)]
     finish = spec.finish(by_columns=reversed_, base=base)
-    if spec.algorithm == "naive":
+    flat = Flat(spec.x.T if reversed_ else spec.x)
+    if algorithm == "naive":
         with runtime.collective_section(called):
             run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
-        staging = memory.staging
         if staging is None:
             staging = memory.make()
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
@@ -401,20 +442,15 @@ def _reduce_on_hosts(
             steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
-        job = Collective(staging, steps, flat)
         with runtime.collective_section(called):
-            _begin(staging, steps, job, laid_out=laid_out, unstaged=bool(agreed[3]))
-            job.run(outs, finish)
-    if isinstance(finish, ByFunction):
-        runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
-    return target.result
+            _begun(staging, steps, flat, job, unstaged=bool(agreed[3])).run(outs, finish)
+    return target.result, finish
 
 
 def _log_choice(operation: str, spec: ReduceArguments, *, by_messages: bool) -> None:
     """Log the algorithm of a reduction and the path of its data (local)."""
-    if log.is_on(log.INFO):
-        how = "by messages" if by_messages else "through shared memory"
-        log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
+    how = "by messages" if by_messages else "through shared memory"
+    log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
@@ -435,12 +471,22 @@ def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) 
     return steps._replace(reads_x=reads_x, writes_out=writes_out, rounds=rounds)
 
 
-def _begin(staging: Staging, steps: Steps, job: Collective, *, laid_out: bool, unstaged: bool) -> None:
-    """**Collective.** Lay out this rank's elements in staging memory, unless that was done before the agreement."""
+def _begun(staging: Staging, steps: Steps, x: Flat, laid_out: Collective | None, *, unstaged: bool) -> Collective:
+    """**Collective.** The call on this rank, whose first pieces near ranks can read.
+
+    Args:
+        staging: memory (global).
+        steps: description of the collective (global).
+        x: this rank's elements (local).
+        laid_out: the same call, if it laid out x before the agreement; its steps may be others (local).
+        unstaged: whether some rank has not laid out x yet (global).
+    """
+    job = laid_out if laid_out is not None and laid_out.steps is steps else Collective(staging, steps, x)
     if unstaged and not (steps.reads_x or steps.by_messages):
-        if not laid_out:
+        if laid_out is None:
             job.lay_out(0)
         staging.meet(f"{steps.name}: a meeting of the node")
+    return job
 
 
 def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, stream: Any) -> Any:
@@ -452,13 +498,13 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     steps, flat = _gathering(operation, spec, counts)
-    memory, laid_out, hidden = _Memory(runtime, 0), False, 1
+    memory, job, hidden = _Memory(runtime, 0), None, 1
     staging = memory.staging
     if staging is not None:
-        hidden, laid_out = _offered(staging, steps, flat)
+        hidden, job = _offered(staging, steps, flat)
     unclear = staging is None or spec.error_of(counts) is not None
     length = 0 if spec.counts else nrows
-    maxima = length, -length, 2 if unclear else hidden, int(not laid_out)
+    maxima = length, -length, 2 if unclear else hidden, int(job is None)
     agreed = runtime.agree(operation, spec.arguments(), None, maxima)
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
@@ -466,8 +512,8 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
         steps, flat = _gathering(operation, spec, counts)
         if staging is None:
             staging = memory.make()
-            hidden, laid_out = _offered(staging, steps, flat)
-        agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(not laid_out)))
+            hidden, job = _offered(staging, steps, flat)
+        agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(job is None)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]
     target = spec.target(shape, lambda: np.empty(shape, spec.dtype))
@@ -477,10 +523,8 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
             steps = steps._replace(rounds=spec.rounds(counts, by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
-        job = Collective(staging, steps, flat)
         with runtime.collective_section(operation):
-            _begin(staging, steps, job, laid_out=laid_out, unstaged=bool(agreed[1]))
-            job.run([Flat(result)], None)
+            _begun(staging, steps, flat, job, unstaged=bool(agreed[1])).run([Flat(result)], None)
     return target.result
 
 
@@ -490,9 +534,7 @@ def _gathering(operation: str, spec: GatherArguments, counts: list[int]) -> tupl
     return Steps(operation, None, True, rounds), Flat(spec.x, rounds.part(spec.runtime.rank)[0])
 
 
-def _offered(staging: Staging, steps: Steps, x: Flat) -> tuple[int, bool]:
-    """Whether ranks of the node do not read x in place, and whether x was laid out for them instead (local)."""
+def _offered(staging: Staging, steps: Steps, x: Flat) -> tuple[int, Collective | None]:
+    """Whether ranks of the node do not read x in place, and the call that has laid out x for them instead (local)."""
     hidden = _hidden(staging, X_TABLE, x)
-    if hidden:
-        Collective(staging, steps, x).lay_out(0)
-    return hidden, bool(hidden)
+    return hidden, _laid_out(staging, steps, x) if hidden else None

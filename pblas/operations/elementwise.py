@@ -88,7 +88,12 @@ class Elementwise(Operation[DistMatrix]):
     @property
     def text(self) -> str:
         out = None if self.out is None else shared_descriptor(self.out[0])
-        return spelled({"expression": self.expression, "out": out, **self.analysis.descriptions})
+        # A number has a line of its own, with its value: this one says of which kind it is.
+        numbers = {kind.name for kind in self.kinds if kind.shape is None}
+        described = {
+            f"kind of {name}" if name in numbers else name: text for name, text in self.analysis.descriptions.items()
+        }
+        return spelled({"expression": self.expression, **described, "out": out})
 
     @property
     def is_local(self) -> bool:

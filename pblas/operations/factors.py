@@ -10,6 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.core.checks import checked_trans
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
@@ -23,7 +24,7 @@ from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar, spelled
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.factorization import Factored
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 class SlogdetResult(NamedTuple):
     """Sign and logarithm of the absolute value of a determinant, as of numpy.linalg.slogdet."""
 
-    sign: Any
-    logabsdet: Any
+    sign: Number
+    logabsdet: Real
 
 
 class Factor(FactoredMatrix, ABC):
@@ -63,12 +64,12 @@ class Factor(FactoredMatrix, ABC):
     def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: Any, trans: Any, progress: ProgressTarget) -> Any:
+    def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
         with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
             return self.solution("solve", b, trans, reports.stage("solve"))
 
-    def solution(self, verb: str, b: Any, trans: Any = "N", progress: StageReport = None) -> Any:
+    def solution(self, verb: str, b: MatrixOrArray, trans: Any = "N", progress: StageReport = None) -> MatrixOrArray:
         """**Collective.** `solve` inside another call, with the report of a stage."""
         runtime = self._runtime
         with runtime.local_step(verb):
@@ -79,25 +80,23 @@ class Factor(FactoredMatrix, ABC):
                 signature: Any = b.signature()
             else:
                 b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = {"B": b.shape}
-            agrees = spelled({"trans": trans, **signature, **self._w.signature()})
+                signature = b.shape
+            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
         if self.info or not isinstance(b, DistMatrix):  # otherwise the first step agrees on the arguments
             runtime.agree(verb + agrees, {})
             agrees = ""
         return self.agreed_solution(verb, b, trans, progress, agrees)
 
     def agreed_solution(
-        self, verb: str, b: DistMatrix | Array, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
-    ) -> Any:
+        self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
+    ) -> MatrixOrArray:
         """**Collective.** `solution` of checked arguments, a vector as an n x 1 array, on which the ranks agree."""
         self._check_invertible(verb)
         sweeps, backward = self._sweeps(trans), trans != "N"
         x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return redistributed(verb, x, b.desc.without_lld, is_temporary=True)
-        whole = x.to_global(None)
-        assert whole is not None, "on all ranks"
-        return whole[:, 0]
+        return x.to_global(None)[:, 0]
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -157,7 +156,7 @@ class Factor(FactoredMatrix, ABC):
 class CholeskyFactor(Factor):
     """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
 
-    def solve(self, b: DistMatrix | Array, *, progress: ProgressTarget = False) -> Any:
+    def solve(self, b: MatrixOrArray, *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with A X = B.
 
         Args:
@@ -174,12 +173,12 @@ class CholeskyFactor(Factor):
         """
         return self._solved(b, "N", progress)
 
-    def logdet(self) -> Any:
+    def logdet(self) -> Real:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
         with self._runtime.call("logdet"):
             return 2 * np.log(self._diagonal("logdet").real).sum()
 
-    def det(self) -> Any:
+    def det(self) -> Real:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
             return np.prod(self._diagonal("det").real) ** 2
@@ -216,7 +215,7 @@ class LuFactor(Factor):
         with self._runtime.call("lu"):
             return redistributed("lu", self._w, self._desc, agrees=spelled(self._w.signature()))
 
-    def solve(self, b: DistMatrix | Array, trans: Trans = "N", *, progress: ProgressTarget = False) -> Any:
+    def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.
 
         Args:
@@ -235,7 +234,7 @@ class LuFactor(Factor):
         """
         return self._solved(b, trans, progress)
 
-    def det(self) -> Any:
+    def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(all="ignore"):
             diagonal = self._diagonal("det")
@@ -250,7 +249,7 @@ class LuFactor(Factor):
                 return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
             return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
 
-    def rcond(self, norm: float | None = None) -> Any:
+    def rcond(self, norm: float | Real | None = None) -> float:
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:

@@ -18,7 +18,7 @@ from pblas.operations.cholesky import PlannedCholesky, brought_back
 from pblas.operations.factorization import prepared
 from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.lu import PlannedLu
-from pblas.operations.redistribution import redistribute, redistributed
+from pblas.operations.redistribution import redistributed
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.substitution import identity, inverted
 from pblas.operations.trsm import trsm
@@ -176,7 +176,8 @@ def invert_triangle(verb: str, a: DistMatrix, uplo: Uplo, *, unit: bool) -> int:
     if not info:
         x = _identity(verb, a)
         trsm(a, x, uplo=uplo, diag="U" if unit else "N", out=x)
-        redistribute(x, out=a, uplo=uplo, diagonal=int(unit) * (1 if uplo == "U" else -1))
+        shift = int(unit) * (1 if uplo == "U" else -1)
+        redistributed(verb, x, out=a, uplo=uplo, diagonal=shift, is_temporary=True)
     return info
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr import factored
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import redistributed
 from pblas.operations.stacking import resized
 from pblas.operations.trsm import trsm
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pblas.operations.qr_factor import QrFactor
 
 
-class LstsqResult(NamedTuple):
+class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
     """The result of `lstsq`, as of numpy.linalg.lstsq.
 
     Args:
@@ -33,15 +34,15 @@ class LstsqResult(NamedTuple):
         s: None: QR gives no singular values (global).
     """
 
-    x: Any
+    x: MatrixOrArray
     residuals: Array
     rank: int
     s: None
 
 
 def lstsq(
-    a: DistMatrix, b: DistMatrix | Array, *, overwrite_a: bool = False, progress: ProgressTarget = False
-) -> LstsqResult:
+    a: DistMatrix, b: MatrixOrArray, *, overwrite_a: bool = False, progress: ProgressTarget = False
+) -> LstsqResult[MatrixOrArray]:
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
     A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.
@@ -86,8 +87,12 @@ def lstsq(
             else:
                 vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
                 signature = vector.shape
-        runtime.agree(verb, {"B": signature, **a.signature()})
-        factor, _ = factored(verb, a if m >= n else a.H, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        factor, _ = factored(
+            *(verb, a if m >= n else a.H),
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+            others={"B": signature},
+        )
         stage = reports.stage("solve")
         if isinstance(b, DistMatrix):
             x, residuals = _solved(verb, factor, a, b, stage)
@@ -123,10 +128,10 @@ def orth(a: DistMatrix) -> DistMatrix:
     with runtime.call(verb):
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
-        factor = factored(verb, a if m >= n else factored(verb, a.H)[0].r().H)[0]
-        _check_rank(verb, factor.r(), a.shape)
-        q = factor.q()
-        return q if m >= n else redistribute(q, resized(a.desc, (m, m)))
+        factor = factored(verb, a if m >= n else factored(verb, a.H)[0].upper(verb, m).H)[0]
+        _check_rank(verb, factor.upper(verb, min(m, n)), a.shape)
+        q = factor.formed(verb, "reduced")
+        return q if m >= n else redistributed(verb, q, resized(a.desc, (m, m)), is_temporary=True)
 
 
 def _solved(
@@ -134,16 +139,16 @@ def _solved(
 ) -> tuple[DistMatrix, Array]:
     """**Collective.** X and the squared norms of the columns of B - A X, with the factor of A, or of A^H if m < n."""
     m, n = a.shape
-    r = factor.r()
+    r = factor.upper(verb, min(m, n))
     _check_rank(verb, r, a.shape)
     if m >= n:
         y = factor.applied(verb, b, "C", progress)
         x = trsm(r, y[:n, :], uplo="U")
         rest = y[n:, :].norm(axis=0)[: b.shape[1] if m > n else 0]
-        solution = redistribute(x, resized(b.desc, (n, b.shape[1])))
+        solution = redistributed(verb, x, resized(b.desc, (n, b.shape[1])), is_temporary=True)
     else:
         z = _zeros(verb, b, n)
-        redistribute(trsm(r, b, uplo="U", trans="C"), out=z[:m, :])
+        redistributed(verb, trsm(r, b, uplo="U", trans="C"), out=z[:m, :], is_temporary=True)
         solution, rest = factor.applied(verb, z, "N", progress), np.empty(0, np.zeros(0, a.dtype).real.dtype)
     return solution, rest**2
 

@@ -19,6 +19,7 @@ from pblas.runtime.runtime import checked_scalar
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pblas.backends.dtypes import Number, Real, Scalar
     from pblas.core.operation import Bound
     from pblas.runtime.runtime import Runtime
 
@@ -26,7 +27,7 @@ _SIZES = "abs(real(x)) + abs(imag(x))"
 """The size of a complex number in asum and amax, as in BLAS."""
 
 
-def dotc(x: DistMatrix, y: DistMatrix) -> Any:
+def dotc(x: DistMatrix, y: DistMatrix) -> Number:
     """**Collective.** The sum of conj(x_i) y_i.
 
     If the layouts differ, y is redistributed to that of x. The order of additions depends on the layout alone.
@@ -54,12 +55,12 @@ def dotc(x: DistMatrix, y: DistMatrix) -> Any:
     return _dot("dotc", x, y)
 
 
-def dotu(x: DistMatrix, y: DistMatrix) -> Any:
+def dotu(x: DistMatrix, y: DistMatrix) -> Number:
     """**Collective.** The sum of x_i y_i; see `dotc`."""
     return _dot("dotu", x, y)
 
 
-def dot(x: DistMatrix, y: DistMatrix) -> Any:
+def dot(x: DistMatrix, y: DistMatrix) -> Real:
     """**Collective.** The sum of x_i y_i of real vectors; see `dotc`.
 
     Raises:
@@ -77,7 +78,7 @@ def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
         return dotted(verb, a if verb == "dotc" else a.conj(), b)
 
 
-def nrm2(x: DistMatrix) -> Any:
+def nrm2(x: DistMatrix) -> Real:
     """**Collective.** The root of the sum of abs(x_i)^2; it neither overflows nor underflows.
 
     Args:
@@ -95,7 +96,7 @@ def nrm2(x: DistMatrix) -> Any:
     return call("nrm2", _bind_norm, {"x": x}, x)
 
 
-def asum(x: DistMatrix) -> Any:
+def asum(x: DistMatrix) -> Real:
     """**Collective.** The sum of abs(x_i), or of abs(Re x_i) + abs(Im x_i) for complex vectors; see `nrm2`.
 
     Source: BLAS, xASUM.
@@ -106,7 +107,7 @@ def asum(x: DistMatrix) -> Any:
         return norm(a, 1, None, keepdims=False)
 
 
-def amax(x: DistMatrix) -> tuple[Any, int]:
+def amax(x: DistMatrix) -> tuple[float | complex, int]:
     """**Collective.** The element of largest size, and its index.
 
     The size is abs(x_i), or abs(Re x_i) + abs(Im x_i) for complex vectors.
@@ -138,7 +139,7 @@ def amax(x: DistMatrix) -> tuple[Any, int]:
         return a[index, 0], index
 
 
-def scal(alpha: complex, x: DistMatrix) -> DistMatrix:
+def scal(alpha: Scalar, x: DistMatrix) -> DistMatrix:
     """**Collective.** x := alpha x, in place.
 
     Args:
@@ -163,7 +164,7 @@ def scal(alpha: complex, x: DistMatrix) -> DistMatrix:
     return x
 
 
-def axpy(alpha: complex, x: DistMatrix, y: DistMatrix) -> DistMatrix:
+def axpy(alpha: Scalar, x: DistMatrix, y: DistMatrix) -> DistMatrix:
     """**Collective.** y := alpha x + y, in place.
 
     Args:

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import check_overlap, enough_ranks, matrix_remedy
+from pblas.core.checks import check_context, check_overlap, enough_ranks, not_a_matrix
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -22,6 +22,7 @@ from pblas.runtime.runtime import spelled
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.epilogues import Epilogue
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
@@ -37,8 +38,8 @@ def plan_matmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     dtype: Any = None,
     out_dtype: Any = None,
@@ -144,8 +145,8 @@ def pmatmul(
     *,
     transa: Trans = "N",
     transb: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: Out = None,
     out_dtype: Any = None,
     wire_dtype: Any = None,
@@ -199,7 +200,7 @@ def pmatmul(
     """
     call = ProductRequest(verb="pmatmul", mixed=True, **locals())  # the arguments, and nothing else yet
     if not call.matrices:
-        error = errors.ArgumentError(f"pmatmul: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+        error = not_a_matrix("pmatmul", "a", a)
         fail_without_context(call.verb, error)
     runtime = call.matrices[0].runtime
     with runtime.call(call.verb):
@@ -250,8 +251,8 @@ def _agreed(call: ProductRequest, runtime: Runtime) -> _Agreed:
     verb, matrices = call.verb, call.matrices
     out = call.out if isinstance(call.out, DistMatrix) else None
     with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        for x in matrices:
+            check_context(verb, x, runtime)
         for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")

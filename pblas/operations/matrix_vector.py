@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 
 from pblas import errors
 from pblas.core.call import call as perform
-from pblas.core.checks import check_not_conjugated, checked_trans, matrix_remedy
+from pblas.core.checks import check_context, check_not_conjugated, checked_trans, not_a_matrix
+from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
@@ -27,7 +28,7 @@ from pblas.runtime.runtime import checked_scalar, name_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
     from pblas.plans.plan import Topology
@@ -37,14 +38,36 @@ _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)
 
 
+@overload
 def gemv(
-    A: DistMatrix,
+    a: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def gemv(
+    a: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    trans: Trans = "N",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
+def gemv(
+    a: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha op(A) x + beta y.
@@ -52,7 +75,7 @@ def gemv(
     A does not move: every rank receives x and multiplies its own elements. Then the ranks add the partial results.
 
     Args:
-        A: m x n matrix in any layout (global).
+        a: m x n matrix in any layout (global).
         x: vector of n elements, m with trans other than "N": an m x 1 or 1 x n matrix in any layout, or an array of one
             dimension that is equal on all ranks (global).
         y: vector that is added; None for none (global).
@@ -79,23 +102,45 @@ def gemv(
     ...     y.tolist(), z.shape, z.to_global(None).ravel().tolist()
     ([3.0, 33.0], (3, 1), [110.0, 122.0, 134.0])
     """
-    return product(Product("gemv", A, x, y, out, trans, alpha, beta))
+    return product(Product("gemv", a, x, y, out, trans, alpha, beta))
 
 
+@overload
 def symv(
-    A: DistMatrix,
+    a: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def symv(
+    a: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
+def symv(
+    a: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     uplo: str = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha A x + beta y for a symmetric A, of which one triangle is read.
 
     Args:
-        A: n x n matrix in any layout (global).
+        a: n x n matrix in any layout (global).
         x: as in `gemv` (global).
         y: as in `gemv` (global).
         uplo: the triangle of A that is read, "L" or "U"; both have the diagonal (global).
@@ -111,33 +156,61 @@ def symv(
 
     Source: BLAS, xSYMV.
     """
-    return product(Product("symv", A, x, y, out, "N", alpha, beta, uplo))
+    return product(Product("symv", a, x, y, out, "N", alpha, beta, uplo))
 
 
+@overload
 def hemv(
-    A: DistMatrix,
+    a: DistMatrix,
+    x: MatrixOrArray,
+    y: MatrixOrArray | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: None = None,
+) -> MatrixOrArray: ...
+@overload
+def hemv(
+    a: DistMatrix,
+    x: DistMatrix | Array,
+    y: DistMatrix | Array | None = None,
+    *,
+    uplo: str = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix,
+) -> DistMatrix: ...
+def hemv(
+    a: DistMatrix,
     x: Any,
     y: Any = None,
     *,
     uplo: str = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | None = None,
 ) -> Any:
     """**Collective.** alpha A x + beta y for a Hermitian A; imaginary parts of its diagonal are not read. See `symv`.
 
     Source: BLAS, xHEMV.
     """
-    return product(Product("hemv", A, x, y, out, "N", alpha, beta, uplo))
+    return product(Product("hemv", a, x, y, out, "N", alpha, beta, uplo))
 
 
 def trmv(
-    A: DistMatrix, x: Any, *, uplo: str = "L", trans: Trans = "N", diag: str = "N", out: DistMatrix | None = None
-) -> Any:
+    a: DistMatrix,
+    x: MatrixOrArray,
+    *,
+    uplo: str = "L",
+    trans: Trans = "N",
+    diag: str = "N",
+    out: DistMatrix | None = None,
+) -> MatrixOrArray:
     """**Collective.** op(A) x for a triangular A.
 
     Args:
-        A: n x n matrix in any layout, of which one triangle is read (global).
+        a: n x n matrix in any layout, of which one triangle is read (global).
         x: vector of n elements, as in `gemv` (global).
         uplo: "L" for a lower, "U" for an upper triangular A (global).
         trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
@@ -152,7 +225,7 @@ def trmv(
 
     Source: BLAS, xTRMV.
     """
-    return product(Product("trmv", A, x, None, out, trans, 1.0, None, uplo, diag))
+    return product(Product("trmv", a, x, None, out, trans, 1.0, None, uplo, diag))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +234,7 @@ class Product:
 
     Args:
         verb: "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global).
-        A: the matrix (global).
+        a: the matrix (global).
         x: the vector (global).
         y: the vector that is added (global).
         out: of the result (global).
@@ -174,7 +247,7 @@ class Product:
     """
 
     verb: str
-    A: DistMatrix
+    a: DistMatrix
     x: Any
     y: Any = None
     out: Any = None
@@ -193,7 +266,7 @@ class Product:
 
 def product(call: Product) -> Any:
     """**Collective.** The result of a product, in `out`, a new matrix, or an array."""
-    matrices = {"A": call.A, "x": call.x, "y": call.y, "out": call.out}
+    matrices = {"a": call.a, "x": call.x, "y": call.y, "out": call.out}
     runtime_of(call.verb, matrices)
     result = perform(call.verb, MatrixVector.bind, matrices, call)
     return result if call.out is None else call.out
@@ -254,7 +327,7 @@ class MatrixVector(Operation[Any]):
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
         """The arguments of a product, checked on this rank."""
-        a = checked_matrix(verb, call.A, runtime, square=call.kind != "gemv")
+        a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
         trans = checked_trans(verb, "trans", call.trans)
         part: Part = "all" if call.kind == "gemv" else checked_uplo(verb, call.uplo)
         if call.diag not in ("N", "U"):
@@ -492,9 +565,8 @@ def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> Dist
         DescriptorError: not square.
     """
     if not isinstance(a, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    if a.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+        raise not_a_matrix(verb, "a", a)
+    check_context(verb, a, runtime)
     if square and a.shape[0] != a.shape[1]:
         raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
     a.computed(verb)

@@ -12,6 +12,7 @@ and, if the defaults do not fit, `_verb`, `_call_args`, `_new_result`, `_lends` 
 
 from __future__ import annotations
 
+import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
@@ -158,6 +159,7 @@ class PlannedOperation(Generic[ExecutionT]):
         """
         if self._runtime is None:
             raise self._no_context_error("trace")
+        inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone
         with self._runtime.call("trace"), Tracing(self._runtime, paths, title or self.plan.label) as trace:
             self.execute(*arguments, **options)
         return trace
@@ -228,8 +230,9 @@ class PlannedOperation(Generic[ExecutionT]):
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
-            self._prepare(runtime)
-            return self._run_once(runtime, execution)
+        # Not in the handler: its exception keeps the frames of the first attempt, and with them its memory.
+        self._prepare(runtime)
+        return self._run_once(runtime, execution)
 
     def _prepare(self, runtime: Runtime) -> None:
         """**Collective.** Build the executor, for messages if shared memory does not suffice."""
@@ -239,6 +242,7 @@ class PlannedOperation(Generic[ExecutionT]):
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
+        if self._executor is None:  # not in the handler, as in `_run`
             self._executor = self._build(runtime)
         self._shared = runtime.backend.shared
         log.planned(runtime.rank, self.noun, self.plan)

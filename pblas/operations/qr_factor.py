@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.core.checks import checked_trans
+from pblas.core.checks import checked_letter, checked_trans
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.arguments.trsm import checked_letter
 from pblas.operations.factored_matrix import FactoredMatrix
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistributed

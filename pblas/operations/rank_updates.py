@@ -22,14 +22,14 @@ from pblas.plans.local import LocalPlan
 from pblas.runtime.runtime import checked_scalar, name_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
 
 
-def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A, in place.
 
     Every rank receives both vectors and updates its own elements.
@@ -38,7 +38,7 @@ def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
         x: vector of m elements: an m x 1 or 1 x m matrix in any layout, or an array of one dimension that is equal on
             all ranks (global).
         y: vector of n elements (global).
-        A: m x n matrix in any layout (global).
+        a: m x n matrix in any layout (global).
         alpha: scalar; with alpha = 0 the vectors are not read (global).
 
     Returns:
@@ -56,29 +56,29 @@ def geru(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
     ...     pblas.blas.geru(np.array([1.0, 2.0]), np.array([1.0, 0.0, -1.0]), A).to_global(None).tolist()
     [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0]]
     """
-    return _update("geru", (x, y), A, alpha, None)
+    return _update("geru", (x, y), a, alpha, None)
 
 
-def gerc(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def gerc(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
-    return _update("gerc", (x, y), A, alpha, None)
+    return _update("gerc", (x, y), a, alpha, None)
 
 
-def ger(x: Any, y: Any, A: DistMatrix, *, alpha: complex = 1.0) -> DistMatrix:
+def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
 
     Raises:
         DTypeError: complex matrices.
     """
-    return _update("ger", (x, y), A, alpha, None)
+    return _update("ger", (x, y), a, alpha, None)
 
 
-def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
 
     Args:
         x: vector of n elements, as in `geru` (global).
-        A: n x n symmetric matrix in any layout (global).
+        a: n x n symmetric matrix in any layout (global).
         uplo: the triangle that is updated, "L" or "U"; both have the diagonal (global).
         alpha: scalar; with alpha = 0 x is not read (global).
 
@@ -90,35 +90,35 @@ def syr(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> Dist
 
     Source: BLAS, xSYR.
     """
-    return _update("syr", (x,), A, alpha, uplo)
+    return _update("syr", (x,), a, alpha, uplo)
 
 
-def her(x: Any, A: DistMatrix, *, uplo: str = "L", alpha: float = 1.0) -> DistMatrix:
+def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER.
     """
-    return _update("her", (x,), A, alpha, uplo)
+    return _update("her", (x,), a, alpha, uplo)
 
 
-def syr2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
     """
-    return _update("syr2", (x, y), A, alpha, uplo)
+    return _update("syr2", (x, y), a, alpha, uplo)
 
 
-def her2(x: Any, y: Any, A: DistMatrix, *, uplo: str = "L", alpha: complex = 1.0) -> DistMatrix:
+def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER2.
     """
-    return _update("her2", (x, y), A, alpha, uplo)
+    return _update("her2", (x, y), a, alpha, uplo)
 
 
 class _Operands(NamedTuple):
@@ -245,12 +245,12 @@ class RunRankUpdate(Exchanging):
 def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
-    operands = {"A": matrix, **names}
+    operands = {"a": matrix, **names}
     runtime_of(verb, operands)
     return call(verb, RankUpdate.bind, operands, matrix, names, uplo, scalar)
 
 
-def _factors(verb: str, alpha: complex, elements: list[Any]) -> tuple[Any, Any]:
+def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
     """X (m x k) and Y (k x n) whose product is added."""
     x, y = elements[0], elements[-1]
     dtype = x.dtype

@@ -17,7 +17,7 @@ from pblas.core.checks import (
     check_not_conjugated,
     check_ranks,
     checked_trans,
-    matrix_remedy,
+    not_a_matrix,
 )
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
@@ -32,6 +32,7 @@ from pblas.runtime.runtime import checked_dtype, checked_factor
 if TYPE_CHECKING:
     from typing import Self
 
+    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.options import Trans, Uplo
     from pblas.plans.plan import Topology
@@ -93,7 +94,7 @@ class Redistribution(Operation[DistMatrix]):
         trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
-            raise errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
+            raise not_a_matrix(verb, "a", a)
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
             raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")
@@ -182,13 +183,14 @@ def redistributed(
     out: DistMatrix | None = None,
     trans: Trans = "N",
     uplo: Uplo | None = None,
+    diagonal: int = 0,
     is_temporary: bool = False,
     agrees: str = "",
 ) -> DistMatrix:
     """**Collective.** `redistribute` as a step of a call, which drops A if it `is_temporary`: see `core.call.step`."""
 
     def bind() -> Bound[DistMatrix]:
-        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo)
+        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo, diagonal=diagonal)
         return bound._replace(is_temporary=is_temporary)
 
     return step(verb, a.runtime, bind, agrees=agrees)
@@ -242,8 +244,8 @@ def plan_redistribution(
     *,
     out: DistMatrix | None = None,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
     dtype: Any = None,
@@ -289,8 +291,8 @@ def redistribute(
     *,
     out: DistMatrix | None = None,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex = 0.0,
+    alpha: Scalar = 1.0,
+    beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
 ) -> DistMatrix:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.call import call, runtime_of
+from pblas.core.checks import check_context, not_a_matrix
 from pblas.core.operation import Bound, Operation
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
@@ -23,7 +24,7 @@ from pblas.runtime.runtime import checked_flag, name_of, spelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.plan import Topology
@@ -301,7 +302,7 @@ def product_with_vector(a: DistMatrix, vector: Any) -> Array:
     return product
 
 
-def vdot(a: DistMatrix, b: DistMatrix) -> Any:
+def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     """**Collective.** The sum of conj(a_ij) b_ij over all elements, as numpy.vdot.
 
     B is redistributed to the layout of A if the layouts differ (A to that of B if A is replicated). 16-bit elements are
@@ -331,9 +332,8 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Any:
         with runtime.local_step(verb):
             for name, x in operands.items():
                 if not isinstance(x, DistMatrix):
-                    raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}")
-                if x.runtime is not runtime:
-                    raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+                    raise not_a_matrix(verb, name, x)
+                check_context(verb, x, runtime)
                 x.computed(verb)
             if a.shape != b.shape:
                 raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.core.checks import matrix_remedy
+from pblas.core.call import call, runtime_of
+from pblas.execute.reduction import index_of
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.linalg_errors import SingularMatrixError
 from pblas.operations.products_with_arrays import replicated_matrix
-from pblas.operations.trsm import solved
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.operations.trsm import TriangularSolve
+from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Table, Vector
+    from pblas.core.operation import Bound
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
 
 _TRANS = {0: "N", 1: "T", 2: "C"}
 """SciPy's numbers of op."""
 
 
+@overload
+def solve_triangular(
+    a: DistMatrix, b: DistMatrix, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> Vector: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
 def solve_triangular(
     a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
-) -> Any:
+) -> DistMatrix | Array:
     """**Collective.** Solve op(A) X = B for a triangular A, in any layouts.
 
     Args:
@@ -54,33 +70,61 @@ def solve_triangular(
     [1.0, 2.0]
     """
     verb = "solve_triangular"
-    error = errors.ArgumentError(f"{verb}: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-    runtime = next((x.runtime for x in (a, b) if isinstance(x, DistMatrix)), None)
-    if runtime is None:
-        fail_without_context(verb, error)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            if not isinstance(a, DistMatrix):
-                raise error
-            uplo = "L" if checked_flag(verb, "lower", lower) else "U"
-            is_unit = checked_flag(verb, "unit_diagonal", unit_diagonal)
-            if isinstance(trans, int | np.integer) and not isinstance(trans, bool):
-                trans = _TRANS.get(int(trans), trans)
-            is_array = not isinstance(b, DistMatrix) and hasattr(b, "ndim")
-            is_vector = is_array and b.ndim == 1
-        if is_array:
-            b = replicated_matrix(verb, a, b[:, None] if is_vector else b)
-        call = TrsmRequest(verb, a, b, "L", uplo, trans, "U" if is_unit else "N", 1, None)
-        x = solved(call, runtime, lambda: None if is_unit else check_diagonal(verb, a))
-        return runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
+    with runtime_of(verb, {"a": a, "b": b}).call(verb):
+        if isinstance(b, DistMatrix) or not hasattr(b, "ndim"):  # not an array: the checks raise
+            return _solved(verb, a, b, lower, trans, unit_diagonal)
+        is_vector = b.ndim == 1
+        x = _solved(verb, a, replicated_matrix(verb, a, b[:, None] if is_vector else b), lower, trans, unit_diagonal)
+        return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
 
 
-def check_diagonal(verb: str, a: DistMatrix) -> None:
-    """**Collective.** Raise SingularMatrixError, on all ranks, if an element of the diagonal is exactly 0."""
-    info = first_zero(a)
-    if info:
-        text = f"{verb}: element ({info - 1}, {info - 1}) of A's diagonal is 0, so A is singular (info={info})"
-        raise agreed(SingularMatrixError(text, info))
+def _solved(verb: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
+    """**Collective.** X for a matrix B."""
+    return call(verb, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
+
+
+@dataclass(frozen=True, eq=False)
+class RegularTriangularSolve(TriangularSolve):
+    """A `TriangularSolve` that raises for a zero on A's diagonal, before it solves.
+
+    The fact of a rank is n minus the index of its first zero, so that the largest fact tells the first zero of all.
+    """
+
+    @classmethod
+    def bind_scipy(
+        cls, verb: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
+    ) -> Bound[DistMatrix]:
+        """The arguments of `solve_triangular`, checked on this rank."""
+        uplo = "L" if checked_flag(verb, "lower", lower) else "U"
+        diag = "U" if checked_flag(verb, "unit_diagonal", unit_diagonal) else "N"
+        if isinstance(trans, int | np.integer) and not isinstance(trans, bool):
+            trans = _TRANS.get(int(trans), trans)
+        return cls.bind(verb, runtime, a, b, "L", uplo, trans, diag)
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        if fact:
+            info = cls(*form).a.n - fact + 1
+            text = f"element ({info - 1}, {info - 1}) of A's diagonal is 0, so A is singular (info={info})"
+            raise agreed(SingularMatrixError(f"solve_triangular: {text}", info))
+        return form
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        bound = super().parts(verb, runtime, bound)
+        if self.unit:
+            return bound
+        arrays, (places, rows, columns) = runtime.backend.arrays, _diagonal(self.a, runtime.rank)
+        arrays.begin()
+        zeros = places[arrays.take(bound.reads["A"].stored(verb), rows, columns) == 0]
+        return bound._replace(fact=self.a.n - int(zeros[0]) if zeros.size else 0)
+
+
+@lru_cache(8)
+def _diagonal(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array, Array]:
+    """Indices of the elements of the diagonal that a rank has, ascending, and their local rows and columns."""
+    ranges = ReductionPlan(desc, "diagonal", None, "float64", desc.nprocs).diagonal_ranges(rank)
+    places = np.arange(desc.n)[index_of(ranges)]
+    return places, *desc.local_index(places, places)
 
 
 def first_zero(a: DistMatrix) -> int:

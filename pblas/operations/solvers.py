@@ -13,7 +13,9 @@ from pblas.operations.lu import lu_factored
 from pblas.operations.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Number, Real
+    from pblas.core.matrix_or_array import MatrixOrArray
+    from pblas.matrices.operators import Ord
     from pblas.operations.factors import Factor, LuFactor, SlogdetResult
 
 _KINDS: tuple[Any, ...] = ("gen", "pos")
@@ -21,12 +23,12 @@ _KINDS: tuple[Any, ...] = ("gen", "pos")
 
 def solve(
     a: DistMatrix,
-    b: DistMatrix | Array,
+    b: MatrixOrArray,
     *,
     assume_a: Literal["gen", "pos"] = "gen",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
-) -> Any:
+) -> MatrixOrArray:
     """**Collective.** X with A X = B.
 
     To solve with one A several times, keep its factor: `lu_factor(A)` or `cho_factor(A)`.
@@ -101,7 +103,7 @@ def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = 
         return factor.inverse(verb, a if overwriting.result else None, reports.stage("invert"), is_agreed=True)
 
 
-def det(a: DistMatrix) -> Any:
+def det(a: DistMatrix) -> Number:
     """**Collective.** The determinant, a NumPy scalar equal on all ranks; 0 or inf if it is out of range.
 
     Args:
@@ -133,7 +135,7 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
         return _factored("slogdet", a).slogdet()
 
 
-def cond(a: DistMatrix, p: Any = 1) -> Any:
+def cond(a: DistMatrix, p: Any = 1) -> Real:
     """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
 
     Args:
@@ -154,7 +156,7 @@ def cond(a: DistMatrix, p: Any = 1) -> Any:
         return norm.dtype.type(inf) if factor.info else norm * factor.inv().norm(p)
 
 
-def matrix_norm(a: DistMatrix, *, ord: Any = "fro") -> Any:  # noqa: A002 - the array API's name
+def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the array API's name
     """**Collective.** A norm of a matrix: "fro", 1, inf or "max", as `DistMatrix.norm`.
 
     Args:

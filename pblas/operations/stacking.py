@@ -9,6 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.call import call
+from pblas.core.checks import check_context
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import Redistribution, redistributed
@@ -127,8 +128,7 @@ def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatr
         for x in parts:
             if not isinstance(x, DistMatrix):
                 raise errors.ArgumentError(f"{verb}: expected matrices only, got {type(x).__name__}")
-            if x.runtime is not runtime:
-                raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all with one context")
+            check_context(verb, x, runtime)
             if x.shape[1 - axis] != parts[0].shape[1 - axis]:
                 sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (parts[0], x))
                 raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")

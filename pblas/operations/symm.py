@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations.arguments.structured import StructuredRequest
-from pblas.operations.multiplication.structured import planned_structured, run_structured
+from pblas.core.call import call
+from pblas.operations.multiplication.structured import (
+    PlannedSymmetricProduct,
+    SymmetricMultiplication,
+    planned_structured,
+)
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Side, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.structured import PlannedSymmetricProduct
     from pblas.simulation.hardware import Hardware
 
 
@@ -22,8 +26,8 @@ def symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -53,7 +57,8 @@ def symm(
 
     Source: PBLAS, p?symm.
     """
-    return run_structured(StructuredRequest(verb="symm", routine="symm", **locals()))
+    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("symm", bind, matrices, "symm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
 
 
 def plan_symm(
@@ -63,8 +68,8 @@ def plan_symm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,
@@ -98,10 +103,24 @@ def plan_symm(
     >>> plan_symm(rows, rows, dtype="float64").plan.inner.name
     'AllGatherGemm'
     """
-    planned: PlannedSymmetricProduct = planned_structured(
-        StructuredRequest(verb="plan_symm", routine="symm", **locals())
+    return planned_structured(
+        PlannedSymmetricProduct,
+        nprocs,
+        hardware,
+        "symm",
+        a,
+        b,
+        c,
+        side,
+        uplo,
+        "N",
+        "N",
+        alpha,
+        beta,
+        out,
+        overlap,
+        dtype,
     )
-    return planned
 
 
 def hemm(
@@ -111,8 +130,8 @@ def hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -142,7 +161,8 @@ def hemm(
 
     Source: PBLAS, p?hemm.
     """
-    return run_structured(StructuredRequest(verb="hemm", routine="hemm", **locals()))
+    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("hemm", bind, matrices, "hemm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
 
 
 def plan_hemm(
@@ -152,8 +172,8 @@ def plan_hemm(
     *,
     side: Side = "L",
     uplo: Uplo = "L",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,
@@ -187,7 +207,21 @@ def plan_hemm(
     >>> plan_hemm(rows, rows, dtype="complex128").plan.inner.name
     'AllGatherGemm'
     """
-    planned: PlannedSymmetricProduct = planned_structured(
-        StructuredRequest(verb="plan_hemm", routine="hemm", **locals())
+    return planned_structured(
+        PlannedSymmetricProduct,
+        nprocs,
+        hardware,
+        "hemm",
+        a,
+        b,
+        c,
+        side,
+        uplo,
+        "N",
+        "N",
+        alpha,
+        beta,
+        out,
+        overlap,
+        dtype,
     )
-    return planned

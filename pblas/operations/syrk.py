@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations.arguments.structured import StructuredRequest
-from pblas.operations.multiplication.structured import planned_structured, run_structured
+from pblas.core.call import call
+from pblas.operations.multiplication.structured import (
+    PlannedRank2Update,
+    PlannedRankUpdate,
+    Rank2Updating,
+    RankUpdating,
+    planned_structured,
+)
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Real, Scalar
     from pblas.core.options import Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.structured import PlannedRank2Update, PlannedRankUpdate
     from pblas.simulation.hardware import Hardware
 
 
@@ -20,8 +26,8 @@ def syrk(
     c: DistMatrix | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -51,7 +57,8 @@ def syrk(
 
     Source: PBLAS, p?syrk.
     """
-    return run_structured(StructuredRequest(verb="syrk", routine="syrk", **locals()))
+    bind, matrices = RankUpdating.bind, {"A": a, "C": c, "out": out}
+    return call("syrk", bind, matrices, "syrk", a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
 
 
 def plan_syrk(
@@ -59,8 +66,8 @@ def plan_syrk(
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -94,8 +101,9 @@ def plan_syrk(
     >>> plan_syrk(rows, dtype="float64").plan.name
     'RankUpdate'
     """
-    planned: PlannedRankUpdate = planned_structured(StructuredRequest(verb="plan_syrk", routine="syrk", **locals()))
-    return planned
+    return planned_structured(
+        PlannedRankUpdate, nprocs, hardware, "syrk", a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype
+    )
 
 
 def herk(
@@ -103,8 +111,8 @@ def herk(
     c: DistMatrix | None = None,
     *,
     trans: Trans = "N",
-    alpha: float = 1.0,
-    beta: float | None = None,
+    alpha: float | Real = 1.0,
+    beta: float | Real | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -135,7 +143,8 @@ def herk(
 
     Source: PBLAS, p?herk.
     """
-    return run_structured(StructuredRequest(verb="herk", routine="herk", **locals()))
+    bind, matrices = RankUpdating.bind, {"A": a, "C": c, "out": out}
+    return call("herk", bind, matrices, "herk", a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
 
 
 def plan_herk(
@@ -143,8 +152,8 @@ def plan_herk(
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
     trans: Trans = "N",
-    alpha: float = 1.0,
-    beta: float | None = None,
+    alpha: float | Real = 1.0,
+    beta: float | Real | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -178,8 +187,9 @@ def plan_herk(
     >>> plan_herk(rows, dtype="complex128").plan.name
     'RankUpdate'
     """
-    planned: PlannedRankUpdate = planned_structured(StructuredRequest(verb="plan_herk", routine="herk", **locals()))
-    return planned
+    return planned_structured(
+        PlannedRankUpdate, nprocs, hardware, "herk", a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype
+    )
 
 
 def syr2k(
@@ -188,8 +198,8 @@ def syr2k(
     c: DistMatrix | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -220,7 +230,8 @@ def syr2k(
 
     Source: PBLAS, p?syr2k.
     """
-    return run_structured(StructuredRequest(verb="syr2k", routine="syr2k", **locals()))
+    bind, matrices = Rank2Updating.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("syr2k", bind, matrices, "syr2k", a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
 
 
 def plan_syr2k(
@@ -229,8 +240,8 @@ def plan_syr2k(
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: complex | None = None,
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -265,8 +276,9 @@ def plan_syr2k(
     >>> plan_syr2k(rows, rows, dtype="float64").plan.name
     'RankUpdate'
     """
-    planned: PlannedRank2Update = planned_structured(StructuredRequest(verb="plan_syr2k", routine="syr2k", **locals()))
-    return planned
+    return planned_structured(
+        PlannedRank2Update, nprocs, hardware, "syr2k", a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype
+    )
 
 
 def her2k(
@@ -275,8 +287,8 @@ def her2k(
     c: DistMatrix | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: float | None = None,
+    alpha: Scalar = 1.0,
+    beta: float | Real | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -308,7 +320,8 @@ def her2k(
 
     Source: PBLAS, p?her2k.
     """
-    return run_structured(StructuredRequest(verb="her2k", routine="her2k", **locals()))
+    bind, matrices = Rank2Updating.bind, {"A": a, "B": b, "C": c, "out": out}
+    return call("her2k", bind, matrices, "her2k", a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
 
 
 def plan_her2k(
@@ -317,8 +330,8 @@ def plan_her2k(
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
     trans: Trans = "N",
-    alpha: complex = 1.0,
-    beta: float | None = None,
+    alpha: Scalar = 1.0,
+    beta: float | Real | None = None,
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
@@ -353,5 +366,6 @@ def plan_her2k(
     >>> plan_her2k(rows, rows, dtype="complex128").plan.name
     'RankUpdate'
     """
-    planned: PlannedRank2Update = planned_structured(StructuredRequest(verb="plan_her2k", routine="her2k", **locals()))
-    return planned
+    return planned_structured(
+        PlannedRank2Update, nprocs, hardware, "her2k", a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype
+    )

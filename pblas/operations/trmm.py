@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations.arguments.structured import StructuredRequest
-from pblas.operations.multiplication.structured import planned_structured, run_structured
+from pblas.core.call import call
+from pblas.operations.multiplication.structured import (
+    PlannedTriangularProduct,
+    TriangularMultiplication,
+    planned_structured,
+)
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
     from pblas.core.options import Diag, Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.structured import PlannedTriangularProduct
     from pblas.simulation.hardware import Hardware
 
 
@@ -23,7 +27,7 @@ def trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
 ) -> DistMatrix:
@@ -53,7 +57,8 @@ def trmm(
 
     Source: PBLAS, p?trmm.
     """
-    return run_structured(StructuredRequest(verb="trmm", routine="trmm", **locals()))
+    bind, matrices = TriangularMultiplication.bind, {"A": a, "B": b, "out": out}
+    return call("trmm", bind, matrices, "trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap)
 
 
 def plan_trmm(
@@ -64,7 +69,7 @@ def plan_trmm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1.0,
+    alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
     dtype: Any = None,
@@ -98,7 +103,21 @@ def plan_trmm(
     >>> plan_trmm(columns, columns, dtype="float64").plan.name
     'TriangularProduct'
     """
-    planned: PlannedTriangularProduct = planned_structured(
-        StructuredRequest(verb="plan_trmm", routine="trmm", **locals())
+    return planned_structured(
+        PlannedTriangularProduct,
+        nprocs,
+        hardware,
+        "trmm",
+        a,
+        b,
+        None,
+        side,
+        uplo,
+        trans,
+        diag,
+        alpha,
+        None,
+        out,
+        overlap,
+        dtype,
     )
-    return planned

@@ -2,61 +2,196 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas import errors
-from pblas.core.checks import enough_ranks, matrix_remedy
+from pblas.core.call import call, planned, planned_without_context
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_matrices,
+    check_not_conjugated,
+    check_overlap,
+    check_ranks,
+    checked_letter,
+    checked_trans,
+    is_same_memory,
+    matrix_remedy,
+)
+from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
+from pblas.core.planned import Planned
 from pblas.execute.pipelined_trsm import RunPipelinedTrsm
 from pblas.execute.right_hand_sides import TrsmOperands
 from pblas.execute.trsm import RunTrsm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.trsm import TrsmArguments, TrsmRequest, check_output
-from pblas.operations.planned import PlannedOperation
+from pblas.planner.choose_trsm import choose_trsm
 from pblas.plans.pipelined_trsm import PipelinedTrsm
-from pblas.plans.plan import Topology
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.plans.triangular import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.runtime.runtime import checked_dtype, checked_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from typing import Self
 
+    import numpy as np
+
+    from pblas.backends.dtypes import Scalar
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.plans.plan import Topology
     from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
 
 
-class _Execution(NamedTuple):
-    """The arguments of one execution.
+@dataclass(frozen=True, eq=False)
+class TriangularSolve(Operation[DistMatrix]):
+    """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
 
     Args:
-        a: A (global).
-        b: B (global).
-        out: X, perhaps B itself; None for a new matrix (global).
-        in_place: whether X overwrites B (local).
+        side: as in `trsm`, like `uplo` and `trans` (global).
+        unit: whether the diagonal of A is taken as ones (global).
+        a: descriptor of A; `b` and `x` are those of B and X (global).
+        dtype: of all matrices (global).
+        conjugated: whether A, and B, are conjugated views (global).
+        reads: whether alpha is not 0 (global).
     """
 
-    a: DistMatrix
-    b: DistMatrix
-    out: DistMatrix | None
-    in_place: bool = False
+    noun: ClassVar[str] = "triangular solve"
+    may_overlap: ClassVar[bool] = True  # X may be B: `parts` checks
+    keeps_workspace: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("reads",))
+
+    side: Side
+    uplo: Uplo
+    trans: Trans
+    unit: bool
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    x: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: tuple[bool, bool]
+    reads: bool
+
+    @classmethod
+    def bind(
+        cls,
+        verb: str,
+        runtime: Runtime | None,
+        a: Any,
+        b: Any,
+        side: Any = "L",
+        uplo: Any = "L",
+        trans: Any = "N",
+        diag: Any = "N",
+        alpha: Any = 1,
+        out: Any = None,
+        dtype: Any = None,
+        nprocs: Any = None,
+    ) -> Bound[DistMatrix]:
+        """The arguments of `plan_trsm`, checked on this rank.
+
+        Raises:
+            ArgumentError, DTypeError: the first wrong argument.
+        """
+        if runtime is not None and nprocs is not None:
+            raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
+        side = checked_letter(verb, "side", side, "LR")
+        uplo, diag = checked_letter(verb, "uplo", uplo, "LU"), checked_letter(verb, "diag", diag, "NU")
+        trans = checked_trans(verb, "trans", trans)
+        kind = MatrixDescriptor if runtime is None else DistMatrix
+        for name, x in (("a", a), ("b", b)):
+            if not isinstance(x, kind):
+                raise errors.ArgumentError(
+                    f"{verb}: {name} must be a {kind.__name__}, got {type(x).__name__}; {matrix_remedy(x)}"
+                )
+        placed = isinstance(out, DistMatrix)
+        if out is not None and not placed and not isinstance(out, MatrixDescriptor):
+            raise errors.ArgumentError(
+                f"{verb}: out must be a DistMatrix, a MatrixDescriptor or None, got {type(out).__name__}"
+            )
+        dtype = _common_dtype(verb, a, b, out, dtype)
+        alpha = checked_factor(verb, "alpha", alpha, dtype)
+        if runtime is None:
+            descs, conjugated, reads = (a, b), (False, False), {}
+        else:
+            descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
+        check_not_conjugated(verb, "out", out)
+        x = descs[1] if out is None else out.desc if placed else out
+        new, nelements = None, 0
+        if out is not None and not placed and x.lld is not None and runtime is not None:
+            runtime.check_place(verb, x, "out")
+            new, nelements = x, runtime.nelements(x)
+        layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
+        form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
+        return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+        operation = cls(*form)
+        a, b, x, side = operation.a, operation.b, operation.x, operation.side
+        dtype = checked_dtype(verb, operation.dtype)
+        if dtype.itemsize <= 2:
+            raise errors.DTypeError(
+                f"{verb}: {dtype.name} has too few bits for a solve; convert with A.astype('float32')"
+            )
+        if a.m != a.n:
+            raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}; it must be square")
+        if a.n != (b.m if side == "L" else b.n):
+            product = "op(A) X" if side == "L" else "X op(A)"
+            raise errors.DescriptorError(
+                f"{verb}: A is {a.m} x {a.n} and B is {b.m} x {b.n}; with side={side!r} the system is "
+                f"{product} = alpha B, so B must have {a.n} {'rows' if side == 'L' else 'columns'}"
+            )
+        if x.shape != b.shape:
+            raise errors.DescriptorError(f"{verb}: out is {x.m} x {x.n}, B is {b.m} x {b.n}; make them agree")
+        check_ranks(verb, x, nprocs)
+        return operation
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.x, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
+        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, self.unit)
+        reads = self.reads and 0 not in self.b.shape
+        width = PANEL_ON_GPUS if topology.gpus else PANEL
+        return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
+
+    def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:
+        a = self.a.T if plan.operands.is_turned else self.a
+        b, x = (self.b, self.x) if self.side == "L" else (self.b.T, self.x.T)
+        orders = a.order, b.order, x.order
+        if isinstance(plan, PipelinedTrsm):
+            return RunPipelinedTrsm(plan, backend, self.dtype, orders)
+        return RunTrsm(plan, backend, self.dtype, orders)
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        if bound.out is None:
+            return bound
+        return bound._replace(local=_overwrites_b(verb, bound.reads["A"], bound.reads["B"], bound.out))
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> TrsmOperands:
+        a, b, x = bound.reads["A"].stored(verb), bound.reads["B"].stored(verb), result.stored(verb)
+        if (self.trans != "N") != (self.side == "R"):
+            a = a.T
+        if self.side == "R":
+            b, x = b.T, x.T
+        (conj_a, conj_b), is_complex = self.conjugated, self.dtype.kind == "c"
+        conj = is_complex and conj_a != (self.trans == "C"), is_complex and conj_b
+        return TrsmOperands(a, b, x, bound.scalars["alpha"], conj, in_place=bool(bound.local))
 
 
-class PlannedTrsm(PlannedOperation[_Execution]):
+class PlannedTrsm(Planned[DistMatrix]):
     """A planned triangular solve: the plan, its workspace, and one call that runs it. Made by `plan_trsm`.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    noun = "triangular solve"
+    operation: TriangularSolve
     plan: TrsmPlan | PipelinedTrsm
-    _executor: RunTrsm | RunPipelinedTrsm | None = None
-
-    def __init__(
-        self, spec: TrsmArguments, plan: TrsmPlan | PipelinedTrsm, runtime: Runtime | None, nelements: int | None = None
-    ) -> None:
-        self._spec = spec
-        super().__init__(plan, plan.operands.x, spec.dtype, runtime, nelements)
 
     def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** X := alpha op(A)^-1 B, or alpha B op(A)^-1, with matrices like the planned ones.
@@ -74,30 +209,20 @@ class PlannedTrsm(PlannedOperation[_Execution]):
             DescriptorError, DTypeError: a matrix with another layout or dtype than the planned one, on any rank.
             ContextError: the context or the plan is closed.
         """
-        result: DistMatrix = self.run(_Execution(a, b, out))
-        return result
+        return self.run(lambda: self._bound(a, b, out))
 
-    def _build(self, runtime: Runtime) -> RunTrsm | RunPipelinedTrsm:
-        operands = self.plan.operands
-        a = operands.a.T if operands.is_turned else operands.a
-        b, x = (desc if operands.side == "L" else desc.T for desc in (operands.b, operands.x))
-        orders = a.order, b.order, x.order
-        if isinstance(self.plan, PipelinedTrsm):
-            return RunPipelinedTrsm(self.plan, runtime.backend, self._spec.dtype, orders)
-        return RunTrsm(self.plan, runtime.backend, self._spec.dtype, orders)
-
-    def _checked(self, runtime: Runtime, execution: _Execution) -> _Execution:
-        in_place = self._spec.check_execution(runtime, execution.a, execution.b, execution.out)
-        runtime.backend.arrays.begin()
-        return execution._replace(in_place=in_place)
-
-    def _operands(self, execution: _Execution, result: DistMatrix) -> TrsmOperands:
-        operands = self.plan.operands
-        a, b, x = (matrix.stored("execute") for matrix in (execution.a, execution.b, result))
-        if operands.side == "R":
-            b, x = b.T, x.T
-        a = a.T if operands.is_turned else a
-        return TrsmOperands(a, b, x, self._spec.alpha, self._spec.conj, execution.in_place)
+    def _bound(self, a: Any, b: Any, out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation = self._runtime, self.operation
+        assert runtime is not None, "it runs"
+        matrices = [("A", a, operation.a, operation.conjugated[0]), ("B", b, operation.b, operation.conjugated[1])]
+        for name, x, desc, conj in matrices if out is None else [*matrices, ("out", out, operation.x, False)]:
+            exact = name != "out"
+            check_like_planned(name, x, runtime, operation.dtype, desc, remedy="use one context", exact=exact)
+            check_conjugation(name, x, conj=conj)
+        bound = self.bound._replace(reads={"A": a, "B": b}, out=out)
+        check_matrices("execute", runtime, bound)
+        return operation.parts("execute", runtime, bound)
 
 
 def plan_trsm(
@@ -108,7 +233,7 @@ def plan_trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
     dtype: Any = None,
     nprocs: int | None = None,
@@ -145,15 +270,11 @@ def plan_trsm(
       received   984,576 bytes per rank at most, 114.75 x the lower bound of any plan, 8,580
       workspace  4,194,304 bytes per rank at most (shared transport)
     """
-    call = TrsmRequest(verb="plan_trsm", **locals())  # the arguments, and nothing else yet
-    if not call.matrices:
-        spec = TrsmArguments.checked(call)
-        operands = spec.operands
-        ranks = enough_ranks(call.verb, nprocs, (operands.a, operands.b, operands.x))
-        return PlannedTrsm(spec, spec.plan(ranks, Topology(ranks, shared=True)), None)
-    runtime = call.matrices[0].runtime
-    with runtime.call(call.verb):
-        return _planned(call, runtime, *_agreed(call, runtime))
+    verb, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
+    if not any(isinstance(x, DistMatrix) for x in matrices.values()):
+        bound = bind(verb, None, a, b, side, uplo, trans, diag, alpha, out, dtype)
+        return planned_without_context(verb, bound, PlannedTrsm, nprocs, bound.form[4:7])
+    return planned(verb, PlannedTrsm, bind, matrices, a, b, side, uplo, trans, diag, alpha, out, dtype, nprocs)
 
 
 def trsm(
@@ -164,7 +285,7 @@ def trsm(
     uplo: Uplo = "L",
     trans: Trans = "N",
     diag: Diag = "N",
-    alpha: complex = 1,
+    alpha: Scalar = 1,
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** Solve op(A) X = alpha B or X op(A) = alpha B for a triangular A, in any layouts.
@@ -199,56 +320,37 @@ def trsm(
     ...     pblas.blas.trsm(A, B).to_global().tolist()
     [[1.0], [1.0]]
     """
-    call = TrsmRequest(verb="trsm", **locals())  # the arguments, and nothing else yet
-    if not call.matrices:
-        error = errors.ArgumentError(f"trsm: a must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}")
-        fail_without_context(call.verb, error)
-    return solved(call, call.matrices[0].runtime)
+    matrices = {"a": a, "b": b, "out": out}
+    return call("trsm", TriangularSolve.bind, matrices, a, b, side, uplo, trans, diag, alpha, out)
 
 
-def solved(call: TrsmRequest, runtime: Runtime, check: Callable[[], None] | None = None) -> DistMatrix:
-    """**Collective.** X of a call with matrices, by a cached plan.
-
-    Args:
-        call: the arguments, which are checked here (global).
-        runtime: runtime of a matrix of the call (global).
-        check: a collective check between the agreement on the arguments and the solve (global).
-    """
-    with runtime.call(call.verb):
-        spec, plan, nelements = _agreed(call, runtime)
-        if check is not None:
-            check()
-        key = plan, spec.alpha, spec.views, nelements
-        planned = runtime.plans.get(key, lambda: _planned(call, runtime, spec, plan, nelements))
-        return planned.execute(call.a, call.b, out=call.out)
+def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:
+    """Whether `out` is B on this rank; ArgumentError if it overlaps A, or B in part."""
+    shadow = out.runtime.backend.shadow
+    x, y = shadow(b.stored(verb)), shadow(out.stored(verb))
+    in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and is_same_memory(x, y))
+    try:
+        check_overlap(verb, a, None if in_place else b, None, out)
+    except errors.ArgumentError as caught:
+        if "overlaps B" not in str(caught):
+            raise
+        raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B") from None
+    return in_place
 
 
-def _planned(
-    call: TrsmRequest, runtime: Runtime, spec: TrsmArguments, plan: TrsmPlan | PipelinedTrsm, nelements: int
-) -> PlannedTrsm:
-    """**Collective.** The planned solve of an agreed call."""
-    with runtime.building(call.verb):
-        planned = PlannedTrsm(spec, plan, runtime, nelements)
-    runtime.agree(f"{call.verb}: workspace", {})
-    return planned
-
-
-def _agreed(call: TrsmRequest, runtime: Runtime) -> tuple[TrsmArguments, TrsmPlan | PipelinedTrsm, int]:
-    """**Collective.** The checked and agreed arguments of a call, its plan, and the elements of a new X."""
-    verb, out = call.verb, call.out
-    with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
-        if call.nprocs is not None:
-            raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
-        spec = TrsmArguments.checked(call)
-        if out is None:
-            operands = spec.operands
-            spec = spec._replace(operands=replace(operands, x=operands.x.without_lld))
-        runtime.check_place(verb, spec.operands.x, "out")
-        if isinstance(out, DistMatrix):
-            check_output(verb, call.a, call.b, out)
-        plan = spec.plan(runtime.nprocs, runtime.topology)
-        arguments, needed = spec.arguments(), runtime.nelements(spec.operands.x)
-    nelements = runtime.agree(verb, arguments, None, (needed,))[0]
-    return spec, plan, nelements
+def _common_dtype(verb: str, a: Any, b: Any, out: Any, dtype: Any) -> np.dtype[Any]:
+    """The dtype of A, which B and out have too, or `dtype` if they are descriptors."""
+    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True)
+    if isinstance(a, MatrixDescriptor):
+        if requested is None:
+            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        return requested
+    common: np.dtype[Any] = a.dtype
+    if requested not in (None, common):
+        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {common.name}; leave dtype out")
+    for name, x in (("B", b), ("out", out)):
+        if isinstance(x, DistMatrix) and x.dtype != common:
+            raise errors.DTypeError(
+                f"{verb}: A is {common.name}, {name} is {x.dtype.name}; all must have one dtype: convert with astype"
+            )
+    return common

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 from pblas import errors
-from pblas.core.checks import matrix_remedy
-from pblas.core.options import Trans
+from pblas.core.call import call, runtime_of
+from pblas.core.checks import not_a_matrix
+from pblas.core.options import Diag, Trans, Uplo
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.trsm import TrsmRequest
 from pblas.operations.products_with_arrays import replicated_matrix
-from pblas.operations.trsm import solved
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.operations.trsm import TriangularSolve
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 
+@overload
 def trsv(
-    A: DistMatrix,
+    a: DistMatrix,
+    x: DistMatrix,
+    *,
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    out: DistMatrix | None = None,
+) -> DistMatrix: ...
+@overload
+def trsv(a: DistMatrix, x: Array, *, uplo: Uplo = "L", trans: Trans = "N", diag: Diag = "N") -> Array: ...
+def trsv(
+    a: DistMatrix,
     x: DistMatrix | Array,
     *,
-    uplo: str = "L",
+    uplo: Uplo = "L",
     trans: Trans = "N",
-    diag: str = "N",
+    diag: Diag = "N",
     out: DistMatrix | None = None,
-) -> Any:
+) -> DistMatrix | Array:
     """**Collective.** op(A)^-1 x for a triangular A, as `trsm` with one right-hand side.
 
     For a large A the triangle stays, and each rank receives O(n) elements: x is solved in blocks along the diagonal.
     For a small A one rank solves, and receives the triangle.
 
     Args:
-        A: n x n matrix in any layout, of which one triangle is read (global).
+        a: n x n matrix in any layout, of which one triangle is read (global).
         x: n x 1 or 1 x n matrix in any layout, or an array of n elements that is equal on all ranks (global).
         uplo: "L" for a lower, "U" for an upper triangular A (global).
         trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
@@ -55,14 +66,11 @@ def trsv(
     [2.0, 2.0]
     """
     verb = "trsv"
-    error = errors.ArgumentError(f"{verb}: A must be a DistMatrix, got {type(A).__name__}; {matrix_remedy(A)}")
-    runtime = next((each.runtime for each in (A, x, out) if isinstance(each, DistMatrix)), None)
-    if runtime is None:
-        fail_without_context(verb, error)
+    runtime = runtime_of(verb, {"a": a, "x": x, "out": out})
     with runtime.call(verb):
         with runtime.local_step(verb):
-            if not isinstance(A, DistMatrix):
-                raise error
+            if not isinstance(a, DistMatrix):
+                raise not_a_matrix(verb, "a", a)
             shape = tuple(getattr(x, "shape", ()))
             is_array = not isinstance(x, DistMatrix)
             if len(shape) != 2 - is_array or (not is_array and 1 not in shape):
@@ -72,13 +80,19 @@ def trsv(
                 )
             if is_array and out is not None:
                 raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
-        if isinstance(x, DistMatrix):
-            is_row = shape[0] == 1 and shape[1] != 1
-            column = x.T if is_row else x
-            target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
-        else:
-            is_row, target, column = False, None, replicated_matrix(verb, A, x[:, None])
-        result = solved(TrsmRequest(verb, A, column, "L", uplo, trans, diag, 1, target), runtime)
-        if is_array:
-            return runtime.backend.reading(result.local)[:, 0].copy()
+        if not isinstance(x, DistMatrix):
+            column = replicated_matrix(verb, a, x[:, None])
+            return runtime.backend.reading(_solved(a, column, uplo, trans, diag, None).local)[:, 0].copy()
+        is_row = shape[0] == 1 and shape[1] != 1
+        column = x.T if is_row else x
+        target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
+        result = _solved(a, column, uplo, trans, diag, target)
         return out if out is not None else result.T if is_row else result
+
+
+def _solved(
+    a: DistMatrix, column: DistMatrix, uplo: Uplo, trans: Trans, diag: Diag, out: DistMatrix | None
+) -> DistMatrix:
+    """**Collective.** op(A)^-1 times a column."""
+    matrices = {"a": a, "x": column, "out": out}
+    return call("trsv", TriangularSolve.bind, matrices, a, column, "L", uplo, trans, diag, 1, out)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_not_conjugated, shares_memory
+from pblas.core.checks import check_context, check_not_conjugated, shares_memory
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchange
@@ -162,8 +162,7 @@ def checked_vector(
         m, n = value.shape
         if 1 not in (m, n):
             raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {m} x {n}; {name}[:, j] is a column")
-        if value.runtime is not runtime:
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+        check_context(verb, value, runtime)
         if dtype is not None and value.dtype != dtype:
             raise errors.DTypeError(
                 f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"

@@ -170,13 +170,13 @@ def _has_tiles(plan: ProductPlan) -> bool:
 
 def _all_reduce_algorithms(plan: GemmAllReduce, count: int | None, *, tiles: bool) -> Iterator[Algorithm]:
     if count is None:
-        yield Algorithm("one-shot")
+        yield Algorithm("one_shot")
     if not plan.overlap:
-        yield Algorithm("two-shot")
+        yield Algorithm("two_shot")
         return
     for weights in _AR_PIECES if count is None else [tuple(range(min(count, MAX_PIECES), 0, -1))]:
         yield Algorithm("copy_engine", weights)
-        yield Algorithm("two-shot", weights)
+        yield Algorithm("two_shot", weights)
     if tiles and count is None:
         nprocs = plan.product.nprocs
         pieces = _pieces_of_tiles(plan.oriented.n // nprocs, nprocs)

@@ -26,7 +26,7 @@ from pblas.plans.plan import Algorithm, ProductPlan
 _AR_COPY_RATE = 280e3
 _PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6
-_SHOT_US = {"one-shot": 5.0, "two-shot": 9.3}
+_SHOT_US = {"one_shot": 5.0, "two_shot": 9.3}
 _SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
 _SLOW_GEMM = 1.1  # factor of a GEMM's time while copies run
 _NODE_US = 3.0
@@ -293,7 +293,7 @@ def _reduce_scatter(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
 def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     p, nprocs, k = plan.oriented, plan.product.nprocs, plan.inner.max_count
     whole = p.m * p.n * p.d_itemsize
-    if algorithm.kind == "one-shot":
+    if algorithm.kind == "one_shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[algorithm.kind] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     if algorithm.is_one_kernel:
         return _reduced_at_once(plan, algorithm)

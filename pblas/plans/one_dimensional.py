@@ -425,7 +425,7 @@ class GemmAllReduce(GemmReduceScatter):
     def copied_pieces(self) -> list[tuple[int, int]]:
         """Column ranges (start, stop) of the pieces that copies move; a one-shot or two-shot kernel moves the rest."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
-        return self.pieces[:-1] if self.algorithm.kind in ("one-shot", "two-shot") else self.pieces
+        return self.pieces[:-1] if self.algorithm.kind in ("one_shot", "two_shot") else self.pieces
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
@@ -444,14 +444,14 @@ class GemmAllReduce(GemmReduceScatter):
         """Column range (start, stop) of the two-shot reduction: peers read these columns where the GEMM stored them."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         n = self.oriented.n
-        return self.pieces[-1] if self.algorithm.kind == "two-shot" else (n, n)
+        return self.pieces[-1] if self.algorithm.kind == "two_shot" else (n, n)
 
     @property
     def slot_elements(self) -> int:
         """All of D in one shot, else the largest rank's share of the pieces that copies move."""
         assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
-        if self.algorithm.kind == "one-shot":
+        if self.algorithm.kind == "one_shot":
             return m * self.oriented.n
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
         return m * max(sum(owned[owner][1] - owned[owner][0] for owned in copied) for owner in range(p))
@@ -509,7 +509,7 @@ class GemmAllReduce(GemmReduceScatter):
         if self.algorithm is None:
             return GemmReduceScatter.received_partials(self, rank)
         contributors = min(self.inner.nprocs, self.inner.nblocks) - self.contributes(rank)
-        is_one_shot = self.algorithm.kind == "one-shot"
+        is_one_shot = self.algorithm.kind == "one_shot"
         return contributors * (self.oriented.m * self.oriented.n if is_one_shot else self.owned_elements(rank))
 
     def received_elements(self, rank: int) -> int:
@@ -517,7 +517,7 @@ class GemmAllReduce(GemmReduceScatter):
         partials, product = self.received_partials(rank), self.oriented
         if self.algorithm is None:
             return partials + product.m * (product.n - self.shards.count(rank))
-        if self.algorithm.kind == "one-shot":
+        if self.algorithm.kind == "one_shot":
             return partials
         return partials + product.m * product.n - self.owned_elements(rank)
 

@@ -22,7 +22,7 @@ from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
 _LINE_NBYTES = 16  # cuBLASLt reads lines of a multiple of so many bytes, if elements have 8 bits
 _IN_PLACE = "ranks read and write the arrays of others in place, in the node's shared memory"
 
-AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one-shot", "two-shot"]
+AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores", "one_shot", "two_shot"]
 Axis = Literal["rows", "columns", "all", "grid"]
 Finishes = Literal["", "sum", "reduction"]
 
@@ -197,8 +197,8 @@ class Algorithm:
             "sm_push": the multiprocessors move all shards, before or after one GEMM.
             "tile_signals": one GEMM kernel; each tile waits for the copy that it needs.
             "fused_stores": one GEMM kernel, which stores the tiles of a reduction in the memory of the peers.
-            "one-shot": one kernel reduces, after one GEMM.
-            "two-shot": one kernel reduces the last piece, after the last GEMM; copies move the pieces before it.
+            "one_shot": one kernel reduces, after one GEMM.
+            "two_shot": one kernel reduces the last piece, after the last GEMM; copies move the pieces before it.
         groups: how the product is cut (global):
             number of shards that each GEMM takes; the first shard is the rank's own.
             GemmAllReduce: relative sizes of the pieces.
@@ -219,8 +219,8 @@ class Algorithm:
     def short(self) -> str:
         """The short name, which `read` parses.
 
-        >>> Algorithm("copy_engine", (1, 1, 2)).short, Algorithm("one-shot").short, Algorithm.read("tile_signals:1,2")
-        ('copy_engine:1,1,2', 'one-shot', Algorithm(kind='tile_signals', groups=(1, 2)))
+        >>> Algorithm("copy_engine", (1, 1, 2)).short, Algorithm("one_shot").short, Algorithm.read("tile_signals:1,2")
+        ('copy_engine:1,1,2', 'one_shot', Algorithm(kind='tile_signals', groups=(1, 2)))
         """
         groups = ",".join(map(str, self.groups))
         return f"{self.kind}:{groups}" if self.kind == "copy_engine" or groups != "1" else self.kind

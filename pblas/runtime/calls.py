@@ -53,9 +53,10 @@ class Calls:
                 f"turns"
             )
         self._depth += 1
-        if self._depth == 1:
-            self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
-        if self._depth == 1 and threading.get_ident() == threading.main_thread().ident:
+        if self._depth > 1:
+            return
+        self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
+        if threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(SIGINT)
             if callable(handler):  # otherwise SIGINT is ignored, or ends the process
                 self._handler = handler
@@ -70,19 +71,25 @@ class Calls:
             KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
                 and so does any rank when the context is closed.
         """
-        if self._depth == 1 and self._start:
+        if self._depth > 1:
+            try:
+                self._depth -= 1
+            finally:
+                self._thread.release()
+            return
+        if self._start:
             ms = 1e3 * (time.perf_counter() - self._start)
             log.write(log.DEBUG, self.backend.rank, "%s: %.3f ms%s", verb, ms, "" if caught is None else ", it raised")
         try:
-            if self._depth == 1 and caught is not None:
+            if caught is not None:
                 self._fail(verb, caught)
-            elif self._depth == 1 and self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
+            elif self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
                 self.backend.agreement.interrupted = False
                 raise KeyboardInterrupt
         finally:
-            self._depth -= 1
+            self._depth = 0
             try:
-                if self._depth == 0 and self._handler is not None:
+                if self._handler is not None:
                     _signal.signal(SIGINT, self._handler)
                     self._handler = None
             finally:
@@ -167,13 +174,33 @@ class CollectiveCall:
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a public collective method of an object that has the `runtime` of a context: see `Runtime.call`."""
+    """Decorator of a public collective method of an object that has the `runtime` of a context: see `Runtime.call`.
+
+    Arguments that the method does not take, as a misspelt keyword, raise a TypeError on this rank alone, as for any
+    function of Python: the call has not begun, no rank learns of it, and the context stays usable.
+    """
     verb = method.__name__
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not args:
+            return method(*args, **kwargs)  # raises TypeError: `self` is missing
         owner: Any = args[0]
         with owner.runtime.call(verb):
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            except TypeError as error:
+                if not _is_unbound(error):
+                    raise
+                unbound = error
+        try:
+            raise unbound  # after the end of the call, which has no error
+        finally:
+            del unbound  # the traceback refers to this frame: arrays would live until the next garbage collection
 
     return call
+
+
+def _is_unbound(error: TypeError) -> bool:
+    """Whether Python has not bound the arguments of the called method: no frame is below the caller's (local)."""
+    return error.__traceback__ is not None and error.__traceback__.tb_next is None

@@ -40,8 +40,9 @@ matter."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
-_MAX_PREPARED = 128
-"""Number of cached calls of levels 1 and 2 and of reductions: their plans and indices, without any workspace."""
+_MAX_PREPARED = 1024
+"""Number of cached calls of levels 1 and 2, of reductions, of collectives of plain arrays and of `pblas.tp`: what they
+derive from their arguments, without any workspace. A call of `pblas.tp` takes 5 kB."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
@@ -228,7 +229,7 @@ class Runtime:
     def agree(
         self,
         verb: str,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, Any] | str,
         error: errors.PblasError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
@@ -236,8 +237,8 @@ class Runtime:
 
         Args:
             verb: name of the call (global).
-            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's
-                (global).
+            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
+                text was `spelled` before (global).
             error: an error that this rank found (local).
             maxima: up to six integers (local).
 
@@ -246,7 +247,7 @@ class Runtime:
         """
         self.check_open(verb)
         try:
-            call = verb + spelled(arguments)
+            call = verb + (arguments if isinstance(arguments, str) else spelled(arguments))
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = verb, error or local_error(verb, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima
@@ -367,8 +368,10 @@ def spelled(arguments: Mapping[str, Any]) -> str:
     >>> spelled({"alpha": np.float64(0.5), "trans": np.str_("T")}).split()
     ['alpha=0.5', "trans='T'"]
     """
-    pairs = ((name, value.item() if isinstance(value, np.generic) else value) for name, value in arguments.items())
-    return "".join(f"\n{name}={value!r}" for name, value in pairs)
+    text = ""
+    for name, value in arguments.items():
+        text += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
+    return text
 
 
 class _CollectiveSection(AbstractContextManager[None]):
@@ -414,6 +417,8 @@ def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: b
     """
     checked: np.dtype[Any] | None
     known = STORED if stored else DTYPES
+    if isinstance(dtype, np.dtype) and dtype in known:
+        return dtype
     try:
         checked = dtype_of_name(dtype)
     except (TypeError, ValueError, SyntaxError):  # NumPy raises several for an invalid dtype

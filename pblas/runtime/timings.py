@@ -25,7 +25,7 @@ class Measured(Cache[str, Times]):
         from pblas import __version__
 
         names = "algorithms", *backend.versions(), f"pblas{__version__}"
-        super().__init__(names, "measured algorithms", 1, _entry, _plain)
+        super().__init__(names, "measured algorithms", 2, _entry, _plain)
         self._backend = backend
         self.share(backend, self.load)
 

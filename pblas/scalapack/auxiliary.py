@@ -16,13 +16,14 @@ from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Real
     from pblas.matrices.matrix import DistMatrix
+    from pblas.matrices.operators import Ord
 
-_ORD = {"M": "max", "1": 1, "O": 1, "I": math.inf, "F": "fro", "E": "fro"}
+_ORD: dict[str, Ord] = {"M": "max", "1": 1, "O": 1, "I": math.inf, "F": "fro", "E": "fro"}
 
 
-def pxlange(call: Call) -> Any:
+def pxlange(call: Call) -> Real:
     """**Collective.** A norm of sub(A); none of them overflows before the result does.
 
     Returns:
@@ -37,7 +38,7 @@ def pxlange(call: Call) -> Any:
     return _result(call, a.norm(_ORD[call["NORM"]]))
 
 
-def pxlansy(call: Call) -> Any:
+def pxlansy(call: Call) -> Real:
     """**Collective.** A norm of a symmetric or Hermitian sub(A), of which one triangle is read.
 
     p?lanhe does not read imaginary parts of the diagonal.
@@ -66,7 +67,7 @@ def pxlansy(call: Call) -> Any:
     return _result(call, np.hypot(math.sqrt(2.0) * np.float64(beside), _root_of_squares(sizes)))
 
 
-def pxlantr(call: Call) -> Any:
+def pxlantr(call: Call) -> Real:
     """**Collective.** A norm of a trapezoidal or triangular sub(A), of which one triangle is read.
 
     Returns:
@@ -128,10 +129,11 @@ def pxlacpy(call: Call) -> None:
     call.deliver()
 
 
-def _result(call: Call, norm: Any) -> Any:
+def _result(call: Call, norm: Any) -> Real:
     """A norm in the precision of the routine."""
     with np.errstate(over="ignore"):
-        return real_of(call.dtype).type(norm)
+        result: Real = real_of(call.dtype).type(norm)
+    return result
 
 
 def _triangle(a: DistMatrix, uplo: str, k: int) -> DistMatrix:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import checked_name
+from pblas.backends.settings import TIMEOUT, checked_name
 from pblas.context import Context
 from pblas.errors import PblasArgumentError, PblasError
 from pblas.layouts.grid import Grid
@@ -297,12 +297,12 @@ def _new_handle(
 
     is_comm = hasattr(ictxt, "Get_rank")
     comm = world(ictxt if is_comm else None)
-    with LocalStep(lambda _, error: rendezvous(comm, verb, _TIMEOUT, error), verb):
+    with LocalStep(lambda _, error: rendezvous(comm, verb, TIMEOUT, error), verb):
         if not is_comm and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
             raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
         _check_options(verb, options)
-    rendezvous(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", _TIMEOUT))
+    rendezvous(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", TIMEOUT))
     part = subset(comm, ranks)
     if part is None:
         return OUTSIDE
@@ -327,10 +327,9 @@ def _check_options(verb: str, options: dict[str, Any]) -> None:
         raise PblasArgumentError(f"{verb}: {str(caught).removeprefix('Context: ')}") from None
 
 
-_TIMEOUT = 120.0
 _OPTIONS: dict[str, Any] = {
     "backend": "auto",
-    "timeout": _TIMEOUT,
+    "timeout": TIMEOUT,
     "threads": None,
     "transport": "auto",
     "ranks_per_node": None,

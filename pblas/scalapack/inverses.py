@@ -15,6 +15,9 @@ from pblas.scalapack.arguments import Call
 from pblas.scalapack.pivoted_calls import PivotedCall
 from pblas.scalapack.types import from_calls
 
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Real
+
 
 def pxpotri(call: Call) -> int:
     """**Collective.** One triangle of A^-1 over the factor of A from p?potrf in sub(A).
@@ -60,7 +63,7 @@ def pxtrtri(call: Call) -> int:
     return _inverted(call, lambda a: in_place.invert_triangle(call.verb, a, call["UPLO"], unit=call["DIAG"] == "U"))
 
 
-def pxpocon(call: Call) -> Any:
+def pxpocon(call: Call) -> Real:
     """**Collective.** 1 / (norm(A) norm(A^-1)) in the 1-norm, estimated from the factor of A from p?potrf in sub(A).
 
     Returns:
@@ -77,7 +80,7 @@ def pxpocon(call: Call) -> Any:
     return _estimated(call, sweeps, lambda: call["ANORM"])
 
 
-def pxgecon(call: Call) -> Any:
+def pxgecon(call: Call) -> Real:
     """**Collective.** 1 / (norm(A) norm(A^-1)), estimated from the factors of A from p?getrf in sub(A).
 
     Returns:
@@ -91,7 +94,7 @@ def pxgecon(call: Call) -> Any:
     return _estimated(call, (Sweep("L", unit=True), Sweep("U")), lambda: call["ANORM"])
 
 
-def pxtrcon(call: Call) -> Any:
+def pxtrcon(call: Call) -> Real:
     """**Collective.** 1 / (norm(A) norm(A^-1)) of a triangular sub(A), of which one triangle is read; an estimate.
 
     Returns:
@@ -114,7 +117,7 @@ def _inverted(call: Call, invert: Callable[[Any], int]) -> int:
     return info
 
 
-def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -> Any:
+def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -> Real:
     """**Collective.** RCOND in the precision of the routine."""
     real = real_of(call.dtype).type
     if call.answers_query():

@@ -5,13 +5,16 @@ Each routine is called as in Fortran; output scalars are return values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.operations import level1
 from pblas.operations.matrix_vector import real_of
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Number, Real
 
 
 def in_scope(call: Call) -> bool:
@@ -85,7 +88,7 @@ def pxaxpy(call: Call) -> None:
         call.deliver()
 
 
-def pxdot(call: Call) -> Any:
+def pxdot(call: Call) -> Number:
     """**Collective.** The sum of x_i y_i, of conj(x_i) y_i for p?dotc.
 
     Returns:
@@ -102,7 +105,7 @@ def pxdot(call: Call) -> Any:
     return result if in_scope(call) else call.dtype.type(0)
 
 
-def pxnrm2(call: Call) -> Any:
+def pxnrm2(call: Call) -> Real:
     """**Collective.** The root of the sum of abs(x_i)^2; it neither overflows nor underflows.
 
     Returns:
@@ -118,7 +121,7 @@ def pxnrm2(call: Call) -> Any:
     return result if call["N"] and in_scope(call) else zero
 
 
-def pxasum(call: Call) -> Any:
+def pxasum(call: Call) -> Real:
     """**Collective.** The sum of abs(x_i), of abs(Re x_i) + abs(Im x_i) for complex vectors.
 
     Returns:
@@ -134,7 +137,7 @@ def pxasum(call: Call) -> Any:
     return result if call["N"] and in_scope(call) else zero
 
 
-def pxamax(call: Call) -> tuple[Any, int]:
+def pxamax(call: Call) -> tuple[Number, int]:
     """**Collective.** The element of largest abs(x_i), or abs(Re x_i) + abs(Im x_i), the first one, and its place.
 
     Returns:

@@ -6,25 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pblas.core.options import Trans
+from pblas.core.options import Side, Trans
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.redistribution import plan_redistribution
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.symm import plan_hemm, plan_symm
-from pblas.operations.syrk import plan_her2k, plan_herk, plan_syr2k, plan_syrk
-from pblas.operations.trmm import plan_trmm
-from pblas.operations.trsm import plan_trsm
+from pblas.operations.symm import hemm, symm
+from pblas.operations.syrk import her2k, herk, syr2k, syrk
+from pblas.operations.trmm import trmm
+from pblas.operations.trsm import trsm
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.matrices.matrix import DistMatrix
     from pblas.operations.multiplication.base import PlannedMatmul
     from pblas.operations.redistribution import PlannedRedistribution
-    from pblas.operations.trsm import PlannedTrsm
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
@@ -83,8 +83,8 @@ def pxsymm(
         *(routine, letter, side, uplo, m, n, alpha, a, ia, ja, desca),
         *(b, ib, jb, descb, beta, c, ic, jc, descc),
     ) as call:
-        plan = plan_hemm if routine is routines.HEMM else plan_symm
-        _multiply(call, plan, side=call["SIDE"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+        product = hemm if routine is routines.HEMM else symm
+        _multiply(call, product, "SIDE", "UPLO", "ALPHA", "BETA")
 
 
 def pxsyrk(
@@ -101,8 +101,8 @@ def pxsyrk(
     Source: PBLAS, p?syrk and p?herk.
     """
     with Call(routine, letter, uplo, trans, n, k, alpha, a, ia, ja, desca, beta, c, ic, jc, descc) as call:
-        plan = plan_herk if routine is routines.HERK else plan_syrk
-        _multiply(call, plan, trans=call["TRANS"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+        product = herk if routine is routines.HERK else syrk
+        _multiply(call, product, "TRANS", "UPLO", "ALPHA", "BETA")
 
 
 def pxsyr2k(
@@ -125,8 +125,8 @@ def pxsyr2k(
         *(routine, letter, uplo, trans, n, k, alpha, a, ia, ja, desca),
         *(b, ib, jb, descb, beta, c, ic, jc, descc),
     ) as call:
-        plan = plan_her2k if routine is routines.HER2K else plan_syr2k
-        _multiply(call, plan, trans=call["TRANS"], uplo=call["UPLO"], alpha=call["ALPHA"], beta=call["BETA"])
+        product = her2k if routine is routines.HER2K else syr2k
+        _multiply(call, product, "TRANS", "UPLO", "ALPHA", "BETA")
 
 
 def pxtrmm(
@@ -142,23 +142,17 @@ def pxtrmm(
     Source: PBLAS, p?trmm.
     """
     with Call(routine, letter, side, uplo, trans, diag, m, n, alpha, a, ia, ja, desca, b, ib, jb, descb) as call:
-        options = {name.lower(): call[name] for name in ("SIDE", "UPLO", "TRANS", "DIAG", "ALPHA")}
-        _multiply(call, plan_trmm, **options)
+        _multiply(call, trmm, "SIDE", "UPLO", "TRANS", "DIAG", "ALPHA")
 
 
-def _multiply(call: Call, plan: Callable[..., Any], **options: Any) -> None:
+def _multiply(call: Call, product: Callable[..., DistMatrix], *options: str) -> None:
     """**Collective.** A product that writes the last matrix; with a beta that is not 0 it also reads it."""
     if 0 in (call["N"], call["M"] if "M" in call.routine.arguments else 1):
         return
-    takes_c = bool(options.get("beta"))
-
-    def planned() -> Any:
-        *inputs, z = call.operands()
-        return plan(*inputs, *([z] if takes_c or plan is plan_trmm else []), out=z, **options)
-
-    product = call.runtime.plans.get(call.key, planned)
     *inputs, z = call.operands()
-    product.execute(*inputs, *([z] if takes_c or plan is plan_trmm else []), out=z)
+    if product is trmm or call["BETA"] != 0:
+        inputs.append(z)
+    product(*inputs, out=z, **{name.lower(): call[name] for name in options})
     call.deliver()
 
 
@@ -259,17 +253,10 @@ def pxtrtrs(
         return 0
 
 
-def _solve(call: Call, **options: Any) -> None:
+def _solve(call: Call, *, side: Side, alpha: complex) -> None:
     """**Collective.** Solve with sub(A) in place in sub(B)."""
-    options |= {"uplo": call["UPLO"], "trans": call["TRANS"], "diag": call["DIAG"]}
-
-    def plan() -> PlannedTrsm:
-        x, z = call.operands()
-        return plan_trsm(x, z, out=z, **options)
-
-    planned = call.runtime.plans.get(call.key, plan)
     x, z = call.operands()
-    planned.execute(x, z, out=z)
+    trsm(x, z, side=side, uplo=call["UPLO"], trans=call["TRANS"], diag=call["DIAG"], alpha=alpha, out=z)
     call.deliver()
 
 

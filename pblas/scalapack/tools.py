@@ -19,7 +19,7 @@ from pblas.scalapack.local_arrays import checked_part
 from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Number
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.scalapack.routines import Routine
 
@@ -169,7 +169,7 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
         part[local_index] = element
 
 
-def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Any:
+def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Number:
     """**Collective.** A(ia, ja) on the processes of `scope`, relative to the owner; 0 on the other processes.
 
     Returns:

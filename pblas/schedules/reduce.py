@@ -213,7 +213,7 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
 def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     """Send partial products to the ranks that add them, and sums to all ranks; arguments as `gemm_reduce_scatter`."""
     algorithm, n = algorithm_of(plan), plan.oriented.n
-    if algorithm.kind == "one-shot":
+    if algorithm.kind == "one_shot":
         assert len(algorithm.groups) == 1, "one shot takes all of D"
         whole = Block("partial", 0, n)
         if n and plan.contributes(rank):
@@ -235,11 +235,11 @@ def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
             pieces.add(piece - 1)
         if piece > 1:
             pieces.collect(piece - 2)
-    if algorithm.kind == "two-shot":
+    if algorithm.kind == "two_shot":
         pieces.multiply(copied, "pulled")
     if copied:
         pieces.add(copied - 1)
-    if algorithm.kind == "two-shot":
+    if algorithm.kind == "two_shot":
         pieces.all_reduce(copied)
     for piece in range(max(copied - 2, 0), copied):
         pieces.collect(piece)

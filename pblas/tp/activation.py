@@ -8,7 +8,7 @@ from pblas import errors
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import is_array
 from pblas.core.checks import shares_memory
-from pblas.epilogues import NAMED, RESULT, Epilogue, Name, nodes
+from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
 from pblas.execute.epilogue import finish
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import ProductEpilogue
@@ -69,6 +69,11 @@ class Activation:
             )
         self.columns: int = columns // 2 if self.is_gated else columns
         """Columns of the result on this rank (local)."""
+        self._first: tuple[Epilogue, dict[str, Any]] | None = None
+        self._last: tuple[Epilogue, dict[str, Any]] | None = None
+        caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": None}
+        if bias is None and epilogue is None:
+            return
         shape = (columns,) if bias is None else tuple(getattr(bias, "shape", (columns,)))
         if shape != (columns,) or not (bias is None or has_memory(bias)):
             got = f"shape {shape}" if has_memory(bias) else type(bias).__name__
@@ -99,14 +104,14 @@ class Activation:
             return product_epilogue.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)
-        caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": named}
+        caller.call_args["epilogue"] = named
         for _, operands in filter(None, (self._first, self._last)):
             for name, value in sorted(operands.items()):
-                caller.call_args[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
+                caller.numbers[f"epilogue's {name}"] = name_of(value.dtype) if is_array(value) else value
 
     def split(self, z: Array, y: Array) -> tuple[Epilogue | None, list[Step]]:
         """The epilogue to fuse into the product z, and the steps from z to the result y, for `run` (local)."""
-        steps = list(self._steps(z, y))
+        steps = [] if self._first is self._last is None and not self.is_gated else list(self._steps(z, y))
         if not steps or steps[0][-1] is not z:
             return None, steps
         first, operands, *_ = steps.pop(0)
@@ -152,7 +157,7 @@ def _takes_bias(epilogue: Any) -> bool:
     """Whether a bias can become part of an epilogue: it must read x, and have no operand named bias."""
     if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
         return False
-    return "bias" not in epilogue.operands and Name(RESULT) in nodes(epilogue.tree)
+    return "bias" not in epilogue.operands and RESULT in used_names(epilogue.expression)
 
 
 class ActivationGradient:

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.dtypes import E4M3, FLOAT8
+from pblas.backends.dtypes import E4M3, FLOAT8, ArrayT
 from pblas.backends.interop import detached, empty
 from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
@@ -129,17 +129,17 @@ class Linear:
 
     def __call__(
         self,
-        x: Any,
+        x: ArrayT,
         *,
         operands: Mapping[str, Any] | None = None,
-        out: Any = None,
+        out: ArrayT | None = None,
         aux: Any = None,
         tokens: int | None = None,
         scale_a: Any = None,
         scale_d: Any = None,
         amax: Any = None,
         stream: Any = None,
-    ) -> Any:
+    ) -> ArrayT:
         """**Collective.** y = epilogue(x w^T + bias), by the function of the layer's kind.
 
         Args:
@@ -161,14 +161,14 @@ class Linear:
     def backward(
         self,
         dy: Any,
-        x: Any,
+        x: ArrayT,
         *,
         aux: Any = None,
         needs: tuple[bool, bool, bool] = (True, True, True),
         dweight: Any = None,
         tokens: int | None = None,
         stream: Any = None,
-    ) -> Gradients:
+    ) -> Gradients[ArrayT]:
         """**Collective.** The gradients by x, weight and bias; see the backward function of the layer's kind.
 
         Raises:

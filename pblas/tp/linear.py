@@ -14,9 +14,10 @@ Plans are cached by shape: a call with known sizes does not plan. Products read 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
+from pblas.backends.dtypes import ArrayT
 from pblas.operations.arguments.scales import scaled
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from pblas.tp.partitioning import Layer
 
 
-class Gradients(NamedTuple):
+class Gradients(NamedTuple, Generic[ArrayT]):
     """Gradients of a layer by its arguments; None for a gradient that was not requested.
 
     dx = dy w and dw = dy^T x, without conjugation also for complex numbers. For torch's gradient by complex numbers,
@@ -41,18 +42,18 @@ class Gradients(NamedTuple):
         bias: gradient by the bias, distributed as the bias (local).
     """
 
-    x: Any
-    weight: Any
-    bias: Any
+    x: ArrayT | None
+    weight: ArrayT | None
+    bias: ArrayT | None
 
 
 def allgather_linear(
-    x: Any,
+    x: ArrayT,
     weight: Any,
     bias: Any = None,
     epilogue: str | Epilogue | None = None,
     *,
-    out: Any = None,
+    out: ArrayT | None = None,
     aux: Any = None,
     tokens: int | None = None,
     features: int | None = None,
@@ -67,7 +68,7 @@ def allgather_linear(
     amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Any:
+) -> ArrayT:
     """**Collective.** y = epilogue(x w^T + bias): tokens are gathered during the product, features out are cut.
 
     Args:
@@ -116,12 +117,12 @@ def allgather_linear(
 
 
 def linear_reduce_scatter(
-    x: Any,
+    x: ArrayT,
     weight: Any,
     bias: Any = None,
     epilogue: str | Epilogue | None = None,
     *,
-    out: Any = None,
+    out: ArrayT | None = None,
     aux: Any = None,
     features: int | None = None,
     out_dtype: Any = None,
@@ -135,7 +136,7 @@ def linear_reduce_scatter(
     amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Any:
+) -> ArrayT:
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
 
     Args:
@@ -161,12 +162,12 @@ def linear_reduce_scatter(
 
 
 def linear_allreduce(
-    x: Any,
+    x: ArrayT,
     weight: Any,
     bias: Any = None,
     epilogue: str | Epilogue | None = None,
     *,
-    out: Any = None,
+    out: ArrayT | None = None,
     aux: Any = None,
     features: int | None = None,
     out_dtype: Any = None,
@@ -180,7 +181,7 @@ def linear_allreduce(
     amax: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Any:
+) -> ArrayT:
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: every rank gets all sums, the same bits.
 
     Args:
@@ -204,7 +205,7 @@ def linear_allreduce(
 
 def allgather_linear_backward(
     dy: Any,
-    x: Any,
+    x: ArrayT,
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
@@ -218,7 +219,7 @@ def allgather_linear_backward(
     wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Gradients:
+) -> Gradients[ArrayT]:
     """**Collective.** The gradients of `allgather_linear`: dx = dy w by a reduce-scatter, dw by an all-gather of x.
 
     Args:
@@ -246,7 +247,7 @@ def allgather_linear_backward(
 
 def linear_reduce_scatter_backward(
     dy: Any,
-    x: Any,
+    x: ArrayT,
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
@@ -259,7 +260,7 @@ def linear_reduce_scatter_backward(
     wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Gradients:
+) -> Gradients[ArrayT]:
     """**Collective.** The gradients of `linear_reduce_scatter`: one all-gather of dy, for dx = dy w and dw = dy^T x.
 
     Args:
@@ -277,7 +278,7 @@ def linear_reduce_scatter_backward(
 
 def linear_allreduce_backward(
     dy: Any,
-    x: Any,
+    x: ArrayT,
     weight: Any,
     epilogue: str | Epilogue | None = None,
     *,
@@ -290,7 +291,7 @@ def linear_allreduce_backward(
     wire_dtype: Any = None,
     ctx: Context | None = None,
     stream: Any = None,
-) -> Gradients:
+) -> Gradients[ArrayT]:
     """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, so there is no communication.
 
     Args:
@@ -345,19 +346,19 @@ def _product(
 
 def _backward(
     layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
-) -> Gradients:
+) -> Gradients[Any]:
     with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:
         return _gradients(caller, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
 def _gradients(
     caller: Caller, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
-) -> Gradients:
+) -> Gradients[Any]:
     layer, runtime, dx, dw, db = caller.layer, caller.runtime, None, None, None
     with caller.checking():
         if not isinstance(needs, tuple | list) or len(needs) != 3:
             raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
-        needs = [checked_flag(caller.verb, "each of needs", each) for each in needs]
+        needs = tuple(checked_flag(caller.verb, "each of needs", each) for each in needs)
         caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
         gradient = ActivationGradient(caller, epilogue, dy, aux)
         shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)

@@ -27,7 +27,7 @@ from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.multiplication.base import Execution
 from pblas.plans.collective import APART_NBYTES, choose
-from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
+from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
 from pblas.tp.default import default_context
 from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
 
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
     from pblas.tp.partitioning import Layer, Matrix, Placed, Shape
+
+
+_MAX_TEXTS = 64
 
 
 class Options(NamedTuple):
@@ -81,6 +84,67 @@ class Product(NamedTuple):
     beta: float = 0.0
 
 
+class _Form:
+    """All that a call derives from shapes, dtypes and options alone, kept for like calls.
+
+    Args:
+        caller: the first such call, with its batch axes (local).
+        operands: the shards of two matrices (local).
+        options: of the call (global).
+        given: dtype of the caller's array for the result; None if there is none (global).
+        stored: see `Caller.operands` (global).
+
+    Raises:
+        as `Caller.operands`.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        operands: Mapping[Matrix, Array],
+        options: Options,
+        given: np.dtype[Any] | None,
+        *,
+        stored: bool,
+    ) -> None:
+        (first, x), *others = operands.items()
+        for matrix, other in others:
+            if other.dtype != x.dtype and not (x.dtype in FLOAT8 and other.dtype in FLOAT8):
+                raise errors.DTypeError(
+                    f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
+                    f"use one dtype"
+                )
+        verb, nprocs, rank = caller.verb, caller.runtime.nprocs, caller.runtime.rank
+        known = tuple(
+            (axis, checked_int(verb, WORDS[axis], n, 0)) for axis, n in options.lengths.items() if n is not None
+        )
+        shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
+        self.dtype: np.dtype[Any] = _result_dtype(verb, x, others[0][1], options, given) if stored else x.dtype
+        """The dtype of results (global)."""
+        self.has_8_bits: bool = x.dtype in FLOAT8
+        """Whether elements of the operands have 8 bits (global)."""
+        self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
+        """Numbers of tokens and features of all ranks (global)."""
+        self.placed: Placed = caller.layer.placed(self.sizes, caller.batch, rank, nprocs)
+        """Descriptors of the layer's matrices (global), and shapes of this rank's shards (local)."""
+        self.options: dict[str, Any] = {
+            "tf32": checked_flag(verb, "tf32", options.tf32),
+            "autotune": checked_flag(verb, "autotune", options.autotune),
+            "fast_accumulate": checked_flag(verb, "fast_accumulate", options.fast_accumulate),
+            "wire_dtype": name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
+        }
+        """Options of a product (global)."""
+        self.call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
+        """Arguments that must be equal on all ranks, by the names that callers know (global)."""
+        self.call_args |= {"batch shape": caller.batch, "dtype": name_of(self.dtype)}
+        self.call_args["dtypes"] = [name_of(array.dtype) for array in operands.values()]
+        self.texts: dict[tuple[Any, ...], str] = {}
+        """The text of these arguments for an agreement, by the call's other ones (global)."""
+
+    def close(self) -> None:
+        """Nothing: it has no memory (local)."""
+
+
 class Caller:
     """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
@@ -105,19 +169,17 @@ class Caller:
         self._like = like
         self._stream = stream
         self.call_args: dict[str, Any] = {}
-        """Arguments that must be equal on all ranks, besides sizes and options (global)."""
+        """Arguments that must be equal on all ranks, besides sizes, options and numbers (global)."""
+        self.numbers: dict[str, Any] = {}
+        """Scales and operands of the epilogue, equal on all ranks: numbers, and dtypes of arrays (global)."""
         self.gathered: dict[Matrix, Array] = {}
         """Matrices that have been gathered on every rank (global)."""
         self.batch: Shape = ()
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
-        self.sizes: Mapping[str, int] = {}
-        """Numbers of tokens and features of all ranks; set by `operands` (global)."""
-        self.dtype: np.dtype[Any] = np.dtype(np.void)
-        """The dtype of results; set by `operands` (global)."""
         self.scales: Scales | None = None
         """Scales of operands of 8 bits; set by `operands` (global)."""
-        self._options: dict[str, Any] = {}
-        self._is_agreed, self._batch_of, self._has_8_bits = False, "", False
+        self._form: _Form  # set by `operands`
+        self._is_agreed, self._batch_of = False, ""
 
         self._call = runtime.call(verb)
 
@@ -132,8 +194,13 @@ class Caller:
 
     @property
     def placed(self) -> Placed:
-        """Descriptors of the layer's matrices, and shapes of this rank's shards."""
-        return self.layer.placed(self.sizes, self.batch, self.runtime.rank, self.runtime.nprocs)
+        """Descriptors of the layer's matrices, and shapes of this rank's shards; set by `operands`."""
+        return self._form.placed
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of results; set by `operands` (global)."""
+        return self._form.dtype
 
     @property
     def stream(self) -> Any:
@@ -167,9 +234,12 @@ class Caller:
             DTypeError: a dtype that pblas does not multiply.
         """
         backend = self.runtime.backend
-        if isinstance(x, DistMatrix):
+        if type(x) is np.ndarray and not backend.gpus:  # the most frequent case
+            array: Array = x
+        elif isinstance(x, DistMatrix):
             raise errors.ArgumentError(f"{name} must be an array, got a DistMatrix; its .local is one")
-        array = backends_array(backend, name, x)
+        else:
+            array = backends_array(backend, name, x)
         if x is None or array.ndim < 2 or (array.ndim > 2 and not tokens):
             got, remedy = f"shape {tuple(array.shape)}", "use reshape"
             if array.ndim == 0 and not has_memory(x):  # NumPy makes 0-dimensional arrays of other objects
@@ -185,9 +255,12 @@ class Caller:
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
                 f"{array.strides}; pass a contiguous copy"
             )
-        if tokens and not self._batch_of:
-            self.batch, self._batch_of = tuple(array.shape[1:-1]), name
-        if tokens and tuple(array.shape[1:-1]) != self.batch:
+        if not tokens:
+            return array
+        batch = tuple(array.shape[1:-1])
+        if not self._batch_of:
+            self.batch, self._batch_of = batch, name
+        if batch != self.batch:
             raise errors.ArgumentError(
                 f"{name} is {text(array.shape)}: between its first axis and its last it must have the axes "
                 f"{self.batch}, as {self._batch_of} has"
@@ -197,7 +270,7 @@ class Caller:
     def operands(
         self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
     ) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as 2-D arrays; sets `sizes`, `dtype` and `scales` (local).
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `placed`, `dtype` and `scales` (local).
 
         Args:
             arrays: the caller's arrays (local).
@@ -215,48 +288,22 @@ class Caller:
             matrix: self.array(argument_name(matrix), x, tokens=matrix != "w", stored=stored)
             for matrix, x in arrays.items()
         }
-        (first, x), *others = operands.items()
-        for matrix, other in others:
-            if other.dtype != x.dtype and not (x.dtype in FLOAT8 and other.dtype in FLOAT8):
-                raise errors.DTypeError(
-                    f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
-                    f"use one dtype"
-                )
-        nprocs, rank, lengths = self.runtime.nprocs, self.runtime.rank, options.lengths
-        known = {axis: checked_int(self.verb, WORDS[axis], n, 0) for axis, n in lengths.items() if n is not None}
-        shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
-        self.dtype = self._result_dtype(x, others[0][1], options, out) if stored else x.dtype
-        self._has_8_bits = x.dtype in FLOAT8
-        self.scales = Scales.checked(self.verb, self.runtime, x.dtype, *options.scales)
+        given = None if out is None or not stored else self.runtime.backend.as_array(out).dtype
+        plain = (*options[1:4], *options[6:8], *options.lengths.values())
+        shapes = tuple((matrix, array.shape, array.dtype) for matrix, array in operands.items())
+        key = (self.verb, self.layer, shapes, self.batch, given, plain, tuple(map(type, plain)))
+
+        def make() -> _Form:
+            return _Form(self, operands, options, given, stored=stored)
+
+        try:
+            self._form = self.runtime.prepared.get(key, make)
+        except TypeError:  # an option that is no key, which is wrong
+            self._form = make()
+        self.scales = Scales.checked(self.verb, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
-            self.call_args |= self.scales.arguments()
-        self.sizes = checked_sizes(self.layer, shapes, self.batch, tuple(known.items()), rank, nprocs)
-        self._options = {
-            "tf32": checked_flag(self.verb, "tf32", options.tf32),
-            "autotune": checked_flag(self.verb, "autotune", options.autotune),
-            "fast_accumulate": checked_flag(self.verb, "fast_accumulate", options.fast_accumulate),
-            "wire_dtype": name_of(checked_wire(self.verb, options.wire_dtype, self.dtype)),
-        }
-        self.call_args["dtypes"] = [name_of(array.dtype) for array in operands.values()]
+            self.numbers |= self.scales.arguments()
         return {matrix: rows(array) for matrix, array in operands.items()}
-
-    def _result_dtype(self, x: Array, w: Array, options: Options, out: Any) -> np.dtype[Any]:
-        """The dtype of y: that of `out`, else out_dtype, else the default for x (local).
-
-        Raises:
-            DTypeError: a dtype that y cannot have.
-        """
-        asked = None
-        if options.out_dtype is not None:
-            asked = checked_dtype(self.verb, options.out_dtype, is_argument=True)
-        given = None if out is None else self.runtime.backend.as_array(out).dtype
-        if None not in (asked, given) and asked != given:
-            raise errors.DTypeError(f"out is {given}, out_dtype= says {options.out_dtype}; leave out_dtype out")
-        dtype = RESULTS[x.dtype][0] if asked is None else asked
-        if given is not None and (asked is not None or given in RESULTS[x.dtype]):
-            dtype = given  # the check of `out` names another dtype
-        ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(self.verb, "out_dtype")
-        return dtype
 
     def check_apart(self, name: str, result: Array | None, **others: Array | None) -> None:
         """Raise ArgumentError if the caller's array for a result shares memory with another array (local)."""
@@ -275,6 +322,9 @@ class Caller:
             ArgumentError, DTypeError: as `array`; or `out` has another shape or dtype, or cannot be written.
         """
         backend = self.runtime.backend
+        if out is None and type(self._like) is np.ndarray and not backend.gpus:
+            array = np.empty(shape, dtype)
+            return Target(array, array, self._like)
         if out is None:
             library_of(self._like)
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
@@ -307,10 +357,10 @@ class Caller:
         desc = self.placed.descs[travels]
         nbytes = desc.m * desc.n * self.dtype.itemsize
         if not backend.gpus:
-            if travels != target and self._has_8_bits:  # collectives of arrays take no such elements
+            if travels != target and self._form.has_8_bits:  # collectives of arrays take no such elements
                 return False
             return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(self.dtype) == self.dtype)
-        if self.layer is not REDUCE or self.sizes["I"] % self.runtime.nprocs or not nbytes:
+        if self.layer is not REDUCE or self._form.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
@@ -319,7 +369,7 @@ class Caller:
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
-        rounded = travels == target and self._options["wire_dtype"] != name_of(self.dtype)
+        rounded = travels == target and self._form.options["wire_dtype"] != name_of(self.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
@@ -334,11 +384,11 @@ class Caller:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        shards, counts, call_args = {left: a, right: b}, self.placed.counts, self._call_args
+        shards, counts = {left: a, right: b}, self.placed.counts
         if travels is None:
             self.agree()
         elif travels in shards and travels not in self.gathered:
-            self.gathered[travels] = gather(self.runtime, self.verb, call_args(), shards[travels], counts)
+            self.gathered[travels] = gather(self.runtime, self.verb, self._text(), shards[travels], counts)
         self._is_agreed = True
         shards |= self.gathered
         a, b = (shards[z].T if trans == "T" else shards[z] for z, trans in ((left, transa), (right, transb)))
@@ -347,7 +397,7 @@ class Caller:
                 partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
                 self._multiply(a, b, 0.0, partial, None)
             rows_per_rank = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, call_args(), partial, d, epilogue, rows_per_rank)
+            add_up(self.runtime, self.verb, self._text(), partial, d, epilogue, rows_per_rank)
         else:
             self._multiply(a, b, beta, d, epilogue)
 
@@ -367,29 +417,41 @@ class Caller:
     @property
     def _factor(self) -> float:
         """The product of the scales of x and weight, on CPUs (local)."""
-        scales = self.scales or Scales()
+        scales = self.scales
+        if scales is None:
+            return 1.0
         a, b = (float(x[0]) if is_array(x) else float(x) for x in (scales.a, scales.b))
         return a * b
+
+    def _text(self) -> str:
+        """The arguments that must be equal on all ranks, for an agreement."""
+        texts, key = self._form.texts, tuple(self.call_args.items())
+        text = texts.get(key)
+        if text is None:
+            if len(texts) >= _MAX_TEXTS:
+                texts.clear()
+            text = texts[key] = spelled(self._form.call_args | self.call_args | self._form.options)
+        return text + spelled(self.numbers) if self.numbers else text
 
     def agree(self) -> None:
         """**Collective.** Agree on this call once; nothing on GPUs that push data, where calls need no agreement."""
         if not (self._is_agreed or self.runtime.topology.push):
-            self.runtime.agree(self.verb, self._call_args())
+            self.runtime.agree(self.verb, self._text())
         self._is_agreed = True
 
     def _call_args(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks, by the names that callers know."""
-        call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
-        return call_args | {"batch shape": self.batch, "dtype": name_of(self.dtype)} | self.call_args | self._options
+        return self._form.call_args | self.call_args | self.numbers | self._form.options
 
     def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
-        sizes = {**self.sizes, "I": a.shape[1]} if layer is ALONE else self.sizes
+        form = self._form
+        sizes = {**form.sizes, "I": a.shape[1]} if layer is ALONE else form.sizes
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
         key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)
-        key += (*self._options.values(), None if self.scales is None else self.scales.kinds)
+        key += (*form.options.values(), None if self.scales is None else self.scales.kinds)
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -400,7 +462,7 @@ class Caller:
         def plan() -> _Planned:
             self.runtime.agree(self.verb, call_args(again=False))  # its error says more than that of `plan_matmul`
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
-            return _Planned(self.runtime, descs, product, self._options, self.scales)
+            return _Planned(self.runtime, descs, product, form.options, self.scales)
 
         self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream, self.scales)
         self._is_agreed = True
@@ -413,6 +475,24 @@ def rows(x: Array) -> Array:
     (6, 4)
     """
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
+def _result_dtype(verb: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
+    """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x.
+
+    Raises:
+        DTypeError: a dtype that y cannot have.
+    """
+    asked = None
+    if options.out_dtype is not None:
+        asked = checked_dtype(verb, options.out_dtype, is_argument=True)
+    if None not in (asked, given) and asked != given:
+        raise errors.DTypeError(f"out is {given}, out_dtype= says {options.out_dtype}; leave out_dtype out")
+    dtype = RESULTS[x.dtype][0] if asked is None else asked
+    if given is not None and (asked is not None or given in RESULTS[x.dtype]):
+        dtype = given  # the check of `out` names another dtype
+    ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(verb, "out_dtype")
+    return dtype
 
 
 def _has_uniform_rows(x: Array) -> bool:

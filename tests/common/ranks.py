@@ -29,13 +29,13 @@ one_host = pytest.mark.skipif(
 )
 """Mark for tests whose ranks must all run on one host."""
 
-waits = pytest.mark.skipif(COMM.size not in {2, 3}, reason="sleeps until a deadline; with 2 ranks and with a third one")
+waits = pytest.mark.ranks(2, 3, reason="sleeps until a deadline; with 2 ranks and with a third one")
 """Mark for tests that mostly sleep for seconds: a late rank, a rank that waits for it, and a third one are enough."""
 
-waits_long = pytest.mark.skipif(COMM.size != 3, reason="sleeps until several deadlines; with all parts that there are")
+waits_long = pytest.mark.ranks(3, reason="sleeps until several deadlines; with all parts that there are")
 """Mark for such tests that take a second for each case, and need two ranks that wait."""
 
-few = pytest.mark.skipif(COMM.size > 3, reason=NO_DIFFERENT)
+few = pytest.mark.ranks(1, 2, 3, reason=NO_DIFFERENT)
 """Mark for tests that do not depend on the grid: any of three ranks, the middle one too, may have the error."""
 
 

@@ -21,6 +21,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     journal = Journal(config.getoption("--journal"), rank)
     timeout, grace = config.getoption("--rank-timeout"), config.getoption("--rank-grace")
     config.pluginmanager.register(Restart(journal))
+    config.pluginmanager.register(Torch())
     config.pluginmanager.register(Watchdog(timeout + 2 * grace, journal))
     if rank == 0:
         config.pluginmanager.register(Progress(journal))
@@ -62,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if comm and config.getoption("--share"):
         config.pluginmanager.register(Share(comm.size))
     if comm:
+        config.pluginmanager.register(Numbers(comm.size))
         config.pluginmanager.register(RankReports(Agreement(comm, timeout, grace, journal)))
 
 
@@ -169,6 +172,28 @@ class Progress:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self._journal.write(finished=int(exitstatus))
+
+
+class Torch:
+    """Skips tests with the mark `torch` where torch is not installed."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if item.get_closest_marker("torch") and not find_spec("torch"):
+            pytest.skip("torch is not installed")
+
+
+class Numbers:
+    """Skips tests whose mark `ranks` does not name the number of ranks; see `tests.harness.shares`."""
+
+    def __init__(self, nprocs: int) -> None:
+        self._nprocs = nprocs
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("ranks"):
+            if self._nprocs not in mark.args:
+                pytest.skip(mark.kwargs["reason"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,11 @@
     python tests/harness/run.py --hosts 2x1,1+3 tests/mpi/test_x.py   on 2 hosts of a rank each, and of 1 and 3 ranks
     python tests/harness/run.py -n 3 -m openmpi                the tests of the short Open MPI leg
     python tests/harness/run.py --also .venv-openmpi/bin/python   everything, then that leg under another MPI
+    python tests/harness/run.py --torch .venv-torch/bin/python    everything, and the tests that need torch with torch
     MPIEXEC=mpiexec python tests/harness/run.py -n 2,4         with an MPI that is not installed beside this Python
 
-A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done.
+A job that crashes or deadlocks costs one failed test: it is started again without the tests that are done. A test that
+runs when the deadline passes is cut, not failed: CUT names it, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests.harness.hosts import Hosts, leave, missing, parse_ranks  # noqa: E402
+from tests.harness.shares import NUMBERS  # noqa: E402
 
 MOST_RESTARTS = 20
 SLOW = (
@@ -51,7 +54,11 @@ SLOW = (
 )
 """Unit tests that --quick leaves out: they compile CUDA C++, or start jobs of their own."""
 QUICK = tuple(
-    f"tests/mpi/{name}.py" for name in ("operations/test_epilogues", "operations/test_collectives", "tp/test_tp")
+    f"tests/mpi/{name}.py"
+    for name in (
+        *("operations/test_epilogues", "operations/test_collectives", "tp/test_tp"),
+        *("operations/test_redistribution", "operations/test_trsm", "faults/test_shortage"),
+    )
 )
 """Tests of several ranks that --quick runs, on 3."""
 HOSTS = tuple(
@@ -76,6 +83,8 @@ _SOME = " or ".join(
 )
 ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
 """Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
+TORCH = "tests/unit/backends/test_process_group.py"
+"""Tests of one process that need torch."""
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""
 SLOWEST = 5  # tests of each leg whose times are printed
@@ -179,6 +188,11 @@ class Attempt:
                 self.texts.append(f"{name}\n{event['text']}")
 
     @property
+    def is_cut(self) -> bool:
+        """Whether the deadline of the whole run has ended the job."""
+        return self.status is None
+
+    @property
     def complete(self) -> bool:
         return self.finished in COMPLETE
 
@@ -198,9 +212,9 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
             (folder / "done").write_text("\n".join(outcomes))
             attempt = run_job(leg, options, folder, end)
             for test in attempt.lost():
-                attempt.outcomes[test] = "failed"
-                cause = "the job died" if attempt.status is not None else "the deadline passed"
-                attempt.texts.append(f"{test}\n{cause} here (exit status {attempt.status})")
+                attempt.outcomes[test] = "cut" if attempt.is_cut else "failed"
+                cause = "the deadline passed here" if attempt.is_cut else "the job died here"
+                attempt.texts.append(f"{test}\n{cause} (exit status {attempt.status})")
             if not attempt.complete or "failed" in attempt.outcomes.values():
                 with PRINTING:
                     show_failure(attempt, folder)
@@ -208,18 +222,21 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
         slowest += attempt.slowest
         if attempt.complete:
             break
-        if not attempt.outcomes or attempt.status is None:
-            outcomes[f"(the job of {leg.name})"] = "failed"
+        if not attempt.outcomes or attempt.is_cut:
+            outcomes[f"(the job of {leg.name})"] = "cut" if attempt.is_cut else "failed"
             break
     else:
         outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
     with PRINTING:
-        print(f"{leg.name}: {summary(count(outcomes))} in {time.monotonic() - start:.1f} s", flush=True)
+        cut = ", cut by the deadline" if "cut" in outcomes.values() else ""
+        print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
         print(*(f"    {line}" for line in slowest), sep="\n", end="\n" * bool(slowest), flush=True)
     return outcomes
 
 
 def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
+    if time.monotonic() >= end:
+        return Attempt(None, texts=["the deadline of the whole run (--deadline) had passed before"])
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     made = Hosts(len(parse_ranks(leg.hosts))) if leg.hosts else nullcontext()
@@ -234,11 +251,11 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
             start_new_session=True,
         )
         try:
-            attempt = Attempt(await_end(process, max(end, time.monotonic() + 1.0)))
+            attempt = Attempt(await_end(process, end))
         finally:
             stop(process)
     if attempt.status is None:
-        attempt.texts.append("the deadline of the whole suite has passed")
+        attempt.texts.append("the deadline of the whole run (--deadline) has passed")
     attempt.read(folder / "journal")
     lines = (folder / "output").read_text(errors="replace").splitlines()
     attempt.slowest = [line for line in lines if re.match(r"\d+\.\d+s (call|setup|teardown) ", line)]
@@ -270,7 +287,9 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def show_failure(attempt: Attempt, folder: Path) -> None:
     """Print pytest's report; after an abort also the texts of failures so far, and the stacks."""
-    print((folder / "output").read_text(errors="replace"))
+    output = folder / "output"
+    if output.exists():
+        print(output.read_text(errors="replace"))
     if not attempt.complete:
         print(*attempt.texts, sep="\n\n")
         for path in sorted(folder.glob("stacks.*")):
@@ -313,7 +332,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     shares = [single] if single else []
     if not paths:
         files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
-        spread = ["tests/mpi"]
+        files, spread = [path for path in files if path != TORCH or not options.torch], ["tests/mpi"]
         if options.quick:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
@@ -338,11 +357,16 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     else:
         legs += on_hosts
     if spread and not options.hosts:
-        ranks = options.ranks or ((3,) if options.quick and not paths else (1, 2, 3, 4, 6))
-        shared = ("--share",) if everything and not options.every else ()
+        ranks = options.ranks or ((3,) if options.quick and not paths else NUMBERS)
+        shared: tuple[str, ...] = ("--share",) if everything and not options.every else ()
+        shared += ("-m", "not torch") if options.torch or options.quick else ()
         legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *spread)))
+        if options.torch:
+            python = options.torch.absolute()
+            legs.append(Leg(0, python, (*flags, TORCH)))
+            legs += [Leg(n, python, (*flags, "-m", "torch", *spread)) for n in (1, 2, 3)]
     return legs
 
 
@@ -360,6 +384,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("-n", dest="ranks", type=numbers, help="numbers of ranks, 2,4; leaves out the one process")
     parser.add_argument("--hosts", type=lambda text: text.split(","), help="ranks of each host, 2x1,1+3")
     parser.add_argument("--also", type=Path, metavar="PYTHON", help="its MPI runs the tests marked openmpi, 3 ranks")
+    parser.add_argument("--torch", type=Path, metavar="PYTHON", help="it has torch, and runs the tests marked torch")
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds that ranks wait for each other (%(default)s)"
     )
@@ -381,7 +406,7 @@ def main() -> int:
     options, arguments = parse(sys.argv[1:])
     end = time.monotonic() + options.deadline
     total: Counter[str] = Counter()
-    failed = []
+    wrong = []
     legs = choose_legs(options, arguments)
     for leg in legs:
         if leg.ranks and not shutil.which(leg.mpiexec):
@@ -392,9 +417,9 @@ def main() -> int:
     outcomes_of_legs = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
     for leg, outcomes in zip(small + large, outcomes_of_legs, strict=True):
         total += count(outcomes)
-        failed += [f"FAILED {test} [{leg.name}]" for test, outcome in outcomes.items() if outcome == "failed"]
-    print(*failed, summary(total), sep="\n", flush=True)
-    return 1 if failed else 0
+        wrong += [f"{how.upper()} {test} [{leg.name}]" for test, how in outcomes.items() if how in ("failed", "cut")]
+    print(*wrong, summary(total), sep="\n", flush=True)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

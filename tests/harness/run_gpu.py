@@ -89,9 +89,9 @@ def leg(ranks: int, options: Namespace, arguments: list[str]) -> bool:
             time.monotonic() + min(SECONDS, options.deadline),
         )
         print(*(f"  {line.rstrip()}" for line in notes), sep="\n", flush=True)
-    failed = [test for test, outcome in outcomes.items() if outcome == "failed"]
-    print(*(f"  FAILED {test}" for test in failed), sep="\n", flush=True)
-    return bool(outcomes) and not failed
+    wrong = [f"  {how.upper()} {test}" for test, how in outcomes.items() if how in ("failed", "cut")]
+    print(*wrong, sep="\n", flush=True)
+    return bool(outcomes) and not wrong
 
 
 def killed(ranks: int, *, survive: bool) -> bool:

@@ -28,7 +28,7 @@ _HEAD = """\
 from collections.abc import Sequence
 from typing import IO, Any, TypeAlias
 
-from pblas.backends.dtypes import Array
+from pblas.backends.dtypes import Array, Number, Real
 """
 _LETTERS = ("uplo", "trans", "transa", "transb", "side", "diag", "norm", "scope", "top", "rowcol", "direc", "pivroc")
 
@@ -62,7 +62,7 @@ def _definition(name: str, function: Callable[..., Any]) -> str:
     """The line of a routine."""
     signature = inspect.signature(function)
     arguments = ", ".join(map(_argument, signature.parameters.values()))
-    return f"def {name}({arguments}) -> {_returns(function, signature)}: ..."
+    return f"def {name}({arguments}) -> {_returns(name, function, signature)}: ..."
 
 
 def _argument(parameter: inspect.Parameter) -> str:
@@ -86,13 +86,12 @@ def _by_name(name: str) -> str:
     return "int" if is_integer else "Any"
 
 
-def _returns(function: Any, signature: inspect.Signature) -> str:
-    """The type of the result: that of the function, or of the body that all types share."""
-    if isinstance(signature.return_annotation, str):
-        return signature.return_annotation
-    body = inspect.getclosurevars(function).nonlocals.get("body")
-    annotation = getattr(body, "__annotations__", {}).get("return", "Any")
-    return annotation if annotation in ("int", "None", "Any") else "Any"
+def _returns(name: str, function: Any, signature: inspect.Signature) -> str:
+    """The type of the result: that of the function, or of the body that all types share; real for real routines."""
+    annotation = signature.return_annotation
+    if not isinstance(annotation, str):
+        annotation = inspect.getclosurevars(function).nonlocals["body"].__annotations__["return"]
+    return str(annotation).replace("Number", "Real") if name[1] in "sd" else str(annotation)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def algorithms(
 ) -> list[Algorithm]:
     """Every algorithm that a plan of a layout can take."""
     if layout.startswith("AR"):
-        names = itertools.product(("copy_engine", "tile_signals", "fused_stores", "two-shot"), pieces)
-        return [Algorithm("one-shot"), *(Algorithm(*algorithm) for algorithm in names)]  # type: ignore[arg-type]
+        names = itertools.product(("copy_engine", "tile_signals", "fused_stores", "two_shot"), pieces)
+        return [Algorithm("one_shot"), *(Algorithm(*algorithm) for algorithm in names)]  # type: ignore[arg-type]
     groups = dict.fromkeys(doubling(nprocs, count) for count in range(1, nprocs + 1))
     tiles = [Algorithm("tile_signals"), Algorithm("tile_signals", (2, 3))]
     if layout.startswith("RS"):

@@ -401,10 +401,10 @@ def _expected_everywhere(plan: GemmAllReduce, call: int, rank: int) -> list[Valu
     nprocs, algorithm, n, values = plan.product.nprocs, plan.algorithm, plan.oriented.n, list[Value]()
     assert algorithm is not None
     orders = [list(_order(plan, owner)) for owner in range(nprocs)]
-    if algorithm.kind == "one-shot":
+    if algorithm.kind == "one_shot":
         return [(*(_part(call, r, i) for r in orders[0]), ("old", call, rank, i)) for i in range(n)]
     for piece, (start, stop) in enumerate(plan.pieces):
-        pulled = algorithm.kind == "two-shot" and piece == len(plan.pieces) - 1
+        pulled = algorithm.kind == "two_shot" and piece == len(plan.pieces) - 1
         for owner, order in enumerate(orders):
             own = plan.shares_of_pieces[piece][owner]
             of = _flat(Block("result", start, stop), owner, nprocs) if pulled else own

@@ -1,4 +1,4 @@
-"""Laws of the wheel: one top-level package, which contains the linked folders as real files."""
+"""Laws of the wheel, which contains the linked folders as real files, and of the editable installation."""
 
 import os
 import shutil
@@ -18,9 +18,9 @@ BESIDE = (".github", "benchmarks", "conda", "docs", "examples", "tests")
 
 
 def build(kind: str, tree: Path, target: Path) -> Path:
-    """The archive that setuptools builds in `tree`, called as pip calls it."""
+    """The archive that hatchling builds in `tree`, called as pip calls it."""
     target.mkdir()
-    code = f"import setuptools.build_meta as b; b.build_{kind}({str(target)!r})"
+    code = f"import hatchling.build as b; b.build_{kind}({str(target)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(done.stderr[-2000:], pytrace=False)
@@ -29,17 +29,23 @@ def build(kind: str, tree: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an unpacked sdist."""
-    tmp = tmp_path_factory.mktemp("packaging")
-    tree = tmp / "tree"
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the files of the repository, in a folder of the package's name."""
+    tree = tmp_path_factory.mktemp("packaging") / "pblas"
     skip = shutil.ignore_patterns("__pycache__", "_build")
     for name in ("pblas", *LINKED, *BESIDE):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
     for path in ROOT.iterdir():
-        if path.suffix in {".toml", ".md", ".in", ".cff"} or path.name in {"LICENSE", "Makefile"}:
+        if path.suffix in {".toml", ".md", ".cff"} or path.name in {".gitignore", "LICENSE", "Makefile"}:
             shutil.copy(path, tree)
-    with tarfile.open(build("sdist", tree, tmp / "sdist")) as archive:
+    return tree
+
+
+@pytest.fixture(scope="module")
+def unpacked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an unpacked sdist."""
+    tmp = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", checkout, tmp / "sdist")) as archive:
         archive.extractall(tmp / "unpacked", filter="data")
     (folder,) = (tmp / "unpacked").iterdir()
     return folder
@@ -78,6 +84,14 @@ def test_wheel_holds_the_linked_folders(files: set[str], folder: str) -> None:
     assert expected <= files
 
 
+def test_wheel_has_the_sources_of_kernels_and_no_other_files(files: set[str]) -> None:
+    suffixes = {".py", ".pyi", ".cu", ".cuh", ".typed"}
+    folders = [ROOT / "pblas", *(ROOT / folder for folder in LINKED)]
+    paths = [path.relative_to(ROOT) for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    expected = {str(Path("pblas") / path) if path.parts[0] in LINKED else str(path) for path in paths}
+    assert {name for name in files if ".dist-info/" not in name} == expected
+
+
 def test_wheel_is_typed_and_licensed(files: set[str]) -> None:
     assert "pblas/py.typed" in files
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
@@ -106,3 +120,19 @@ def test_users_own_names_do_not_break_the_import(wheel: Path, tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "site"))
+
+
+def test_a_script_beside_an_editable_checkout_imports_it(checkout: Path, tmp_path: Path) -> None:
+    """In the parent folder of a clone, where the folder pblas looks like a package without __init__.py."""
+    with zipfile.ZipFile(build("editable", checkout, tmp_path / "wheel")) as archive:
+        archive.extractall(tmp_path / "site")
+    (path_file,) = (tmp_path / "site").glob("*.pth")
+    assert path_file.read_text().split() == [str(checkout)]  # one path, which pyright reads too, and no code
+    script = checkout.parent / "script.py"
+    script.write_text(
+        "import site, sys\nsite.addsitedir(sys.argv[1])\nimport pblas\nprint(pblas.Grid(1, 1), pblas.__file__)"
+    )
+    isolated = [sys.executable, "-ES", str(script), str(tmp_path / "site")]
+    done = subprocess.run(isolated, cwd=checkout.parent, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == str(checkout / "pblas" / "__init__.py")

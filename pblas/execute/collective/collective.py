@@ -14,7 +14,8 @@ additions is the same in all cases.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -69,7 +70,8 @@ class Collective:
     """
 
     def __init__(self, staging: Staging, steps: Steps, x: Flat) -> None:
-        self._staging, self._steps, self._x = staging, steps, x
+        self.steps: Steps = steps
+        self._staging, self._x = staging, x
         self._rank, self._size = staging.backend.rank, staging.backend.size
         self._dtype, self._rounds = x.x.dtype, steps.rounds
         self._near, self._far = ([], staging.others) if steps.by_messages else (staging.near, staging.far)
@@ -79,10 +81,10 @@ class Collective:
 
     def lay_out(self, number: int) -> None:
         """Copy the pieces that near ranks read in a round to staging memory (local)."""
-        steps, staging = self._steps, self._staging
+        steps, staging = self.steps, self._staging
         if steps.reads_x or not self._near:
             return
-        region = INPUTS if steps.operation else RESULTS
+        region = RESULTS if steps.operation is None else INPUTS
         for reader in self._readers():
             a, b = self._span(reader, number)
             place = self._rounds.place(reader) if steps.operation else 0
@@ -97,7 +99,7 @@ class Collective:
             finish: epilogue, or None (global).
         """
         self._outs, self._finish = outs, finish
-        steps, staging, count = self._steps, self._staging, len(self._rounds)
+        steps, staging, count = self.steps, self._staging, len(self._rounds)
         self._post(0)
         for number in range(count):
             if number + 1 < count:
@@ -119,31 +121,31 @@ class Collective:
 
     def _readers(self) -> list[int]:
         """The near ranks for which pieces are staged; a single one if all read the same pieces."""
-        if self._steps.operation is None:
+        if self.steps.operation is None:
             return [self._rank]
         return self._near[:1] if self._rounds.whole else self._near
 
     def _span(self, reader: int, number: int) -> tuple[int, int]:
         """The elements of this rank's x that a rank reads in a round."""
-        return self._rounds.piece(reader if self._steps.operation else self._rank, number)
+        return self._rounds.piece(reader if self.steps.operation else self._rank, number)
 
     def _post(self, number: int) -> None:
         """Start the messages of a round that carry pieces of x."""
-        staging, kind = self._staging, INPUTS if self._steps.operation else RESULTS
+        staging, kind = self._staging, INPUTS if self.steps.operation else RESULTS
         self._sent[number] = []
         for peer in self._far:
-            a, b = self._rounds.piece(self._rank if self._steps.operation else peer, number)
-            if a < b and self._steps.operation:
+            a, b = self._rounds.piece(self._rank if self.steps.operation else peer, number)
+            if a < b and self.steps.operation:
                 memory = staging.buffer(peer, number, b - a, self._dtype)
                 self._arriving[peer, number] = staging.receive(memory, peer, kind), Flat(memory, a)
-        for peer in self._far if self._steps.operation else self._receivers(number):
+        for peer in self._far if self.steps.operation else self._receivers(number):
             a, b = self._span(peer, number)
             if a < b:
                 self._sent[number].append(staging.send(self._x.get(a, b), peer, kind))
 
     def _combine(self, number: int) -> None:
         """Add this rank's piece of a round, its own elements last."""
-        steps, staging = self._steps, self._staging
+        steps, staging = self.steps, self._staging
         a, b = span = self._rounds.piece(self._rank, number)
         if a >= b:
             return
@@ -168,7 +170,7 @@ class Collective:
             transfer, piece = self._arriving.pop((peer, number))
             self._wait([transfer], f"elements of rank {peer}")
             return piece
-        if self._steps.reads_x:
+        if self.steps.reads_x:
             return staging.published(X_TABLE, peer, self._x.x.size, self._dtype)
         return staging.slot(INPUTS, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
 
@@ -193,7 +195,7 @@ class Collective:
 
     def _collect(self, number: int) -> None:
         """Get the other ranks' parts of a round."""
-        staging, steps = self._staging, self._steps
+        staging, steps = self._staging, self.steps
         arriving: list[tuple[Transfer, Flat, Array, tuple[int, int], list[int]]] = []
         group = staging.group_of[self._rank]
         others = [rank for rank in group if rank != self._rank]
@@ -228,11 +230,50 @@ class Collective:
 
     def _meet(self) -> None:
         if self._near:
-            self._staging.meet(f"{self._steps.name}: a meeting of the node")
+            self._staging.meet(f"{self.steps.name}: a meeting of the node")
 
     def _wait(self, transfers: list[Transfer], what: str) -> None:
         for transfer in transfers:
-            self._staging.backend.wait(transfer.done, f"{self._steps.name}: {what}")
+            self._staging.backend.wait(transfer.done, f"{self.steps.name}: {what}")
+
+
+class OneShot:
+    """All-reduces in one shot of arrays of one shape that fit in one round, by the ranks of one node.
+
+    Each rank copies x to its staging memory before the agreement on the call, which is the meeting, too. Then every
+    rank adds all. The views of the memory are made once.
+
+    Args:
+        staging: memory, without far ranks (global).
+        operation: a key of `OPERATIONS` (global).
+        shape: of x (global).
+        dtype: of x (global).
+        unit: elements that an epilogue needs together (global).
+    """
+
+    def __init__(
+        self, staging: Staging, operation: str, shape: tuple[int, ...], dtype: np.dtype[Any], unit: int
+    ) -> None:
+        self.staging: Staging = staging
+        self._operation, self._unit, self._span = OPERATIONS[operation], unit, (0, math.prod(shape))
+        rank, size = staging.backend.rank, staging.backend.size
+
+        def slot(peer: int, half: int) -> Flat:
+            return staging.slot(INPUTS, peer, half, 0, self._span, dtype)
+
+        self._own = [slot(rank, half).x.reshape(shape) for half in (0, 1)]
+        self._parts = [[slot(peer, half) for peer in _order(0, size)] for half in (0, 1)]
+
+    def lay_out(self, x: Array) -> None:
+        """Copy x to where near ranks read it (local)."""
+        self._own[self.staging.turn % 2][...] = x
+
+    def run(self, outs: list[Flat], finish: Finish | None) -> None:
+        """Add all ranks' x, after `lay_out` on all ranks and an agreement; arguments as in `Collective.run`."""
+        half = self.staging.turn % 2
+        # out[:] = x_1[:] + x_2[:] + ... + x_0[:]   (from the staging memory of each rank)
+        fold(self._operation, self._parts[half], self._span, self._unit, finish, [[out] for out in outs])
+        self.staging.turn += 1
 
 
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -172,22 +172,30 @@ def fold(
     """
     dtype = parts[0].x.dtype
     total = accumulator_dtype(dtype)
+    is_wide = total == dtype
     most = max(1, (PIECE_NBYTES if finish else _ADDED_NBYTES) // total.itemsize // unit) * unit
     out = sinks[0][0]
-    in_place = total == dtype and out.line is not None and (finish is None or finish.may_overwrite(out.x))
+    in_place = is_wide and out.line is not None and (finish is None or finish.may_overwrite(out.x))
     memory = None if in_place else np.empty(min(most, span[1] - span[0]), total)
     for a, b in _cuts(span, most, unit, finish):
-        pieces = [part.get(a, b) for part in parts]
-        added = _reduce(operation, pieces, total, out.get(a, b) if memory is None else memory[: b - a])
+        pieces = [part.get(a, b) if is_wide else part.get(a, b).astype(total) for part in parts]
+        added = _reduce(operation, pieces, out.get(a, b) if memory is None else memory[: b - a])
         for value, targets in zip(finish(added, a, b) if finish else (added,), sinks, strict=True):
-            rounded = value.astype(dtype, copy=False)
-            for target in targets:  # NumPy skips a copy of an array to itself
-                target.write(a, b, rounded)
+            rounded = value if is_wide else value.astype(dtype, copy=False)
+            for target in targets:
+                if not (in_place and finish is None and target is out):  # otherwise it has the sums already
+                    target.write(a, b, rounded)
 
 
-def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
+def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) -> Iterable[tuple[int, int]]:
     """Pieces of a span with at most `most` elements, as even as whole units allow."""
     a, stop = span
+    if finish is None and 0 < stop - a <= most:
+        return (span,)
+    return _even_cuts(a, stop, most, unit, finish)
+
+
+def _even_cuts(a: int, stop: int, most: int, unit: int, finish: Finish | None) -> Iterator[tuple[int, int]]:
     nunits = -(-(stop - a) // unit)
     even = unit * -(-nunits // max(1, -(-(stop - a) // most)))
     while a < stop:
@@ -197,18 +205,18 @@ def _cuts(span: tuple[int, int], most: int, unit: int, finish: Finish | None) ->
         a = b
 
 
-def _reduce(operation: np.ufunc, pieces: Sequence[Array], total: np.dtype[Any], out: Array) -> Array:
+def _reduce(operation: np.ufunc, pieces: Sequence[Array], out: Array) -> Array:
     """Out := all pieces, combined in their order; the last piece may be `out`."""
-    wide = [piece.astype(total, copy=False) for piece in pieces]
-    if len(wide) == 1:
-        out[...] = wide[0]
+    if len(pieces) == 1:
+        out[...] = pieces[0]
         return out
-    running = wide[0]
-    buffer = np.empty_like(out) if len(wide) > 2 else out
-    for piece in wide[1:-1]:
-        running = operation(running, piece, out=buffer)
+    running = pieces[0]
+    if len(pieces) > 2:
+        buffer = np.empty_like(out)
+        for piece in pieces[1:-1]:
+            running = operation(running, piece, out=buffer)
     if out.size > 1:
-        operation(running, wide[-1], out=out)
+        operation(running, pieces[-1], out=out)
     else:  # NumPy rounds a single complex product differently if it overwrites a factor
-        out[...] = operation(running, wide[-1])
+        out[...] = operation(running, pieces[-1])
     return out

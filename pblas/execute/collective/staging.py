@@ -25,6 +25,7 @@ RELAYED = 2
 """Kind of messages: pieces from another node, sent on to the ranks of this node."""
 TAG = 1030
 _TAG_MEETING = TAG + 4
+_MAX_SLOTS = 1024
 _BYTE = np.dtype(np.uint8)
 
 
@@ -61,6 +62,8 @@ class Staging:
                 for block in self._blocks
             ]
         self._buffers: dict[tuple[int, int], Array] = {}
+        self._slots: dict[tuple[Any, ...], Flat] = {}
+        """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
 
     def slot(
         self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
@@ -76,10 +79,16 @@ class Staging:
             dtype: of the elements.
             result: number of the result, 0 or 1.
         """
-        a, b = span
-        offset = ((turn % 2) * (1 + region) + result) * self.nbytes + place * dtype.itemsize
-        elements = Flat(np.ndarray(b - a, dtype, self._halves[region][peer], offset), a)
-        assert elements.line is not None, "staging memory is contiguous"
+        half = turn % 2
+        key = region, peer, half, place, span, dtype, result
+        elements = self._slots.get(key)
+        if elements is None:
+            if len(self._slots) >= _MAX_SLOTS:
+                self._slots.clear()
+            offset = (half * (1 + region) + result) * self.nbytes + place * dtype.itemsize
+            elements = Flat(np.ndarray(span[1] - span[0], dtype, self._halves[region][peer], offset), span[0])
+            assert elements.line is not None, "staging memory is contiguous"
+            self._slots[key] = elements
         return elements
 
     def publish(self, table: int, x: Flat) -> bool:
@@ -125,4 +134,4 @@ class Staging:
 
     def detach(self) -> None:
         """Drop the memory, which the context is about to free (local)."""
-        self._blocks, self._halves, self._tables, self._buffers = [], [], [], {}
+        self._blocks, self._halves, self._tables, self._buffers, self._slots = [], [], [], {}, {}

@@ -119,13 +119,14 @@ class Reduction:
             scratch: add in scratch memory, not in D itself (global).
         """
         rank, plan = self._backend.rank, self._plan
-        self._columns, self._in_scratch = columns, scratch
         if scratch:
             if self._scratch is None:
                 self._scratch = self._backend.allocate_scratch(
                     self._done_offset + self._done_nbytes, window=self._backend.shared
                 )
             self._sum = self._array(self._scratch, rank, rank, self._total)
+        # After the allocation, which may fail: `columns` refers to the executor, a circle until `end`.
+        self._columns, self._in_scratch = columns, scratch
         self._expected = deque(self._expectations)
         self._left = dict.fromkeys((piece for piece, _, _ in self._pieces[rank]), 0)
         for _, piece, _, _ in self._expectations:

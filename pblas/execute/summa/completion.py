@@ -101,7 +101,7 @@ class RunCompleted:
     """See `RunLocalGemm` (global)."""
 
     def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:
-        self._completion, self._inner, self._is_left = completion, inner, is_left
+        self._completion, self._inner, self.is_left = completion, inner, is_left
 
     @property
     def workspace_nbytes(self) -> int:
@@ -111,11 +111,11 @@ class RunCompleted:
     def _completed(self, x: Operands) -> Operands:
         """The operands, the triangle replaced by the completed matrix (local)."""
         matrix = self._completion.matrix
-        return replace(x, left=matrix) if self._is_left else replace(x, right=matrix)
+        return replace(x, left=matrix) if self.is_left else replace(x, right=matrix)
 
     def publish(self, x: Operands) -> bool:
         """Publish the locations of the operands; true if one must be staged first."""
-        alone = self._completion.publish(x.left if self._is_left else x.right)
+        alone = self._completion.publish(x.left if self.is_left else x.right)
         return self._inner.publish(self._completed(x)) or alone
 
     def prepare(self, *, scratch: bool) -> bool:
@@ -126,5 +126,5 @@ class RunCompleted:
 
     def run(self, x: Operands) -> None:
         """**Collective.** Complete the matrix, and multiply."""
-        self._completion.run(x.left if self._is_left else x.right)
+        self._completion.run(x.left if self.is_left else x.right)
         self._inner.run(self._completed(x))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import matrix_remedy
+from pblas.core.checks import check_context, matrix_remedy
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.factorization import check_dtype, check_rows, check_square, checked_vector
 
@@ -54,7 +54,7 @@ class CgArguments:
         """
         if isinstance(b, DistMatrix):
             matrix, vector, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
-            _check_context(verb, "B", b, runtime)
+            check_context(verb, b, runtime)
         else:
             assert isinstance(a, DistMatrix), "one of them is"
             matrix, n, dtype = None, a.shape[0], check_dtype(verb, "A", a.dtype)
@@ -64,7 +64,7 @@ class CgArguments:
                 _check_operator(verb, name, x, runtime, n, dtype)
             elif not callable(x) and not (x is None and name == "preconditioner"):
                 raise errors.ArgumentError(
-                    f"{verb}: {name} must be a DistMatrix or a function of one, got {type(x).__name__}; "
+                    f"{verb}: {name.lower()} must be a DistMatrix or a function of one, got {type(x).__name__}; "
                     f"{matrix_remedy(x)}"
                 )
         if not _is_number(tol) or not 0 <= tol < math.inf:
@@ -94,7 +94,7 @@ def check_product(verb: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
     """
     if not isinstance(q, DistMatrix):
         raise errors.ArgumentError(f"{verb}: {name} must return a DistMatrix, got {type(q).__name__}")
-    _check_context(verb, f"the result of {name}", q, x.runtime)
+    check_context(verb, q, x.runtime)
     if q.shape != x.shape:
         sizes = " x ".join(map(str, q.shape))
         raise errors.DescriptorError(f"{verb}: {name} returned {sizes} of {x.shape[0]} x {x.shape[1]}; keep the shape")
@@ -103,16 +103,9 @@ def check_product(verb: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
     return q
 
 
-def _check_context(verb: str, name: str, x: DistMatrix, runtime: Runtime) -> None:
-    """Raise an error unless a matrix belongs to this context, which is open."""
-    if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: {name} is of another context; make all matrices with one context")
-    x.computed(verb)
-
-
 def _check_operator(verb: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:
     """Raise an error unless a matrix is n x n, of this context and of this dtype."""
-    _check_context(verb, name, x, runtime)
+    check_context(verb, x, runtime)
     if name == "A":
         check_square(verb, x.desc)
         check_rows(verb, x.shape[0], n, "rows")

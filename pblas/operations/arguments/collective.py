@@ -16,17 +16,19 @@ from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
 from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import Epilogue
+from pblas.execute.collective.collective import OneShot
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
-from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of
+from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.collective.reduction import Finish
+    from pblas.execute.collective.staging import Staging
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
@@ -94,16 +96,18 @@ class Arguments(ABC):
         self.name: str = name
         self.runtime: Runtime = runtime
         self.x: Array = self._array("x", x)
-        self._like, self._caller_out = x if makes_arrays(x) else self.x, out
+        self._like, self._caller_out = x if x is self.x or makes_arrays(x) else self.x, out
         self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype)
         self.out: Array | None = None if out is None else self._array("out", out)
-        if self.out is not None and not is_view(self.out, out, runtime.backend):
+        if self.out is None:
+            return
+        if not is_view(self.out, out, runtime.backend):
             raise errors.ArgumentError(
                 f"{name}: out has to be copied to be read, so it cannot be written; pass an array in memory"
             )
-        if self.out is not None and self.out.dtype != self.dtype:
+        if self.out.dtype != self.dtype:
             raise errors.DTypeError(f"{name}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
-        if self.out is not None and not is_writeable(self.out):
+        if not is_writeable(self.out):
             raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
@@ -124,6 +128,8 @@ class Arguments(ABC):
             ArgumentError, DTypeError: an array that the backend cannot use in place.
         """
         backend = self.runtime.backend
+        if type(value) is np.ndarray:  # the most frequent case
+            return None if backend.gpus else value
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
         array = backends_array(backend, f"{self.name}: {name}", value)
@@ -147,6 +153,9 @@ class Arguments(ABC):
         """
         if self.out is not None:
             return Target(self._caller_out, self.out, self._like)
+        if type(self._like) is np.ndarray:
+            array = make()
+            return Target(array, array, self._like)
         return new_target(shape, self._like, self.runtime.backend, make, order)
 
     def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
@@ -183,6 +192,8 @@ class Arguments(ABC):
             return
         if out.shape != shape:
             raise errors.ArgumentError(f"{self.name}: out has shape {out.shape}, the result {shape}; make them agree")
+        if out is self.x and out is place:
+            return
         if self.overlap(self.x, out) and not (part is not None and place is not None and self.coincide(part, place)):
             raise errors.ArgumentError(f"{self.name}: out overlaps x, but is not {what}; give it memory of its own")
 
@@ -249,38 +260,145 @@ class Reduction(NamedTuple):
     counts: Any = None
 
 
+class ReduceForm:
+    """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global).
+
+    Args:
+        name: name of the call, for messages.
+        runtime: runtime of the context.
+        shape: of x.
+        dtype: of x.
+        options: of the call, with `counts` as integers.
+
+    Raises:
+        ArgumentError: a wrong option.
+    """
+
+    def __init__(
+        self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: np.dtype[Any], options: Reduction
+    ) -> None:
+        op, epilogue, algorithm, counts = options
+        self._shape, self._dtype, self._nprocs = shape, dtype, runtime.nprocs
+        self._rounds: dict[tuple[int, bool], Rounds] = {}
+        self._one_shot: OneShot | None = None
+        self.op: str = op
+        self.shares: bool = name == "allreduce"
+        self.counts: tuple[int, ...] | None = counts
+        """Rows of each rank, in a reduce-scatter."""
+        if op in ("max", "min") and dtype.kind == "c":
+            raise errors.ArgumentError(
+                f"{name}: op={op!r} needs an order, which {dtype.name} has not; use 'sum' or 'prod'"
+            )
+        if isinstance(epilogue, Epilogue):
+            epilogue.check(name, dtype)
+        self.is_rmsnorm: bool = isinstance(epilogue, Epilogue) and epilogue.is_rmsnorm
+        """Whether rows must stay whole."""
+        if self.is_rmsnorm and len(shape) < 2 - self.shares:
+            raise errors.ArgumentError(f"{name}: 'rmsnorm' needs whole rows, x has shape {shape}")
+        self.line: int = aligned(dtype.itemsize)
+        """Elements of a cache line."""
+        columns = shape[-1] if shape else 1
+        self.unit: int = max(1, columns) if self.is_rmsnorm else self.line
+        """Number of elements that one rank must reduce together: a row, or a cache line."""
+        size, backend = math.prod(shape), runtime.backend
+        self.nbytes: int = size * dtype.itemsize
+        """Size of x, bytes."""
+        self.algorithm: CollectiveAlgorithm = algorithm
+        if algorithm == "auto":
+            transport = "gpus" if backend.gpus else runtime.topology.transport(runtime.nprocs)
+            whole, finished = self.is_rmsnorm, epilogue is not None
+            nunits = -(-size // self.unit)
+            self.algorithm = choose(self.nbytes, runtime.nprocs, transport, nunits, whole=whole, finished=finished)
+        if backend.gpus and not backend.push:  # GPUs that do not reach each other's memory
+            self.algorithm = "naive"
+        named = epilogue.expression if isinstance(epilogue, Epilogue) else epilogue
+        self.arguments: dict[str, Any] = {"shape": shape, "dtype": name_of(dtype), "op": op}
+        """Arguments that must be equal on all ranks, besides the epilogue's operands and the algorithm."""
+        self.arguments["epilogue"] = "a function" if callable(epilogue) else named
+        if not self.shares:
+            self.arguments["counts"] = counts
+        self.text: str = spelled(self.arguments | {"algorithm": self.algorithm})
+        """All of them, for an agreement on a call without operands."""
+
+    def one_shot(self, staging: Staging) -> OneShot | None:
+        """An executor of such calls, if they are small and all ranks are on one node."""
+        if self._one_shot is None or self._one_shot.staging is not staging:
+            rounds = self.rounds(self.unit, by_messages=False)
+            if self.algorithm != "one_shot" or staging.far or not staging.near or len(rounds) > 1:
+                return None
+            self._one_shot = OneShot(staging, self.op, self._shape, self._dtype, self.unit)
+        return self._one_shot
+
+    def rounds(self, unit: int, *, by_messages: bool) -> Rounds:
+        """The rounds in which the elements are reduced: see `ReduceArguments.rounds`."""
+        key = unit, by_messages
+        if key not in self._rounds:
+            self._rounds[key] = self._new_rounds(unit, by_messages=by_messages)
+        return self._rounds[key]
+
+    def _new_rounds(self, unit: int, *, by_messages: bool) -> Rounds:
+        size, nprocs = math.prod(self._shape), self._nprocs
+        whole = self.algorithm == "one_shot"
+        width = width_of(1 if whole else nprocs, self._dtype.itemsize, unit, by_messages=by_messages)
+        if whole:
+            return Rounds((0, size), width, whole=True)
+        if self.counts is None:
+            return Rounds(shares(size, nprocs, unit), width)
+        return Rounds(bounds_of(self.counts, size // max(1, self._shape[0])), width)
+
+    def close(self) -> None:
+        """Drop the views of memory (local)."""
+        self._one_shot = None
+
+
 class ReduceArguments(Arguments):
     """Checked arguments of an all-reduce or a reduce-scatter; the latter has `counts`, the rows that each rank gets."""
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
         super().__init__(name, runtime, x, out)
-        self.shares: bool = name == "allreduce"
-        (op, epilogue, algorithm, counts) = options
+        op, epilogue, algorithm, counts = options
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
-        if op in ("max", "min") and self.dtype.kind == "c":
-            raise errors.ArgumentError(
-                f"{name}: op={op!r} needs an order, which {self.dtype.name} has not; use 'sum' or 'prod'"
-            )
         if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
             names = ", ".join(("auto", *ALGORITHMS))
             raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
-        self.op = op
-        self.place: Array = self.x if self.shares else self._rows(counts)
+        self.shares: bool = name == "allreduce"
+        counts = None if self.shares else self._counts(counts)
+        self.epilogue: Any = None if epilogue is None else self._epilogue(epilogue)
+        expression = (self.epilogue.expression, *self.epilogue.operands) if isinstance(self.epilogue, Epilogue) else ""
+        key = (name, self.x.shape, self.dtype, op, algorithm, counts, expression or self.epilogue is None)
+        options = Reduction(op, self.epilogue, algorithm, counts)
+        self.form: ReduceForm = runtime.prepared.get(
+            (*key, runtime.backend.shared), lambda: ReduceForm(name, runtime, self.x.shape, self.dtype, options)
+        )
+        self.place: Array = self.x if counts is None else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
-        self.epilogue: Any = self._checked_epilogue(epilogue)
-        self.is_rmsnorm: bool = isinstance(self.epilogue, Epilogue) and self.epilogue.is_rmsnorm
+        self.operands: dict[str, Any] = self._checked_operands() if expression else {}
+
+    @property
+    def op(self) -> str:
+        """Name of the operation (global)."""
+        return self.form.op
+
+    @property
+    def algorithm(self) -> CollectiveAlgorithm:
+        """The algorithm, which "auto" has chosen (global)."""
+        return self.form.algorithm
+
+    @property
+    def is_rmsnorm(self) -> bool:
         """Whether rows must stay whole (global)."""
-        self.operands: dict[str, Any] = self._checked_operands()
-        columns = self.x.shape[-1] if self.x.ndim else 1
-        self.line: int = aligned(self.x.itemsize)
+        return self.form.is_rmsnorm
+
+    @property
+    def line(self) -> int:
         """Elements of a cache line (global)."""
-        self.unit: int = max(1, columns) if self.is_rmsnorm else self.line
+        return self.form.line
+
+    @property
+    def unit(self) -> int:
         """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
-        backend = runtime.backend
-        self.algorithm: Any = self._chosen() if algorithm == "auto" else algorithm
-        if backend.gpus and not backend.push:  # GPUs that do not reach each other's memory
-            self.algorithm = "naive"
+        return self.form.unit
 
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
         """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
@@ -291,14 +409,6 @@ class ReduceArguments(Arguments):
         }
         return clone
 
-    def _chosen(self) -> CollectiveAlgorithm:
-        """The algorithm of a call with algorithm="auto" (global)."""
-        runtime = self.runtime
-        transport = "gpus" if runtime.backend.gpus else runtime.topology.transport(runtime.nprocs)
-        nunits = -(-self.x.size // self.unit)
-        finished = self.epilogue is not None
-        return choose(self.x.nbytes, self.runtime.nprocs, transport, nunits, whole=self.is_rmsnorm, finished=finished)
-
     @property
     def residual(self) -> Array | None:
         """A second result, which the epilogue reads too (local)."""
@@ -307,24 +417,25 @@ class ReduceArguments(Arguments):
     @property
     def by_columns(self) -> bool:
         """Whether this rank's arrays can be used in place if elements are numbered down the columns (local)."""
-        arrays = (self.x, self.x if self.out is None else self.out)
-        return (
-            self.shares
-            and not self.is_rmsnorm
-            and not self.x.flags.c_contiguous
-            and all(array.flags.f_contiguous for array in arrays)
-        )
+        if self.x.flags.c_contiguous or not self.shares or self.is_rmsnorm:
+            return False
+        return all(array.flags.f_contiguous for array in (self.x, self.x if self.out is None else self.out))
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that must be equal on all ranks."""
-        named = self.epilogue.expression if isinstance(self.epilogue, Epilogue) else self.epilogue
-        call_args: dict[str, Any] = {"shape": self.x.shape, "dtype": name_of(self.dtype), "op": self.op}
-        call_args["epilogue"] = "a function" if callable(self.epilogue) else named
-        if not self.shares:
-            call_args["counts"] = self.counts
+        call_args = self.form.arguments.copy()
         for name, value in sorted(self.operands.items()):
             call_args[f"epilogue's {name}"] = value if isinstance(value, _NUMBERS) else name_of(value.dtype)
-        return call_args | {"algorithm": self.algorithm}  # after the arguments that "auto" chooses it by
+        call_args["algorithm"] = self.algorithm  # after the arguments that "auto" chooses it by
+        return call_args
+
+    def text(self, call_args: Mapping[str, Any] | str) -> str:
+        """The arguments for an agreement: `call_args` of a call that contains this one, and those not named there."""
+        if isinstance(call_args, str):
+            return call_args
+        if not (self.operands or call_args):
+            return self.form.text
+        return spelled({**call_args, **self.arguments(), **call_args})
 
     def signature(self) -> tuple[Any, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
@@ -340,13 +451,7 @@ class ReduceArguments(Arguments):
             unit: number of elements that stay together; 0 for `self.unit` (global).
             by_messages: whether the rounds go by messages, instead of shared memory (global).
         """
-        size, nprocs, unit = self.x.size, self.runtime.nprocs, unit or self.unit
-        whole = self.algorithm == "one_shot"
-        width = width_of(1 if whole else nprocs, self.x.itemsize, unit, by_messages=by_messages)
-        if whole:
-            return Rounds((0, size), width, whole=True)
-        row = size // max(1, self.x.shape[0]) if not self.shares else 0
-        return Rounds(shares(size, nprocs, unit) if self.shares else bounds_of(self.counts, row), width)
+        return self.form.rounds(unit or self.unit, by_messages=by_messages)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
@@ -369,20 +474,21 @@ class ReduceArguments(Arguments):
         wide = accumulator_dtype(self.dtype)
         return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
 
-    def _rows(self, counts: Any) -> Array:
-        """This rank's rows of x; sets `counts`, the rows of every rank."""
-        nprocs, shape = self.runtime.nprocs, self.x.shape
+    def _counts(self, counts: Any) -> tuple[int, ...]:
+        """The rows of x that each rank gets."""
+        shape = self.x.shape
         if not shape:
             raise errors.ArgumentError(f"{self.name}: x has no axis to split; use x.reshape(1)")
         if counts is None:
-            counts = [b - a for a, b in pairwise(shares(shape[0], nprocs, 1))]
-        self.counts: tuple[int, ...] = self.checked_counts(counts, shape[0])
-        start = sum(self.counts[: self.runtime.rank])
-        return self.x[start : start + self.counts[self.runtime.rank]]
+            return tuple(b - a for a, b in pairwise(shares(shape[0], self.runtime.nprocs, 1)))
+        return self.checked_counts(counts, shape[0])
 
-    def _checked_epilogue(self, value: Any) -> Any:
-        if value is None:
-            return None
+    def _rows(self, counts: tuple[int, ...]) -> Array:
+        """This rank's rows of x."""
+        start = sum(counts[: self.runtime.rank])
+        return self.x[start : start + counts[self.runtime.rank]]
+
+    def _epilogue(self, value: Any) -> Any:
         if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
@@ -395,15 +501,12 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(
                 f"{self.name}: epilogue must be None, a string, an Epilogue or a function, got {type(value).__name__}"
             )
-        epilogue.check(self.name, self.dtype)
-        if epilogue.is_rmsnorm and self.x.ndim < 2 - self.shares:
-            raise errors.ArgumentError(f"{self.name}: 'rmsnorm' needs whole rows, x has shape {self.x.shape}")
+        if epilogue.problem is not None:
+            epilogue.check(self.name, self.dtype)
         return epilogue
 
     def _checked_operands(self) -> dict[str, Any]:
         """The operands of the epilogue by name: numbers and arrays, checked (local)."""
-        if not isinstance(self.epilogue, Epilogue):
-            return {}
         operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
         what = f"{self.name}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_not_conjugated, matrix_remedy, shares_memory
+from pblas.core.checks import check_context, check_not_conjugated, not_a_matrix, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.reductions import converted_array
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 def runtime_of(verb: str, a: Any) -> Runtime:
     """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
-        text = f"{verb}: A must be a DistMatrix, got {type(a).__name__}; {matrix_remedy(a)}"
-        fail_without_context(verb, errors.ArgumentError(text))
+        fail_without_context(verb, not_a_matrix(verb, "a", a))
     return a.runtime
 
 
@@ -42,9 +41,8 @@ def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype
         DTypeError: a dtype of 16 bits, or another one than `dtype`.
     """
     if not isinstance(x, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
-    if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make both with one context")
+        raise not_a_matrix(verb, name.lower(), x)
+    check_context(verb, x, runtime)
     x.stored(verb)
     check_dtype(verb, name, x.dtype)
     if dtype is not None and x.dtype != dtype:
@@ -115,7 +113,7 @@ def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Run
         array = np.empty((), object)
     if array.ndim != 1:
         raise errors.ArgumentError(
-            f"{verb}: B must be a DistMatrix, or an array of one dimension that is equal on all ranks, got "
+            f"{verb}: b must be a DistMatrix, or an array of one dimension that is equal on all ranks, got "
             f"{type(b).__name__} of {array.ndim} dimensions; ctx.replicate(array) makes a matrix"
         )
     check_rows(verb, n, len(array), "elements")

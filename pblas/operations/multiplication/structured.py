@@ -1,97 +1,402 @@
-"""Planned products in which one matrix has a triangle: rank-k updates, and triangular and symmetric matrices."""
+"""Products in which one matrix has a triangle: rank-k updates, and triangular and symmetric matrices."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pblas import errors
-from pblas.core.checks import enough_ranks
+from pblas.backends.dtypes import ProductDtypes
+from pblas.core.call import planned, planned_without_context
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_matrices,
+    check_not_conjugated,
+    check_overlap,
+    check_ranks,
+    checked_letter,
+    checked_trans,
+    is_same_memory,
+)
+from pblas.core.operation import Bound, Operation
+from pblas.core.options import Diag, Side, Trans, Uplo
+from pblas.core.planned import Planned
 from pblas.execute import executor
 from pblas.execute.one_dimensional.local_gemm import RunScaling
+from pblas.execute.operands import Operands, Orders
 from pblas.execute.summa.completion import Completion, RunCompleted
 from pblas.execute.summa.structured import RunRankUpdate, RunTriangleScaling, RunTriangularProduct
+from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.structured import StructuredArguments, StructuredRequest
-from pblas.operations.multiplication.base import Execution, PlannedMatmul
-from pblas.plans.plan import Topology
-from pblas.plans.structured import RankUpdate, SymmetricProduct, TriangularProduct
-from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import spelled
+from pblas.operations.arguments import structured as arguments
+from pblas.operations.arguments.structured import Routine
+from pblas.planner.structured import choose_rank_update, choose_symmetric, choose_triangular
+from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct
+from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
+    from typing import Self
 
-    from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.operations.arguments.structured import StructuredPlan
+    import numpy as np
+
+    from pblas.backends.dtypes import Scalar
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.execute import Executor
+    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Hardware
+
+_REMEDY = "make all matrices with one context"
 
 
-class PlannedStructured(PlannedMatmul):
+@dataclass(frozen=True, eq=False)
+class StructuredProduct(Operation[DistMatrix]):
+    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults.
+
+    Args:
+        routine: name of the routine (global).
+        side: the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global).
+        a: descriptor of A; `b` and `c` are those of B and C, None without them (global).
+        out: descriptor of D as the call gives it, or None (global).
+        dtype: of all matrices (global).
+        conjugated: whether A, and B, are conjugated views (global).
+        overlap: let data move while ranks multiply (global).
+        aliased: D is written over B (global).
+        multiplies: whether alpha is not 0 (global).
+    """
+
+    keeps_workspace: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
+
+    routine: Routine
+    side: Side
+    uplo: Uplo
+    trans: Trans
+    diag: Diag
+    a: MatrixDescriptor
+    b: MatrixDescriptor | None
+    c: MatrixDescriptor | None
+    out: MatrixDescriptor | None
+    dtype: np.dtype[Any]
+    conjugated: tuple[bool, bool]
+    overlap: bool
+    aliased: bool
+    multiplies: bool
+
+    @cached_property
+    def d(self) -> MatrixDescriptor:
+        """Descriptor of D: that of out, of C or, without them, of B; for syrk and its relatives as A on its grid."""
+        return self.out or self.c or self.default_result
+
+    @classmethod
+    def bind(
+        cls,
+        verb: str,
+        runtime: Runtime | None,
+        routine: Routine,
+        a: Any,
+        b: Any,
+        c: Any,
+        side: Any,
+        uplo: Any,
+        trans: Any,
+        diag: Any,
+        alpha: Any,
+        beta: Any,
+        out: Any,
+        overlap: Any,
+        dtype: Any = None,
+    ) -> Bound[DistMatrix]:
+        """The arguments of a routine, checked on this rank.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
+        """
+        side, uplo = checked_letter(verb, "side", side, "LR"), checked_letter(verb, "uplo", uplo, "LU")
+        diag, trans = checked_letter(verb, "diag", diag, "NU"), checked_trans(verb, "trans", trans)
+        overlap = checked_flag(verb, "overlap", overlap)
+        reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
+        operands = reads if c is None else {**reads, "C": c}
+        arguments.check_kinds(verb, operands, out, placed=runtime is not None)
+        dtype = arguments.common_dtype(verb, operands, out, dtype)
+        if arguments.is_update(routine):
+            arguments.check_update(verb, routine, trans, dtype, alpha, beta)
+        alpha = checked_factor(verb, "alpha", alpha, dtype)
+        beta = checked_factor(verb, "beta", float(c is not None) if beta is None else beta, dtype)
+        if beta != 0 and c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+        check_not_conjugated(verb, "C", c)
+        check_not_conjugated(verb, "out", out)
+        scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
+        if runtime is None:
+            descs, conjugated, matrices = (a, b, c, out), (False, False), {}
+        else:
+            descs = a.desc, _layout(b), _layout(c), _layout(out)
+            conjugated, matrices = (a.conjugated, b is not None and b.conjugated), reads
+        desc_c, desc_d = descs[2:]
+        if beta != 0 and desc_d is not None and not desc_c.same_distribution(desc_d):
+            raise errors.DescriptorError(
+                f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
+                f"{shared_descriptor(desc_d)}; give them one layout"
+            )
+        placed, new, nelements = isinstance(out, DistMatrix), None, 0
+        if desc_d is not None and desc_d.lld is not None and not placed and runtime is not None:
+            runtime.check_place(verb, desc_d, "out")
+            new, nelements = desc_d, runtime.nelements(desc_d)
+        layouts = [None if desc is None else desc.without_lld for desc in descs]
+        aliased = routine == "trmm" and placed and out is b
+        form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
+        return Bound(
+            cls,
+            form,
+            scalars,
+            matrices,
+            out if placed else None,
+            old=c if matrices else None,
+            new=new,
+            nelements=nelements,
+        )
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+        operation = cls(*form)
+        checked_dtype(verb, operation.dtype)
+        operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
+        check_ranks(verb, operation.d, nprocs)
+        return operation
+
+    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+        """Raise DescriptorError unless A, B and the others, C and out, fit together."""
+        assert self.b is not None, "only syrk and herk have no B"
+        kind = "triangular" if self.routine == "trmm" else "symmetric"
+        arguments.check_side_shapes(verb, kind, self.side, self.a, self.b, others)
+
+    @property
+    def default_result(self) -> MatrixDescriptor:
+        """Descriptor of a new D, without C."""
+        assert self.b is not None, "only syrk and herk have no B"
+        return self.b
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.d, self.dtype
+
+    @property
+    def transposes(self) -> tuple[Trans, Trans]:
+        """How the left and the right operand of the product are transposed."""
+        return (self.trans, "N") if self.side == "L" else ("N", self.trans)
+
+    @property
+    def descs(self) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+        """Descriptors of the left and the right operand of the product, transposed as they are multiplied, and of D."""
+        a, b = self.a, self.a if self.b is None else self.b
+        left, right = (a, b) if self.side == "L" else (b, a)
+        transa, transb = self.transposes
+        return left if transa == "N" else left.T, right if transb == "N" else right.T, self.d
+
+    @cached_property
+    def conj(self) -> tuple[bool, bool]:
+        """Whether the product conjugates the elements in memory of its left and its right operand."""
+        conj_a, conj_b = self.conjugated[0], self.conjugated[self.b is not None]
+        views = (conj_a, conj_b) if self.side == "L" else (conj_b, conj_a)
+        left, right = (view != (trans == "C") for view, trans in zip(views, self.transposes, strict=True))
+        return (left, right) if self.dtype.kind == "c" else (False, False)
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure of op(A), for products with a triangular or symmetric A."""
+        if self.routine == "trmm":
+            structure = Structure("triangular", self.uplo, self.diag == "U")
+            return structure if self.trans == "N" else structure.T
+        return Structure("Hermitian" if self.routine == "hemm" else "symmetric", self.uplo)
+
+    def orders(self, *, transposed: bool) -> Orders:
+        """Storage orders of the operands; of a plan for D^T those of the transposed operands."""
+        left, right, d = self.descs
+        return (
+            Orders(left.T.order, d.T.order, right.T.order) if transposed else Orders(right.order, d.order, left.order)
+        )
+
+    def flips(self, executor: Any) -> bool:
+        """Whether the executor forms D^T."""
+        return False
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> Operands:
+        a = bound.reads["A"].stored(verb)
+        b = a if self.b is None else bound.reads["B"].stored(verb)
+        (left, right), (transa, transb) = (a, b) if self.side == "L" else (b, a), self.transposes
+        left, right = left if transa == "N" else left.T, right if transb == "N" else right.T
+        d, c, conj = result.stored(verb), bound.old, self.conj
+        alpha, beta = bound.scalars["alpha"], bound.scalars["beta"]
+        flips = self.flips(executor)
+        if flips:
+            left, right, d, conj = right.T, left.T, d.T, conj[::-1]
+        old = None
+        if c is not None and beta != 0:
+            stored = c.stored(verb)
+            # empty parts may differ in shape
+            old = d if c is result or c.key == result.key or not stored.size else stored.T if flips else stored
+        return Operands(left, right, d, old, conj, alpha, beta)
+
+
+@dataclass(frozen=True, eq=False)
+class RankUpdating(StructuredProduct):
+    """One triangle of D = alpha op(A) op(A)^T + beta C, or of alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta C."""
+
+    noun: ClassVar[str] = "rank-k update"
+
+    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+        arguments.check_update_shapes(verb, self.trans, self.a, self.b, others)
+
+    @property
+    def default_result(self) -> MatrixDescriptor:
+        return arguments.square(self.a if self.trans == "N" else self.a.T)
+
+    @property
+    def transposes(self) -> tuple[Trans, Trans]:
+        flip: Trans = "C" if self.dtype.kind == "c" and self.routine.startswith("he") else "T"
+        return ("N", flip) if self.trans == "N" else (flip, "N")
+
+    def plan(self, nprocs: int, topology: Topology) -> RankUpdate:
+        return choose_rank_update(
+            *(self.routine, self.dtype.name, self.descs, self.uplo),
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: RankUpdate, backend: HostRanks) -> RunRankUpdate | RunTriangleScaling:
+        orders = self.orders(transposed=plan.transposed)
+        if not self.multiplies or not plan.product.k:
+            return RunTriangleScaling(plan, backend, self.dtype, orders)
+        return RunRankUpdate(plan, backend, ProductDtypes.of(self.dtype), orders)
+
+    def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
+        backend.clear(result.stored(self.routine))
+
+
+@dataclass(frozen=True, eq=False)
+class Rank2Updating(RankUpdating):
+    """`RankUpdating` with two operands."""
+
+    noun: ClassVar[str] = "rank-2k update"
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricMultiplication(StructuredProduct):
+    """D = alpha A B + beta C, or alpha B A + beta C, with a symmetric or Hermitian A."""
+
+    noun: ClassVar[str] = "symmetric product"
+
+    def plan(self, nprocs: int, topology: Topology) -> SymmetricProduct:
+        return choose_symmetric(
+            *(self.dtype.name, self.descs, self.structure),
+            right=self.side == "R",
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: SymmetricProduct, backend: HostRanks) -> Executor:
+        if not self.multiplies or not plan.product.k:
+            return RunScaling(backend)
+        orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
+        structure, place = (plan.structure.T, plan.matrix.T) if plan.transposed else (plan.structure, plan.matrix)
+        order = orders.left if plan.is_left else orders.right
+        inner = executor(plan.inner, backend, dtypes, orders)
+        return RunCompleted(Completion(backend, place, structure, self.dtype, order), inner, is_left=plan.is_left)
+
+    def flips(self, executor: Any) -> bool:
+        return isinstance(executor, RunCompleted) and executor.is_left == (self.side == "R")
+
+
+@dataclass(frozen=True, eq=False)
+class TriangularMultiplication(StructuredProduct):
+    """D = alpha op(A) B, or alpha B op(A), with a triangular A."""
+
+    noun: ClassVar[str] = "triangular product"
+    may_overlap: ClassVar[bool] = True  # D may be B: `parts` checks
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        return (*form[:-2], bool(form[-2] or fact), form[-1])
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        a, b, out = bound.reads["A"], bound.reads["B"], bound.out
+        if out is None:
+            return bound
+        is_b = out is b or _is_same(verb, out, b)
+        check_overlap(verb, a, None if is_b else b, None, out)
+        return bound._replace(fact=int(is_b and not self.aliased))
+
+    def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
+        return choose_triangular(
+            *(self.dtype.name, self.descs, self.structure),
+            right=self.side == "R",
+            aliased=self.aliased,
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: TriangularProduct, backend: HostRanks) -> RunTriangularProduct | RunScaling:
+        if not self.multiplies or not plan.product.k:
+            return RunScaling(backend)
+        orders = self.orders(transposed=plan.transposed)
+        return RunTriangularProduct(plan, backend, ProductDtypes.of(self.dtype), orders)
+
+    def flips(self, executor: Any) -> bool:
+        return self.side == "R"
+
+
+class PlannedStructured(Planned[DistMatrix]):
     """A planned product with a triangle: the plan, its workspace, and one call that runs it.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    def __init__(
-        self,
-        arguments: StructuredArguments,
-        plan: StructuredPlan,
-        desc_d: MatrixDescriptor,
-        runtime: Runtime | None,
-        nelements: int | None = None,
-    ) -> None:
-        self._arguments = arguments
-        super().__init__(arguments.product, cast("Any", plan), desc_d, runtime, None, nelements)
+    kind: ClassVar[type[StructuredProduct]]
+    """Class of the operation (global)."""
+    operation: StructuredProduct
 
-    def _build(self, runtime: Runtime) -> Any:
-        arguments, spec, backend = self._arguments, self._spec, runtime.backend
-        if runtime.topology.transport(runtime.nprocs) not in (self.plan.transport, "push"):
-            self.plan = cast("Any", arguments.choose(self.out, runtime.nprocs, runtime.topology))
-        plan: Any = self.plan
-        orders = spec.orders(plan, self.out)
-        if isinstance(plan, RankUpdate):
-            if not self._multiplies:
-                return RunTriangleScaling(plan, backend, spec.dtype, orders)
-            return RunRankUpdate(plan, backend, spec.dtypes, orders)
-        if not self._multiplies:
-            return RunScaling(backend)
-        if isinstance(plan, TriangularProduct):
-            return RunTriangularProduct(plan, backend, spec.dtypes, orders)
-        assert isinstance(plan, SymmetricProduct), "there are three kinds of plans"
-        flips = plan.inner.transposed
-        structure, place = (plan.structure.T, plan.matrix.T) if flips else (plan.structure, plan.matrix)
-        order = orders.left if plan.is_left else orders.right
-        inner: Any = executor(plan.inner, backend, spec.dtypes, orders)
-        return RunCompleted(Completion(backend, place, structure, spec.dtype, order), inner, is_left=plan.is_left)
-
-    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
-        a, b = (execution.a, execution.b) if self._arguments.side == "L" else (execution.b, execution.a)
-        self._arguments.check_execution(runtime, a, b, execution.c, execution.out, self.out)
-        runtime.backend.arrays.begin(execution.stream)
-        return execution
-
-    def _new_result(self, runtime: Runtime, execution: Execution) -> DistMatrix:
-        result = super()._new_result(runtime, execution)
-        if isinstance(self.plan, RankUpdate):
-            runtime.backend.clear(result.stored("execute"))
-        return result
-
-    def _execute(self, a: Any, b: Any, c: Any, out: Any) -> DistMatrix:
-        """**Collective.** Run with A and B in the order of the product."""
-        left, right = (a, b) if self._arguments.side == "L" else (b, a)
-        result: DistMatrix = self.run(Execution(left, right, c, out))
-        return result
+    def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
+        assert runtime is not None, "it runs"
+        reads = {"A": a} if operation.b is None else {"A": a, "B": b}
+        descs = operation.a, operation.b or operation.a
+        for (name, x), desc, conj in zip(reads.items(), descs, operation.conjugated, strict=False):
+            check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
+            check_conjugation(name, x, conj=conj)
+        for name, x, desc in (("C", c, operation.c or operation.d), ("out", out, operation.d)):
+            if x is not None:
+                check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
+                check_not_conjugated("execute", name, x)
+        if c is None and scalars["beta"] != 0:
+            raise errors.ArgumentError(f"execute: beta is {scalars['beta']!r} but there is no C to scale; pass c")
+        if scalars["c is given"] != (c is not None):
+            scalars = {**scalars, "c is given": c is not None}
+        bound = self.bound._replace(scalars=scalars, reads=reads, old=c, out=out)
+        check_matrices("execute", runtime, bound)
+        bound = operation.parts("execute", runtime, bound)
+        if bound.fact:
+            raise errors.ArgumentError("execute: out is B, unlike planned; plan with out=B")
+        return bound
 
 
 class PlannedRankUpdate(PlannedStructured):
     """A planned syrk or herk. Made by `plan_syrk` and `plan_herk`."""
 
-    noun = "rank-k update"
+    kind = RankUpdating
+    plan: RankUpdate
 
-    def execute(  # type: ignore[override]  # other operands
-        self, a: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
-    ) -> DistMatrix:
+    def execute(self, a: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** The triangle of D with matrices like the planned ones.
 
         Args:
@@ -105,15 +410,16 @@ class PlannedRankUpdate(PlannedStructured):
         Raises:
             as `PlannedMatmul.execute`.
         """
-        return self._execute(a, a, c, out)
+        return self.run(lambda: self._bound(a, None, c, out))
 
 
 class PlannedRank2Update(PlannedStructured):
     """A planned syr2k or her2k. Made by `plan_syr2k` and `plan_her2k`."""
 
-    noun = "rank-2k update"
+    kind = Rank2Updating
+    plan: RankUpdate
 
-    def execute(  # type: ignore[override]  # other operands
+    def execute(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
         """**Collective.** The triangle of D with matrices like the planned ones.
@@ -130,15 +436,16 @@ class PlannedRank2Update(PlannedStructured):
         Raises:
             as `PlannedMatmul.execute`.
         """
-        return self._execute(a, b, c, out)
+        return self.run(lambda: self._bound(a, b, c, out))
 
 
 class PlannedSymmetricProduct(PlannedStructured):
     """A planned symm or hemm. Made by `plan_symm` and `plan_hemm`."""
 
-    noun = "symmetric product"
+    kind = SymmetricMultiplication
+    plan: SymmetricProduct
 
-    def execute(  # type: ignore[override]  # other operands
+    def execute(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
         """**Collective.** D = alpha A B + beta C, or alpha B A + beta C, with matrices like the planned ones.
@@ -155,17 +462,16 @@ class PlannedSymmetricProduct(PlannedStructured):
         Raises:
             as `PlannedMatmul.execute`.
         """
-        return self._execute(a, b, c, out)
+        return self.run(lambda: self._bound(a, b, c, out))
 
 
 class PlannedTriangularProduct(PlannedStructured):
     """A planned trmm. Made by `plan_trmm`."""
 
-    noun = "triangular product"
+    kind = TriangularMultiplication
+    plan: TriangularProduct
 
-    def execute(  # type: ignore[override]  # other operands
-        self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None
-    ) -> DistMatrix:
+    def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** D = alpha op(A) B, or alpha B op(A), with matrices like the planned ones.
 
         Args:
@@ -179,91 +485,54 @@ class PlannedTriangularProduct(PlannedStructured):
         Raises:
             as `PlannedMatmul.execute`.
         """
-        return self._execute(a, b, None, out)
+        return self.run(lambda: self._bound(a, b, None, out))
 
 
-_PLANNED: dict[str, Callable[..., PlannedStructured]] = {
-    "syrk": PlannedRankUpdate,
-    "herk": PlannedRankUpdate,
-    "syr2k": PlannedRank2Update,
-    "her2k": PlannedRank2Update,
-    "symm": PlannedSymmetricProduct,
-    "hemm": PlannedSymmetricProduct,
-    "trmm": PlannedTriangularProduct,
-}
+PlannedT = TypeVar("PlannedT", bound=PlannedStructured)
 
 
-def planned_structured(call: StructuredRequest) -> Any:
-    """The planned product of a call of a plan_ function. **Collective** with matrices."""
-    if call.matrices:
-        runtime = call.matrices[0].runtime
-        with runtime.call(call.verb):
-            return _planned(call, runtime, _agreed(call, runtime))
-    arguments = StructuredArguments.checked(call)
-    desc_d = arguments.output()
-    spec = arguments.product
-    ranks = enough_ranks(call.verb, call.nprocs, (spec.op_a, spec.op_b, desc_d))
-    hardware = None if call.hardware is None else find_hardware(call.hardware)
-    topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
-    return _PLANNED[call.routine](arguments, arguments.choose(desc_d, ranks, topology), desc_d, None)
+def planned_structured(
+    kind: type[PlannedT],
+    nprocs: int | None,
+    hardware: Hardware | str | None,
+    routine: Routine,
+    a: Any,
+    b: Any,
+    c: Any,
+    side: Side,
+    uplo: Uplo,
+    trans: Trans,
+    diag: Diag,
+    alpha: Scalar,
+    beta: Scalar | None,
+    out: Any,
+    overlap: bool,
+    dtype: Any,
+) -> PlannedT:
+    """The planned product of a plan_ function. **Collective** with matrices."""
 
-
-def run_structured(call: StructuredRequest) -> DistMatrix:
-    """**Collective.** Plan and execute a call in one."""
-    if not call.matrices:
-        got = type(call.a).__name__
-        error = errors.ArgumentError(f"{call.verb}: A must be a DistMatrix, got {got}; plan_{call.routine} plans")
-        fail_without_context(call.verb, error)
-    runtime, out = call.matrices[0].runtime, call.out if isinstance(call.out, DistMatrix) else None
-    with runtime.call(call.verb):
-        agreed = _agreed(call, runtime)
-        with runtime.plans.using(agreed.key, lambda: _planned(call, runtime, agreed)) as planned:
-            second = call.a if call.routine in ("syrk", "herk") else call.b
-            return planned._execute(call.a, second, call.c, out)  # noqa: SLF001 - of this module
-
-
-class _Agreed(NamedTuple):
-    """The checked and agreed arguments of a call with matrices.
-
-    Args:
-        arguments: the arguments (global).
-        plan: of the product (global).
-        desc_d: descriptor of D (global).
-        nelements: elements of memory of a new D (global).
-        key: equal for calls that can use one planned product (global).
-    """
-
-    arguments: StructuredArguments
-    plan: StructuredPlan
-    desc_d: MatrixDescriptor
-    nelements: int
-    key: Any
-
-
-def _agreed(call: StructuredRequest, runtime: Runtime) -> _Agreed:
-    """**Collective.** The checked and agreed arguments of a call with matrices, and its plan."""
-    verb = call.verb
-    out = call.out if isinstance(call.out, DistMatrix) else None
-    with runtime.local_step(verb):
-        if any(x.runtime is not runtime for x in call.matrices):
-            raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
-        for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
-            if value is not None:
+    def bind(verb: str, runtime: Runtime | None) -> Bound[DistMatrix]:
+        for name, value in (("nprocs", nprocs), ("hardware", hardware)):
+            if value is not None and runtime is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
-        arguments = StructuredArguments.checked(call)
-        desc_d = arguments.output()
-        runtime.check_place(verb, desc_d, "out")
-        plan = arguments.choose(desc_d, runtime.nprocs, runtime.topology)
-        if out is not None:
-            arguments.check_overlap(verb, call.a, call.b, call.c, out)
-        shared, needed = arguments.arguments(), runtime.nelements(desc_d)
-    nelements = runtime.agree(verb, shared, None, (needed,))[0]
-    return _Agreed(arguments, plan, desc_d, nelements, (plan, nelements, spelled(shared)))
+        options = side, uplo, trans, diag, alpha, beta, out, overlap, dtype
+        return kind.kind.bind(verb, runtime, routine, a, b, c, *options)
+
+    verb, matrices = f"plan_{routine}", {"A": a, "B": b, "C": c, "out": out}
+    if any(isinstance(x, DistMatrix) for x in matrices.values()):
+        return planned(verb, kind, bind, matrices)
+    bound = bind(verb, None)
+    descs = [desc for desc in bound.form[5:9] if desc is not None]
+    topology = None if hardware is None else find_hardware(hardware).topology
+    return planned_without_context(verb, bound, kind, nprocs, descs, topology)
 
 
-def _planned(call: StructuredRequest, runtime: Runtime, agreed: _Agreed) -> PlannedStructured:
-    """**Collective.** The planned product of a call, which all ranks have, or none."""
-    with runtime.building(call.verb):
-        planned = _PLANNED[call.routine](*agreed[:3], runtime, agreed.nelements)
-    runtime.agree(f"{call.verb}: workspace", {})
-    return planned
+def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:
+    """The descriptor of a matrix, or of a new one."""
+    return x.desc if isinstance(x, DistMatrix) else x
+
+
+def _is_same(verb: str, out: DistMatrix, b: DistMatrix) -> bool:
+    """Whether two matrices are the same elements, at least one, in the same memory of this rank."""
+    shadow, x = out.runtime.backend.shadow, b.stored(verb)
+    return out.desc == b.desc and bool(x.size) and is_same_memory(shadow(x), shadow(out.stored(verb)))

@@ -230,15 +230,15 @@ def test_every_algorithm_replayed(ctx: pblas.Context, dtype: str, monkeypatch: p
         take(algorithm, monkeypatch)
         plans.append(Scaled(ctx, "GemmReduceScatter", 64, 1, dtype))
     for algorithm in (
-        Algorithm("one-shot"),
-        Algorithm("two-shot"),
+        Algorithm("one_shot"),
+        Algorithm("two_shot"),
         Algorithm("copy_engine", (2, 1)),
         Algorithm("copy_engine", (3, 2, 1)),
         Algorithm("tile_signals"),
         Algorithm("tile_signals", (2, 1)),
         Algorithm("fused_stores"),
         Algorithm("fused_stores", (2, 1)),
-        Algorithm("two-shot", (2, 1, 1)),
+        Algorithm("two_shot", (2, 1, 1)),
     ):
         take(algorithm, monkeypatch)
         plans.append(Scaled(ctx, "GemmAllReduce", 64, 2, dtype))
@@ -261,9 +261,9 @@ def test_results_stored_in_d_wait_for_its_readers(
         pytest.skip("one rank moves nothing")
     plans = []
     for algorithm in (
-        Algorithm("one-shot"),
-        Algorithm("two-shot"),
-        Algorithm("two-shot", (2, 1)),
+        Algorithm("one_shot"),
+        Algorithm("two_shot"),
+        Algorithm("two_shot", (2, 1)),
         Algorithm("copy_engine", (2, 1)),
     ):
         take(algorithm, monkeypatch)

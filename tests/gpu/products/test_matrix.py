@@ -171,16 +171,16 @@ def test_views_and_submatrices_are_those_of_numpy_in_place(ctx: Context, dtype: 
             a = ctx.from_global(array, desc, None)
             for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a.H.T, array.conj()), (a.H.H, array)):
                 check_local(view, expected)
-                assert np.array_equal(view.to_global(None), expected)  # type: ignore[arg-type]
+                assert np.array_equal(view.to_global(None), expected)
             for key in SLICES:
                 check_local(a[key], array[key])
                 check_local(a[key].T, array[key].T)
-                assert np.array_equal(a[key].to_global(None), array[key])  # type: ignore[arg-type]
+                assert np.array_equal(a[key].to_global(None), array[key])
             if dtype == "float64":
                 changed = array.copy()
                 changed[1:7, 1:][2:, :-2] = -99.0
                 a[1:7, 1:][2:, :-2].local[...] = -99.0
-                assert np.array_equal(a.to_global(None), changed)  # type: ignore[arg-type]
+                assert np.array_equal(a.to_global(None), changed)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex128", "bfloat16"])

@@ -100,8 +100,8 @@ def test_rows_of_gemr2d(ctx: pblas.Context, row: tuple[int, ...]) -> None:
     x = np.arange(float(n * n)).reshape(n, n)
     redistributed = ctx.from_global(x, descs[0], root=None).redistribute(descs[1])
     back = redistributed.redistribute(descs[0])
-    assert np.array_equal(redistributed.to_global(root=None), x)  # type: ignore[arg-type]
-    assert np.array_equal(back.to_global(root=None), x)  # type: ignore[arg-type]
+    assert np.array_equal(redistributed.to_global(root=None), x)
+    assert np.array_equal(back.to_global(root=None), x)
 
 
 def test_large_pieces_in_every_order(ctx: pblas.Context) -> None:
@@ -117,7 +117,7 @@ def test_large_pieces_in_every_order(ctx: pblas.Context) -> None:
                 a = ctx.from_global(scale * x, a_desc, root=None)
                 planned = planned or pblas.plan_redistribution(a, out=b, trans=trans)  # type: ignore[arg-type]
                 planned.execute(a, out=b)
-                assert np.array_equal(b.to_global(root=None), scale * applied(trans, x))  # type: ignore[arg-type]
+                assert np.array_equal(b.to_global(root=None), scale * applied(trans, x))
 
 
 def test_a_mistake_is_an_error_on_every_rank(ctx: pblas.Context) -> None:

@@ -31,7 +31,7 @@ ONE_DIMENSIONAL = {
 ALGORITHMS = {
     "AllGatherGemm": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
     "GemmReduceScatter": (Algorithm("sm_push"), Algorithm("copy_engine", (1,) * P)),
-    "GemmAllReduce": (Algorithm("one-shot"), Algorithm("two-shot", (2, 1)), Algorithm("copy_engine", (1, 1))),
+    "GemmAllReduce": (Algorithm("one_shot"), Algorithm("two_shot", (2, 1)), Algorithm("copy_engine", (1, 1))),
 }
 
 
@@ -86,7 +86,7 @@ def test_events_of_pushed_plans(monkeypatch: pytest.MonkeyPatch) -> None:
                     beside = any(event.lane == "copy" for event in trace.events)
                     assert beside == (algorithm.kind == "copy_engine" or len(algorithm.groups) > 1), algorithm
                     assert any(event.kind == "wait" for event in trace.events) or algorithm.kind in (
-                        "one-shot",
+                        "one_shot",
                         "sm_push",
                     )
         engine = ctx.runtime.backend.engine()

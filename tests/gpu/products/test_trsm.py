@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.operations.arguments import trsm as arguments
+from pblas.operations import trsm as operation
 from tests.common.gauge import applied, dtype_of, entries, gauge
 from tests.common.ranks import collected
 from tests.gpu.products.general import BACKENDS, context
@@ -31,7 +31,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 def test_any_layouts(ctx: pblas.Context, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every argument: the residual, all memory that must stay unchanged, and the bytes that the plan announces."""
     rng = random.Random(seed)
-    monkeypatch.setattr(arguments, "PANEL_ON_GPUS", rng.choice([5, 16, 256]))
+    monkeypatch.setattr(operation, "PANEL_ON_GPUS", rng.choice([5, 16, 256]))
     n, nrhs, dtype = rng.choice([1, 7, 40, 100, 300]), rng.choice([1, 8, 31, 300]), dtype_of(DTYPES[seed % len(DTYPES)])
     side, uplo, trans, diag = (rng.choice(letters) for letters in ("LR", "LU", "NTC", "NU"))
     alpha: complex = rng.choice([0, 1, -0.5]) * (rng.choice([1, 1 - 1j]) if dtype.kind == "c" else 1)

@@ -18,27 +18,41 @@ def run(block: Block, names: dict[str, Any]) -> None:
     exec(compile("\n" * (block.line - 1) + block.body, block.page, "exec"), names)
 
 
+def run_all(page: str) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in running(page, "python"):
+        run(block, names)
+
+
 SCRIPTS = [page for page in ("README.md", *PAGES) if running(page, "python")]
+SHOWN = [page for page in SCRIPTS if running(page, "text")]
+"""Pages that show what their blocks print."""
 
 
 def test_there_are_pages_with_examples() -> None:
     """Otherwise a changed folder or fence would leave the test below without a case."""
     assert {"README.md", "docs/tutorial.md", "docs/howto.md", "docs/from_numpy.md"} <= set(SCRIPTS)
+    assert "docs/tutorial.md" in SHOWN
 
 
 @pytest.mark.parametrize("page", SCRIPTS)
-def test_python_blocks_run(
+def test_python_blocks_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The blocks of one page share their names."""
+    monkeypatch.chdir(folder)
+    run_all(page)
+
+
+@pytest.mark.ranks(4, reason="pages show what 4 ranks print")
+@pytest.mark.parametrize("page", SHOWN)
+def test_pages_show_what_their_blocks_print(
     page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The blocks of one page share their names. Pages show what rank 0 of 4 prints."""
+    """On rank 0."""
     monkeypatch.chdir(folder)
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in running(page, "python"):
-        run(block, names)
-    printed = capsys.readouterr().out
-    if MPI.COMM_WORLD.size == 4 and MPI.COMM_WORLD.rank == 0:
-        for block in running(page, "text"):
-            assert block.body in printed, f"{block}: the page's script prints something else:\n{printed}"
+    run_all(page)
+    printed, shown = capsys.readouterr().out, running(page, "text")
+    for block in shown if MPI.COMM_WORLD.rank == 0 else ():
+        assert block.body in printed, f"{block}: the page's script prints something else:\n{printed}"
 
 
 def test_both_sides_of_a_pair_are_the_same_matrix(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

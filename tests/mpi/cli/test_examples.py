@@ -94,7 +94,7 @@ def test_wrong_options_are_refused(line: str, folder: Path, monkeypatch: pytest.
     assert WRONG[line] in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="torch is not installed")
+@pytest.mark.torch
 def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
     assert load("tp_torch").main(["--tokens", "3", "--hidden", "6"]) == 0
     out = printed(capsys)

@@ -459,10 +459,10 @@ EXECUTIONS: dict[str, tuple[type[Exception], str, Callable[[pblas.PlannedMatmul,
     "shape of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.short, x.c)),
     "layout of b": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b.T, x.c)),
     "shape of out": (DescriptorError, "plan anew", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.wide)),
-    "no matrix": (ArgumentError, "B must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
-    "nothing": (ArgumentError, "A must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
+    "no matrix": (ArgumentError, "b must be a DistMatrix", lambda p, x, _: p.execute(x.a, x.array, x.c)),  # type: ignore[arg-type]
+    "nothing": (ArgumentError, "a must be a DistMatrix", lambda p, x, _: p.execute(None, x.b, x.c)),  # type: ignore[arg-type]
     "no c": (ArgumentError, "there is no C", lambda p, x, _: p.execute(x.a, x.b)),
-    "another context": (ArgumentError, "another context", lambda p, x, y: p.execute(x.a, y.b, x.c)),
+    "another context": (ArgumentError, "different contexts", lambda p, x, y: p.execute(x.a, y.b, x.c)),
     "out is read-only": (ArgumentError, "read-only", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.fixed)),
     "out is b": (ArgumentError, "out overlaps B", lambda p, x, _: p.execute(x.a, x.b, x.c, out=x.b)),
 }
@@ -561,7 +561,7 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
 
 def test_conversion_of_a_distributed_matrix_to_an_array_names_to_global(ctx: Context) -> None:
     x = Cast(ctx)
-    for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):
+    for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):  # type: ignore[call-overload]
         raises_on_all_ranks(ArgumentError, "to_global", call)
     check_product(ctx)
 

@@ -27,7 +27,7 @@ from pblas.scalapack import grids
 from tests.common import public
 from tests.common.ranks import COMM, check_product, same_on_all_ranks
 
-three = pytest.mark.skipif(COMM.size != 3, reason="a wrong rank with ranks before and after it; with three there are")
+three = pytest.mark.ranks(3, reason="a wrong rank with ranks before and after it; with three there are")
 pytestmark = [pytest.mark.mpi, three]
 
 P, N = COMM.size, 12

@@ -226,7 +226,7 @@ def test_a_chain_of_products_runs_in_constant_memory(transport: Transport, plann
             gc.enable()
         assert same_on_all_ranks((arena.peak_nbytes, len(arena._windows))) == (peak, windows)
         assert windows <= 1
-        assert np.array_equal(x.to_global(None), np.roll(whole, turns, axis=0))  # type: ignore[arg-type]
+        assert np.array_equal(x.to_global(None), np.roll(whole, turns, axis=0))
 
 
 @few

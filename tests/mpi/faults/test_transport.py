@@ -14,7 +14,7 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import THRESHOLD, Array, entries, gauge
-from tests.common.ranks import Contexts, collected, few, open_context
+from tests.common.ranks import Contexts, collected, few, open_context, some_wrong
 from tests.mpi.operations.test_matmul import LAYOUTS as MATMUL_LAYOUTS
 from tests.mpi.operations.test_matmul import Case, Dimension, Run
 
@@ -187,6 +187,29 @@ def test_messages_arrive_while_a_rank_computes(message: pblas.Context) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("setting", SETTINGS[:2])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_messages_move_during_executions_that_overlap(
+    contexts: Contexts, setting: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An execution lets MPI move messages while the rank computes, if there are any; otherwise no thread is woken."""
+    ctx, entered = contexts[setting], []
+    progressing = type(ctx.runtime.backend).progressing
+
+    def counted(backend: Any) -> Any:
+        entered.append(1)
+        return progressing(backend)
+
+    a = ctx.ones(MatrixDescriptor.row_wise(24, 24, ctx.nprocs))
+    with pblas.plan_matmul(a, a, overlap=overlap) as planned:
+        monkeypatch.setattr(type(ctx.runtime.backend), "progressing", counted)
+        result = planned.execute(a, a)
+        monkeypatch.undo()
+    assert np.array_equal(collected(result), np.full((24, 24), 24.0))
+    assert len(entered) == (setting == "message" and overlap)
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("layout", ["AG(B) rows", "AG(B) columns", "AG(A) columns"])
 def test_windows_gather_nothing(window: pblas.Context, layout: str) -> None:
     """Shards that the context allocated are read in place: a plan takes a table of locations, no more."""
@@ -222,6 +245,34 @@ def test_windows_stage_only_arrays_outside_the_window(window: pblas.Context) -> 
             assert planned.workspace_nbytes == local.nbytes <= planned.plan.workspace_nbytes
             result = collected(D)
             assert gauge(result, values[0], value) <= THRESHOLD
+
+
+@few
+@pytest.mark.mpi(min_size=2)
+def test_arrays_in_the_window_are_read_in_place_though_another_is_not(
+    window: pblas.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the rank whose array is outside the window copies it."""
+    n = 8 * window.nprocs
+    desc = MatrixDescriptor.row_wise(n, n, window.nprocs)
+    a, b = (entries((n, n), np.dtype(np.float64), seed) for seed in range(2))
+    A, inside = window.from_global(a, desc, root=None), window.from_global(b, desc, root=None).local
+    assign = type(window.runtime.backend.arrays).assign
+    for wrong in some_wrong():
+        local = inside.copy(order="F") if window.rank in wrong else inside
+        B, copied = window.from_local(local, desc), list[bool]()
+
+        def counted(
+            arrays: Any, source: Array, target: Array, local: Array = local, copied: list[bool] = copied
+        ) -> None:
+            copied.append(np.shares_memory(source, local))
+            assign(arrays, source, target)
+
+        with pblas.plan_matmul(A, B) as planned, monkeypatch.context() as patch:
+            patch.setattr(type(window.runtime.backend.arrays), "assign", counted)
+            result = planned.execute(A, B)
+        assert sum(copied) == (window.rank in wrong)
+        assert gauge(collected(result), a, b) <= THRESHOLD
 
 
 @pytest.mark.mpi(min_size=2)

@@ -184,7 +184,7 @@ WRONG: dict[str, Mistake[Cast]] = {
     "the shape of an array": (DescriptorError, "the value has shape", put(..., np.ones(7)), put(..., np.ones(8))),
     "complex": (DTypeError, "take a part", put(..., ".complex"), FINE),
     "a complex number": (DTypeError, "real part", put(..., 1j), put(..., 1.0)),
-    "another context": (ArgumentError, "another context", put(..., ".foreign"), FINE),
+    "another context": (ArgumentError, "different contexts", put(..., ".foreign"), FINE),
     "text": (DTypeError, "not numbers", put(..., "one"), put(..., 1.0)),
     "None": (DTypeError, "not numbers", put(..., None), put(..., 1.0)),
     "stack of arrays": (

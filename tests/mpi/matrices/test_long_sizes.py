@@ -52,7 +52,7 @@ def test_results_that_cannot_exist_are_refused_on_every_rank(ctx: Context) -> No
 
 
 CALLS: dict[str, Callable[[Context, DistMatrix], Any]] = {
-    "to_global": lambda _, a: a.to_global(None).shape,  # type: ignore[union-attr]  # every rank has it
+    "to_global": lambda _, a: a.to_global(None).shape,
     "to_global, of a rank": lambda ctx, a: a.to_global() is not None or ctx.rank,
     "from_global": lambda ctx, a: ctx.from_global(np.empty(a.shape), a.desc).shape,
     "random": lambda ctx, a: ctx.random(a.desc).shape,

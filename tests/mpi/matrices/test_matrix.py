@@ -114,16 +114,16 @@ def test_shards_sent_in_many_panels_arrive_unchanged(
         for desc in layouts(m, n, order):
             a = ctx.from_global(array, desc, ctx.nprocs - 1, dtype="float64")
             check_local(a, array.astype(float))
-            assert np.array_equal(a.to_global(None), array)  # type: ignore[arg-type]
+            assert np.array_equal(a.to_global(None), array)
             part, _ = padded(desc, ctx.rank, np.float64)
             part[...] = a.local
-            assert np.array_equal(ctx.from_local(part, desc).to_global(None), array)  # type: ignore[arg-type]
+            assert np.array_equal(ctx.from_local(part, desc).to_global(None), array)
         # a single row or column fits either order, however it is stored
         for desc in (MatrixDescriptor.column_wise(1, 30, ctx.nprocs), MatrixDescriptor.row_wise(30, 1, ctx.nprocs)):
             desc = replace(desc, order=order)  # noqa: PLW2901
             whole = entries(*desc.shape, np.float64)
             part = np.array(ctx.from_global(whole, desc, None).local, order="C")
-            assert np.array_equal(ctx.from_local(part, desc).to_global(None), whole)  # type: ignore[arg-type]
+            assert np.array_equal(ctx.from_local(part, desc).to_global(None), whole)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -245,7 +245,7 @@ def test_views_are_those_of_numpy_and_share_memory(ctx: Context, dtype: str) -> 
             check_local(a.H.T, array.conj())
             check_local(a.T[1:6, 2:8].H, array.T[1:6, 2:8].conj().T)
             for view, expected in ((a.T, array.T), (a.H, array.conj().T), (a.H.T, array.conj())):
-                assert np.array_equal(view.to_global(None), expected)  # type: ignore[arg-type]
+                assert np.array_equal(view.to_global(None), expected)
             assert a.T.T.desc == a.desc
             if a.local.size:
                 assert np.shares_memory(a.T.local, a.local)
@@ -275,14 +275,14 @@ def test_a_submatrix_is_the_slice_of_numpy_in_place(ctx: Context) -> None:
             a = ctx.from_global(array, desc, None)
             for key in SLICES:
                 check_local(a[key], array[key])
-                assert np.array_equal(a[key].to_global(None), array[key])  # type: ignore[arg-type]
+                assert np.array_equal(a[key].to_global(None), array[key])
             twice, expected = a[1:7, 1:][2:, :-2], array[1:7, 1:][2:, :-2]
             check_local(twice, expected)
             check_local(twice.T[1:, 1:], expected.T[1:, 1:])
             twice.local[...] = -99.0
             changed = array.copy()
             changed[1:7, 1:][2:, :-2] = -99.0
-            assert np.array_equal(a.to_global(None), changed)  # type: ignore[arg-type]
+            assert np.array_equal(a.to_global(None), changed)
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_views_of_a_view_keep_the_memory_alive(ctx: Context) -> None:
     view = ctx.from_global(entries(8, 8, np.float64), desc, None)[2:, 2:].T
     for _ in range(20):  # dropped blocks are handed out again; this one must not be
         ctx.zeros(desc)
-    assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)  # type: ignore[arg-type]
+    assert np.array_equal(view.to_global(None), entries(8, 8, np.float64)[2:, 2:].T)
 
 
 def test_the_matrix_operator_is_pmatmul_and_refuses_other_types(ctx: Context) -> None:
@@ -320,7 +320,7 @@ def test_the_matrix_operator_is_pmatmul_and_refuses_other_types(ctx: Context) ->
     assert np.array_equal((a @ a).to_global(None), entries(6, 6, np.float64) @ entries(6, 6, np.float64))
     for operand in (np.float64(2), 3.0, None, "A"):
         with pytest.raises((TypeError, ArgumentError)):
-            a @ operand
+            a @ operand  # type: ignore[operator]
 
 
 def test_a_matrix_is_neither_equal_nor_true_and_hashes_by_identity(ctx: Context) -> None:
@@ -360,7 +360,7 @@ def test_the_repr_of_a_matrix_is_the_same_on_every_rank(ctx: Context) -> None:
         assert part in text
 
 
-@pytest.mark.skipif(COMM.size == 1, reason="without messages the context goes on")
+@pytest.mark.mpi(min_size=2)  # without messages the context goes on
 @pytest.mark.parametrize("by", ["scatter", "gather"])
 def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx: Context, by: str) -> None:
     x, desc = np.ones((8, 7)), MatrixDescriptor.row_wise(8, 7, COMM.size)
@@ -369,7 +369,7 @@ def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx:
     assert "_global: KeyboardInterrupt" in check_broken_half_way(call, f"pblas.matrices.scatter_gather.{by}")
 
 
-@pytest.mark.skipif(COMM.size == 1, reason="nobody waits")
+@pytest.mark.mpi(min_size=2)  # otherwise nobody waits
 def test_an_exception_amid_messages_breaks_the_context_on_every_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first rank fails while it collects the parts, the others do not wait until the deadline."""
     with Context(timeout=TIMEOUT) as ctx:

@@ -25,7 +25,7 @@ from tests.mpi.push.test_push import TIMEOUT
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
-    pytest.mark.skipif(COMM.size > 3, reason="all that is measured is agreed on: slow on few cores, and the same law"),
+    pytest.mark.ranks(1, 2, 3, reason="all that is measured is agreed on: slow on few cores, and the same law"),
 ]
 
 N = 8 * COMM.size

@@ -128,7 +128,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DTypeError, "one dtype", lambda x: linalg.cg(narrow if x else a, b)),
             (pblas.ArgumentError, "tol must be", lambda x: linalg.cg(a, b, tol=-1 if x else 1e-5)),
             (pblas.ArgumentError, "maxiter must be", lambda x: linalg.cg(a, b, maxiter=1.5 if x else 3)),  # type: ignore[arg-type]
-            (pblas.ArgumentError, "A must be", lambda x: linalg.cg(3 if x else a, b)),  # type: ignore[arg-type]
+            (pblas.ArgumentError, "a must be", lambda x: linalg.cg(3 if x else a, b)),  # type: ignore[arg-type]
             (pblas.DescriptorError, "as A", lambda x: linalg.cg(a, b, preconditioner=wide if x else a)),
             (pblas.PblasError, "the user's", lambda x: linalg.cg(fails if x else (lambda p: p), b)),
             (pblas.DescriptorError, "keep the shape", lambda x: linalg.cg((lambda p: p.T) if x else (lambda p: p), b)),
@@ -137,6 +137,6 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
         ]
         for kind, text, call in cases:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
-    raises_on_all_ranks(pblas.ArgumentError, "B must be", lambda: linalg.cg(lambda p: p, np.ones(N)))
+    raises_on_all_ranks(pblas.ArgumentError, "b must be", lambda: linalg.cg(lambda p: p, np.ones(N)))
     raises_on_all_ranks(pblas.DTypeError, "astype", lambda: linalg.cg(a.astype("float16"), b.astype("float16")))
     assert linalg.cg(a, b).iterations == 1

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -37,11 +36,20 @@ P, RANK = COMM.size, COMM.rank
 
 
 @pytest.fixture
-def small_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_slots(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Slots of a few elements, so that small arrays take many rounds, and some count as large."""
+    forget_calls(contexts)
     monkeypatch.setattr("pblas.plans.collective.SLOT_NBYTES", 128 * P)
     monkeypatch.setattr("pblas.plans.collective.MESSAGE_NBYTES", 192 * P)
     monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
+    yield
+    forget_calls(contexts)
+
+
+def forget_calls(contexts: Contexts) -> None:
+    """Drop the rounds that contexts keep for like calls."""
+    for context in contexts.values():
+        context.runtime.prepared.close()
 
 
 def random_terms(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:
@@ -146,6 +154,48 @@ def test_arrays_in_windows_are_reached_in_place(contexts: Contexts, order: Any, 
         shared_x[...] = POISON
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", ["shared", "message"])
+def test_calls_that_differ_in_one_argument_are_kept_apart(contexts: Contexts, name: str) -> None:
+    """In any order, also after each other's first call."""
+    context, bias = contexts[name], np.arange(3.0)
+    counts = [6 - (P - 1), *[1] * (P - 1)]
+    calls: dict[str, Callable[[], Any]] = {}
+    expected: dict[str, Any] = {}
+
+    def add(label: str, call: Callable[..., Any], terms: list[Array], result: Array, **options: Any) -> None:
+        calls[label], expected[label] = (lambda: call(terms[RANK], **options)), result
+
+    for shape, kind, seed in (((6, 3), "f8", 0), ((3, 6), "f8", 0), ((6, 3), "f4", 0), ((6, 3), "c16", 0)):
+        terms = random_terms(shape, np.dtype(kind), seed)
+        for op in ("sum", "prod", *(("max", "min") if kind != "c16" else ())):
+            total = functools.reduce(UFUNCS[op], terms)
+            for algorithm in ("auto", *ALGORITHMS):
+                label = f"{shape} {kind} {op} {algorithm}"
+                add(label, context.allreduce, terms, total, op=op, algorithm=algorithm)
+            add(f"{shape} {kind} {op} scattered", context.reduce_scatter, terms, np.array_split(total, P)[RANK], op=op)
+    terms = random_terms((6, 3), np.float64)
+    total = functools.reduce(np.add, terms)
+    start = sum(counts[:RANK])
+    add("counts", context.reduce_scatter, terms, total[start : start + counts[RANK]], counts=counts)
+    for scale in (2.0, 3.0):
+        add(f"{scale} x", context.allreduce, terms, scale * total, epilogue=Epilogue("x * s", s=scale))
+        add(f"x + {scale}", context.allreduce, terms, total + scale, epilogue=Epilogue("x + s", s=scale))
+    add("x + bias", context.allreduce, terms, total + bias, epilogue=Epilogue("x + s", s=bias))
+    add("-x", context.allreduce, terms, -total, epilogue="-x")
+    add("a function", context.allreduce, terms, abs(total), epilogue=np.abs)
+    by_columns = [np.asfortranarray(term) for term in terms]
+    add("by columns", context.allreduce, by_columns, total)
+    mixed = [by_columns[rank] if rank == 0 else terms[rank] for rank in range(P)]
+    add("by columns on rank 0", context.allreduce, mixed, total)
+    for seed in range(3):
+        for label in np.random.default_rng(seed).permutation(list(calls)):
+            result, wanted = calls[label](), expected[label]
+            assert result.dtype == wanted.dtype
+            assert np.allclose(result, wanted, rtol=1e-4 if result.dtype == np.float32 else 1e-12), label
+            assert result.flags.f_contiguous or label != "by columns"
+
+
 @one_host
 @pytest.mark.mpi
 def test_one_shot_is_one(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +267,13 @@ def test_reduce_scatter_splits_rows(contexts: Contexts, rows: int, small_slots: 
     everywhere = random_terms((rows, 5), np.complex64)
     counts = [0] * (P - 1) + [rows]
     for context in contexts.values():
-        for keywords in ({}, {"counts": counts}):
+        for keywords in list[dict[str, Any]]([{}, {"counts": counts}]):
             bounds = np.cumsum([0, *(keywords.get("counts") or map(len, np.array_split(np.empty(rows), P)))])
             own = slice(*bounds[RANK : RANK + 2])
-            result = context.reduce_scatter(everywhere[RANK], **keywords)  # type: ignore[arg-type]
+            result = context.reduce_scatter(everywhere[RANK], **keywords)
             check(result, [x[own] for x in everywhere])
             x = everywhere[RANK].copy()
-            context.reduce_scatter(x, x[own], **keywords)  # type: ignore[arg-type]
+            context.reduce_scatter(x, x[own], **keywords)
             assert np.array_equal(x[own], result)
             x[own] = everywhere[RANK][own]
             assert np.array_equal(x, everywhere[RANK])
@@ -257,8 +307,11 @@ def _matrix(x: Array) -> Any:
     return np.asmatrix(x)
 
 
-LIBRARIES: dict[str, Callable[[Array], Any]] = {"a library that speaks DLPack": Foreign, "matrices of NumPy": _matrix}
-LIBRARIES |= {"torch": _tensor} if find_spec("torch") else {}
+LIBRARIES: dict[str, Callable[[Array], Any]] = {
+    "a library that speaks DLPack": Foreign,
+    "matrices of NumPy": _matrix,
+    "torch": _tensor,
+}
 
 
 @pytest.mark.mpi
@@ -275,7 +328,9 @@ def test_a_single_product_has_the_same_bits_in_place(contexts: Contexts, name: s
 
 @pytest.mark.mpi
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library", [pytest.param(x, marks=pytest.mark.torch if x == "torch" else ()) for x in LIBRARIES]
+)
 def test_arrays_of_other_libraries(contexts: Contexts, library: str, small_slots: None) -> None:
     """Arrays of other libraries as x, out and operands; a new result belongs to x's library, except numpy.matrix."""
     make = LIBRARIES[library]

@@ -392,7 +392,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Two], Any]]] = {
     ),
     "read-only": (ArgumentError, "read-only", lambda x: pblas.elementwise("x", x=x.A, out=x.frozen)),
     "options": (ArgumentError, "leave it out", lambda x: pblas.plan_elementwise("x", x=x.A, nprocs=2)),
-    "left product": (ArgumentError, "one or two dimensions", lambda x: [1.0, 2.0] @ x.A),
+    "left product": (ArgumentError, "one or two dimensions", lambda x: [1.0, 2.0] @ x.A),  # type: ignore[operator]
 }
 
 

@@ -14,6 +14,7 @@ from pblas.matrices.scatter_gather import part_of
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.common.ranks import COMM, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.harness.shares import NO_DIFFERENT
 
 SETTINGS = ("shared", "message", "push")
 KINDS = {
@@ -33,7 +34,7 @@ TRANSPORTS: dict[str, list[tuple[str, int | None]]] = {
 """Of each kind, with the number of chunks: of pushes, one kernel or copies."""
 P, RANK = COMM.size, COMM.rank
 M, N, K = 9, 7, 8
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason=NO_DIFFERENT)]
 
 
 def described(kind: str, m: int, n: int, order: Any) -> MatrixDescriptor:

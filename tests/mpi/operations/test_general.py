@@ -298,8 +298,8 @@ class Lanes(HostArrays):
 
 
 @one_host
-@few
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.mpi
+@pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("width", [2, 3, 16])
@@ -318,8 +318,8 @@ def test_lanes_wait_only_for_their_dependencies(
 
 
 @one_host
-@few
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.mpi
+@pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
     """With new values, in other memory, and after another rank has changed its memory."""
@@ -476,12 +476,11 @@ def test_too_little_shared_memory_is_messages() -> None:
         assert gauge(result, a, a) <= THRESHOLD
 
 
-@pytest.mark.mpi(min_size=4)
+@pytest.mark.mpi
+@pytest.mark.ranks(4, reason="every rank of the 2 x 2 grid multiplies")
 @pytest.mark.parametrize("kind", ["grid", "long k"])
 def test_an_execution_that_ends_half_way_breaks_the_context(kind: str) -> None:
     with pblas.Context(timeout=5, transport="message") as context:
-        if context.nprocs != 4:
-            pytest.skip("every rank of the 2 x 2 grid multiplies")
         check_broken_half_way(Run(context, KINDS[kind]).multiply, "pblas.backends.cpu.arrays.HostArrays.gemm")
 
 

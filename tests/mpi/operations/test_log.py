@@ -109,7 +109,7 @@ def test_files_are_logged(ctx: pblas.Context, folder: Path) -> None:
 
 
 @one_host
-@pytest.mark.skipif(P == 1, reason="one rank shares no memory")
+@pytest.mark.mpi(min_size=2)  # one rank shares no memory
 def test_a_context_logs_its_backend_and_the_switch_to_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     shortage = pblas.WorkspaceError("there is no more")
     monkeypatch.setattr(shared_windows.Arena, "_shortage", lambda *_: shortage)

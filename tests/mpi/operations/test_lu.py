@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import scipy.linalg
 
 import pblas
 from pblas import MatrixDescriptor, linalg
+from pblas.execute.factorization.lu import RunLu
 from tests.common.factors import MOST, NAMES, NB, general, lu_ratio, narrow_panels, norm1, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -133,7 +135,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "make them agree", lambda a: factor.solve(wide if a else square)),
             (pblas.DescriptorError, "make them agree", lambda a: factor.solve(np.ones(5 if a else 6))),
             (pblas.ArgumentError, "ctx.replicate", lambda a: factor.solve(np.ones((6, 1)) if a else np.ones(6))),
-            (pblas.DTypeError, "not numbers", lambda a: factor.solve(["x"] * 6 if a else np.ones(6))),  # type: ignore[arg-type]
+            (pblas.DTypeError, "not numbers", lambda a: factor.solve(["x"] * 6 if a else np.ones(6))),  # type: ignore[type-var]
             (pblas.DTypeError, "real part", lambda a: factor.solve(np.ones(6, complex if a else float))),
             (pblas.DTypeError, "one dtype", lambda a: factor.solve(other if a else square)),
             (pblas.MismatchError, "", lambda a: factor.solve(square, "T" if a else "N")),
@@ -153,3 +155,23 @@ def test_plans(ctx: pblas.Context) -> None:
             assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
     inverse = collected(factor.inv())  # the factor outlives its plan
     assert ratio(a @ inverse - np.eye(40), 40, norm1(a), norm1(inverse), dtype=a.dtype) <= MOST
+
+
+@few
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("late", [0, P - 1])
+def test_rows_of_panels_are_exchanged_when_no_rank_reads_them(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a wide matrix a late rank still reads panels when the others have factored all of them."""
+    update = RunLu.update
+
+    def slow(*arguments: Any) -> None:
+        if COMM.rank == late:
+            time.sleep(0.01)
+        update(*arguments)
+
+    monkeypatch.setattr(RunLu, "update", slow)
+    a = general(300, 900, np.dtype(np.float64))
+    with pblas.Context(timeout=20, transport="shared") as ctx:
+        matrix = ctx.from_global(a, MatrixDescriptor.row_wise(300, 900, P), None)
+        factor = linalg.lu_factor(matrix, algorithm="blocked")
+        assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST

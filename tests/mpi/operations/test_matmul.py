@@ -21,7 +21,7 @@ from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.multiplication.base import PlannedMatmul
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host
+from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host, raises_on_all_ranks
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -510,8 +510,8 @@ EXAMPLES: dict[str, Any] = {
 }
 
 
-@pytest.mark.mpi(min_size=4)
-@pytest.mark.openmpi
+@pytest.mark.mpi
+@pytest.mark.ranks(4, reason="the examples are for 4 ranks")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
     """The three tensor-parallel examples of cuBLASMp on 4 ranks: D = A^T B in place, with virtual blocks."""
@@ -521,8 +521,6 @@ def test_examples_of_cublasmp(ctx: pblas.Context, name: str) -> None:
             return MatrixDescriptor.replicated(m, n, 4)
         return MatrixDescriptor(m, n, mb, nb, pblas.Grid(1, 4, "R") if grid == "row" else pblas.Grid(4, 1, "C"))
 
-    if ctx.nprocs != 4:
-        pytest.skip("the examples are for 4 ranks")
     desc_a, desc_b, desc_d = (described(*row) for row in EXAMPLES[name])
     dtype = np.dtype(np.float32)
     a, b, c = entries(desc_a.shape, dtype, 1), entries(desc_b.shape, dtype, 2), entries(desc_d.shape, dtype, 3)
@@ -680,3 +678,14 @@ def test_successive_calls_use_one_plan(contexts: Contexts, transport: str, monke
                     got, expected = pblas.blas.syrk(A, alpha=alpha), np.tril(alpha * x @ x.T)
                 assert np.allclose(collected(got), expected)
             assert built == [routine] * count
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("which", ["a", "b", "c", "out"])
+def test_an_execution_refuses_another_storage_order(ctx: pblas.Context, which: str) -> None:
+    desc = MatrixDescriptor.row_wise(7, 7, ctx.nprocs)
+    x: Any = {name: ctx.random(desc, seed=seed) for seed, name in enumerate(("a", "b", "c", "out"))}
+    other = x | {which: ctx.random(dataclasses.replace(desc, order="C"))}
+    with pblas.plan_matmul(**x) as planned:
+        raises_on_all_ranks(pblas.DescriptorError, "planned was", lambda: planned.execute(**other))
+        planned.execute(**x)

@@ -62,7 +62,7 @@ def test_gemms_copies_and_waits_are_in_ranges(nvtx: Nvtx, transport: str) -> Non
         if ctx.rank == 0:
             assert {event.kind for event in trace.events} >= {"gemm"}
         whole = [x.to_global(None) for x in (a, b, d)]
-        assert np.allclose(whole[0] @ whole[1], whole[2])  # type: ignore[operator,arg-type]
+        assert np.allclose(whole[0] @ whole[1], whole[2])
         with pytest.raises(pblas.DescriptorError):  # an error leaves no range open
             pblas.pmatmul(a, ctx.zeros((4, 4)))
         assert nvtx.open == []

@@ -12,10 +12,20 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
+from pblas.execute.redistribution.redistribution import RunRedistribution
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import Redistribution
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, check_product, collected, one_host, raises_on_all_ranks, some_wrong
+from tests.common.ranks import (
+    Contexts,
+    check_product,
+    collected,
+    interrupted,
+    one_host,
+    open_context,
+    raises_on_all_ranks,
+    some_wrong,
+)
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_matmul import Placed, part
 
@@ -173,11 +183,35 @@ def test_calls_are_planned_once_and_differ_in_scalars_and_memory(contexts: Conte
                 result = a.view.redistribute(b_desc)
                 assert np.array_equal(result.local, part(x, b_desc, ctx.rank)), (setting, turn)
                 assert result.local.strides == b.local.strides
-                key = Redistribution.bind("redistribute", ctx.runtime, a.view, out=b).key
-                kept = ctx.runtime.kept.get(key)
-                assert kept is not None, "the call has been planned"
-                movements[index].add(id(kept))
+                movements[index].add(id(_kept(ctx, a.view, b)))
         assert {len(plans) for plans in movements.values()} == {1}, setting
+
+
+@pytest.mark.mpi
+def test_a_kept_plan_holds_no_buffers_between_calls(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither after a result nor after an error."""
+    for ctx in contexts.values():
+        a_desc, b_desc = (make(9, 7, ctx.nprocs) for make in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+        a, b = ctx.random(a_desc, seed=1), ctx.empty(b_desc)
+        for _ in range(2):
+            assert np.array_equal(collected(pblas.redistribute(a, out=b)), collected(a))
+            kept: Any = _kept(ctx, a, b)
+            assert kept.workspace_nbytes == 0
+    with open_context("message", timeout=20) as ctx, monkeypatch.context() as patch:
+        a, b = ctx.random(a_desc, seed=1), ctx.empty(b_desc)
+        pblas.redistribute(a, out=b)
+        kept = _kept(ctx, a, b)
+        patch.setattr(RunRedistribution, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pblas.redistribute(a, out=b)
+        assert kept.workspace_nbytes == 0
+
+
+def _kept(ctx: pblas.Context, a: DistMatrix, b: DistMatrix) -> Any:
+    """The plan that the context has kept of a redistribution."""
+    kept = ctx.runtime.kept.get(Redistribution.bind("redistribute", ctx.runtime, a, out=b).key)
+    assert kept is not None, "the call has been planned"
+    return kept
 
 
 @pytest.mark.mpi
@@ -187,7 +221,7 @@ def test_a_new_matrix_is_zero_outside_the_trapezoid(contexts: Contexts) -> None:
         a = context.from_global(x, MatrixDescriptor.row_wise(8, 8, context.nprocs), root=None)
         desc = MatrixDescriptor(8, 8, 3, 2, Grid(1, context.nprocs), order="C")
         result = pblas.redistribute(a, desc, uplo="L", diagonal=-1).to_global(root=None)
-        assert np.array_equal(result, np.tril(x, -1))  # type: ignore[arg-type]
+        assert np.array_equal(result, np.tril(x, -1))
         b = a.redistribute(desc)
         assert b.desc == desc
         assert np.array_equal(collected(b), x)
@@ -200,7 +234,7 @@ def test_conjugated_views_are_conjugated(ctx: pblas.Context) -> None:
     wide, tall = MatrixDescriptor.column_wise(5, 6, ctx.nprocs), MatrixDescriptor.column_wise(6, 5, ctx.nprocs)
     for trans, desc, expected in (("N", wide, x.conj().T), ("C", tall, x), ("T", tall, x.conj())):
         result = pblas.redistribute(a.H, desc, trans=trans).to_global(root=None)  # type: ignore[arg-type]
-        assert np.array_equal(result, expected)  # type: ignore[arg-type]
+        assert np.array_equal(result, expected)
 
 
 # A wrong argument of one rank, the exception, and a part of its text.

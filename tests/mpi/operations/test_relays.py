@@ -11,7 +11,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.operations.arguments import trsm as trsm_arguments
+from pblas.operations import trsm as trsm_operation
 from pblas.planner import choose_trsm as choice
 from pblas.plans.summa import Summa
 from tests.common.ranks import broken_later, one_host, open_context, outcome_of
@@ -37,7 +37,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Narrow panels, so that there are many; trsm uses TrsmPlan."""
     monkeypatch.setattr("pblas.plans.summa.PANEL", 4)
-    monkeypatch.setattr(trsm_arguments, "PANEL", 4)
+    monkeypatch.setattr(trsm_operation, "PANEL", 4)
     monkeypatch.setattr(choice, "_SECONDS_PER_MESSAGE", 1e9)
     choice.choose_trsm.cache_clear()
     yield

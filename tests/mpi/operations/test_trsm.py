@@ -12,7 +12,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.operations.arguments import trsm as arguments
+from pblas.operations import trsm as operation
 from pblas.planner import choose_trsm as choice
 from tests.common.gauge import Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
@@ -105,7 +105,7 @@ def test_any_layouts(
     context = contexts[setting]
     backend = context.runtime.backend
     for seed in range(60):
-        monkeypatch.setattr(arguments, "PANEL", random.Random(seed).choice([1, 5, 16, 256]))
+        monkeypatch.setattr(operation, "PANEL", random.Random(seed).choice([1, 5, 16, 256]))
         prefer(("TrsmPlan", "PipelinedTrsm")[seed % 2])
         case = Case(context, seed)
         a, b = case.A.view, case.B.view
@@ -229,7 +229,7 @@ def test_the_same_bits_on_every_transport(
     """The order of the additions depends on the plan alone."""
     n, p = 40, contexts["shared"].nprocs
     grid = Grid(p // 2, 2) if p % 2 == 0 else Grid(p, 1)
-    monkeypatch.setattr(arguments, "PANEL", 8)
+    monkeypatch.setattr(operation, "PANEL", 8)
     for name, nrhs, desc in (
         ("TrsmPlan", 17, MatrixDescriptor(n, n, 3, 5, Grid(1, p))),
         ("PipelinedTrsm", 3, MatrixDescriptor(n, n, 3, 5, grid)),

@@ -58,7 +58,7 @@ def test_wrong_arguments_of_one_rank_are_told_to_all(contexts: Contexts) -> None
         def one(right: Any, mistake: Any, wrong: frozenset[int] = wrong) -> Any:
             return mistake if COMM.rank in wrong else right
 
-        raises_on_all_ranks(ArgumentError, "A must be a DistMatrix", lambda: untyped.trsv(one(a, None), x))
+        raises_on_all_ranks(ArgumentError, "a must be a DistMatrix", lambda: untyped.trsv(one(a, None), x))
         raises_on_all_ranks(ArgumentError, "x must be", lambda: untyped.trsv(a, one(x, a)))
         raises_on_all_ranks(ArgumentError, "uplo", lambda: untyped.trsv(a, x, uplo=one("L", "X")))
     raises_on_all_ranks(DescriptorError, "5", lambda: untyped.trsv(a, x[:4]))

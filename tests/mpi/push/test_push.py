@@ -373,7 +373,7 @@ def test_products_follow_each_other(ctx: pblas.Context) -> None:
         second = a @ second
     expected = np.roll(start, -50, axis=0)
     for x in (first, second):
-        assert np.array_equal(x.to_global(None), expected)  # type: ignore[arg-type]
+        assert np.array_equal(x.to_global(None), expected)
 
 
 # Time
@@ -455,7 +455,7 @@ def test_two_shot_reads_only_valid_memory(unheard: int | None, halves: int, monk
 
     The latter keeps the others from overwriting what rank 0 reads; so do the two halves.
     """
-    take(Algorithm("two-shot"), monkeypatch)
+    take(Algorithm("two_shot"), monkeypatch)
     gemm, pull, wait = WindowEngine.gemm, WindowEngine.pull, WindowEngine.wait
 
     def late(function: Any) -> Any:
@@ -570,7 +570,7 @@ def execute_closed(scene: Scene) -> None:
 
 MISTAKES: dict[str, tuple[str, str, Callable[[Scene], object]]] = {
     "dtype": ("DTypeError", "A is float32, planned was float64; plan anew", lambda scene: scene.execute(scene.single)),
-    "no matrix": ("ArgumentError", "A must be a DistMatrix, got int", lambda scene: scene.execute(7)),
+    "no matrix": ("ArgumentError", "a must be a DistMatrix, got int", lambda scene: scene.execute(7)),
     "overlap": ("ArgumentError", "out overlaps B", lambda scene: scene.planned.execute(scene.a, scene.b, out=scene.b)),
     "a stream": (
         "ArgumentError",

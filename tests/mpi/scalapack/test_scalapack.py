@@ -185,12 +185,12 @@ def test_descinit_names_its_argument(ictxt: int, position: int, value: int) -> N
 # Errors
 
 
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
+@pytest.mark.parametrize(("routine", "letter"), [(routine, x[1]) for routine, x in SUITES[0].letters.items()])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_error_exits_give_their_numbers_on_every_rank(routine: str, everywhere: bool) -> None:
+def test_error_exits_give_their_numbers_on_every_rank(routine: str, letter: str, everywhere: bool) -> None:
     """All error exits of ScaLAPACK's tests, with the wrong argument on all ranks, and on one rank only."""
     handle = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=TIMEOUT)
-    name, arguments = f"pd{routine}", errors.right(routine, "d", handle)
+    name, arguments = f"p{letter}{routine}", errors.right(routine, letter, handle)
     everyone = [frozenset(range(COMM.size))]
     for position, entry, value, expected in error_exits(routine):
         for wrong in everyone if everywhere else some_wrong()[-1:]:
@@ -535,9 +535,8 @@ def test_trtrs_returns_info_and_leaves_b_alone(ictxt: int) -> None:
 # A part of `make conformance`
 
 
-@pytest.mark.skipif(COMM.size not in {1, 2, 4}, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
-@pytest.mark.parametrize("routine", ["gemm", "geadd", "tradd", "tran", "trsm"])
-@pytest.mark.parametrize("letter", "sdcz")
+@pytest.mark.ranks(1, 2, 4, reason="slow: 1 x 1, 1 x 2 and 2 x 2; `make conformance` has all grids")
+@pytest.mark.parametrize(("routine", "letter"), list(SUITES[0].types([], "sdcz")))
 def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     """Two columns of the table with all options, and a few random problems of kinds that the tables leave out."""
     cases = problems.table(routine, letter)

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
+from tests.harness.shares import NO_DIFFERENT
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide
@@ -39,7 +39,7 @@ SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
-pytestmark = [pytest.mark.mpi, pytest.mark.skipif(P > 4, reason="more ranks show nothing new")]
+pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason=NO_DIFFERENT)]
 
 
 def own_slice(n: int) -> slice:
@@ -289,7 +289,7 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
     assert followed() is None, "a plan that is kept for the next call keeps no operands"
 
 
-@pytest.mark.skipif(P == 1, reason="nothing is added up on one rank")
+@pytest.mark.mpi(min_size=2)  # nothing is added up on one rank
 @pytest.mark.parametrize("step", ["fold", "Collective._collect"])
 def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
     """Also if the error is raised by the collective with which the layer begins or ends."""
@@ -349,7 +349,7 @@ def cancelling() -> tuple[Array, Array, Array]:
     return a.astype(dtype_of("bfloat16")), b.astype(dtype_of("bfloat16")), a @ b
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize(("kind", "setting"), [*itertools.product(LAYERS, SETTINGS), ("allreduce", "push, apart")])
 def test_partial_products_that_travel_in_32_bits_are_not_rounded(
     contexts: Contexts, kind: Any, setting: str, monkeypatch: pytest.MonkeyPatch
@@ -364,7 +364,7 @@ def test_partial_products_that_travel_in_32_bits_are_not_rounded(
     weight, tokens = (b_, {"tokens": T}) if gathers else (np.ascontiguousarray(b_.T), {})
     x, needs = np.zeros_like(exact[own_slice(T)], a.dtype), (True, False, False)
 
-    def results(**options: Any) -> list[Array]:
+    def results(**options: Any) -> list[Any]:
         layer = tp.Linear(weight, kind, max_tokens=T, ctx=ctx, **options)
         options |= tokens | {"ctx": ctx}
         if gathers:
@@ -439,7 +439,7 @@ def test_a_result_belongs_to_the_library_of_x(contexts: Contexts) -> None:
     assert np.array_equal(out, y.x)
 
 
-@pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")
+@pytest.mark.torch
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("name", ["float64", "bfloat16"])
 @pytest.mark.parametrize("kind", LAYERS)
@@ -509,7 +509,7 @@ def blocks(runtime: Any) -> list[int]:
     return [id(block) for block in (*memory, *runtime.workspace_pool.held.values())]
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize("setting", MODES)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_trained_layer_reserves_the_memory_of_its_gradients(
@@ -798,7 +798,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
     """A list would be copied, and the result lost."""
     ctx, x, w = contexts["shared"], np.ones((4, 3)), np.ones((2, 3))
     rows: Any = [[0.0, 0.0]] * 4
-    call = partial(tp.linear_allreduce, x, w, ctx=ctx)
+    call: Any = partial(tp.linear_allreduce, x, w, ctx=ctx)
     raises_on_all_ranks(
         errors.ArgumentError, "out must be an array that can be written in place, got list", partial(call, out=rows)
     )
@@ -812,7 +812,7 @@ def test_results_go_to_memory_that_can_be_written_in_place(contexts: Contexts) -
 def test_a_gradient_is_known_however_the_epilogue_is_given(contexts: Contexts, name: str) -> None:
     x, w, dy = matrices(np.float64)
     aux, ctx = np.linspace(-2, 2, T * O).reshape(T, O), contexts["shared"]
-    results = [
+    results: list[Any] = [
         tp.linear_allreduce_backward(dy, x, w, epilogue, aux=aux, needs=(False, False, True), ctx=ctx).bias
         for epilogue in (name, NAMED[name], Epilogue(name))
     ]
@@ -915,7 +915,7 @@ def test_operands_may_be_overwritten_after_a_layer_returns(mode_ctx: pblas.Conte
     shared.clear()
 
 
-@pytest.mark.skipif(P == 1, reason="nothing travels")
+@pytest.mark.mpi(min_size=2)  # nothing travels on one rank
 @pytest.mark.parametrize("kind", LAYERS)
 def test_a_layer_for_many_tokens_reserves_the_memory_for_few(kind: Any) -> None:
     with pblas.Context(transport="shared") as ctx:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.run import ROOT
 
-pytest.importorskip("torch", reason="needs torch")
+pytestmark = pytest.mark.torch
 
 RANKS, SECONDS = 3, 120
 JOB = str(Path(__file__).with_name("group_job.py"))

@@ -160,7 +160,7 @@ def test_the_chart_shows_every_row_once() -> None:
 def test_roads_that_are_compared_suit_their_product() -> None:
     """The planner's choice is among them; algorithms named by the user are left out where they do not fit."""
     algorithms = importlib.import_module("benchmarks.gpu.algorithms")
-    wanted = [algorithms.algorithm_of(name) for name in ("sm_push", "copy_engine:1,1,2", "two-shot:2,1")]
+    wanted = [algorithms.algorithm_of(name) for name in ("sm_push", "copy_engine:1,1,2", "two_shot:2,1")]
     for row in ROWS:
         plan = algorithms.plan_of(row)
         assert plan.algorithm in algorithms.algorithms_of(row, plan, [])

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,11 @@ def test_skips():
 
 @pytest.mark.mpi(min_size=4)
 def test_needs_more_ranks():
+    raise AssertionError
+
+
+@pytest.mark.ranks(2, 4, reason="even numbers of ranks")
+def test_needs_other_ranks():
     raise AssertionError
 
 
@@ -103,7 +109,7 @@ def test_the_ranks_that_failed_are_named(output: str, text: str) -> None:
 
 
 def test_failing_tests_are_named_and_the_last_line_is_the_summary(output: str) -> None:
-    assert output.splitlines()[-1] == "2 passed, 5 failed, 2 skipped"
+    assert output.splitlines()[-1] == "2 passed, 5 failed, 3 skipped"
     named = [line for line in output.splitlines() if line.startswith("FAILED ")]
     assert [line.split("::")[1].removesuffix(" [3 ranks]") for line in named] == FAILING
 
@@ -111,6 +117,41 @@ def test_failing_tests_are_named_and_the_last_line_is_the_summary(output: str) -
 @pytest.mark.parametrize("text", ["COMM.recv(source=0", "COMM.Barrier()  # the others stay"])
 def test_stack_of_the_hanging_line_is_shown(output: str, text: str) -> None:
     assert f'test_scenario.py", line {line_of(text)} in test_' in output
+
+
+SLOW = """
+import time
+
+import pytest
+
+pytestmark = pytest.mark.mpi
+
+
+def test_passes():
+    pass
+
+
+@pytest.mark.parametrize("i", range(2))
+def test_takes_long(i):
+    time.sleep(60)
+"""
+
+
+def test_a_test_that_runs_when_the_deadline_passes_is_cut_and_has_not_failed(tmp_path: Path) -> None:
+    path = tmp_path / "test_slow.py"
+    path.write_text(SLOW)
+    command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), "-n", "1,2", "--deadline", "8"]
+    done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60, env=outside(), check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "1 passed, 0 failed, 0 skipped"
+    assert [line for line in lines if line.startswith(("CUT", "FAILED"))] == [
+        "CUT ::test_takes_long[0] [1 rank]",
+        "CUT (the job of 1 rank) [1 rank]",
+        "CUT (the job of 2 ranks) [2 ranks]",
+    ]
+    assert "1 rank: 1 passed, 0 failed, 0 skipped, cut by the deadline in 8." in done.stdout
+    assert "test_takes_long[0]\nthe deadline passed here (exit status None)" in done.stdout
 
 
 def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ranks(
@@ -128,6 +169,18 @@ def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ran
     assert all(leg.arguments == ("tests/mpi",) for leg in every)
     assert [(leg.hosts, leg.ranks) for leg in legs if leg.hosts] == [("2x1", 2), ("2x2", 4), ("1+3", 4), ("4x1", 4)]
     assert len({leg.name for leg in legs}) == len(legs)
+
+
+def test_tests_that_need_torch_run_where_it_is_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "missing", lambda: "there is no ip")
+    legs = run.choose_legs(*run.parse(["--torch", "/torch/bin/python"]))
+    others = [leg for leg in legs if leg.python != Path("/torch/bin/python")]
+    assert not any(run.TORCH in leg.arguments for leg in others)
+    assert all(leg.arguments[1:3] == ("-m", "not torch") for leg in others if leg.ranks)
+    assert [(leg.ranks, leg.arguments) for leg in legs if leg not in others] == [
+        (0, (run.TORCH,)),
+        *((n, ("-m", "torch", "tests/mpi")) for n in (1, 2, 3)),
+    ]
 
 
 def test_each_leg_that_needs_hosts_says_why_it_is_skipped(

@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.harness.shares import LARGE, NO_DIFFERENT, share, sizes_of
+from tests.harness.shares import LARGE, NO_DIFFERENT, NUMBERS, share, sizes_of
 
-NUMBERS = (1, 2, 3, 4, 6)
+
+def copied(marks: dict[str, Any]) -> dict[str, Any]:
+    return {name: dict(arguments) for name, arguments in marks.items()}
 
 
 def item(nodeid: str, **marks: Any) -> Any:
-    """A test with marks, each given by its arguments."""
-    found = {name: SimpleNamespace(kwargs=kwargs) for name, kwargs in marks.items()}
+    """A test with marks, each given by its keyword arguments; `numbers` are the arguments of the mark ranks."""
+    found = {name: SimpleNamespace(args=kw.pop("numbers", ()), kwargs=kw) for name, kw in copied(marks).items()}
     return SimpleNamespace(nodeid=nodeid, iter_markers=lambda name: [found[name]] if name in found else [])
 
 
@@ -31,12 +33,30 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
     assert count < 20 or all(kept.values())
 
 
-@pytest.mark.parametrize("marks", [{"skipif": {"reason": "sleeps"}}, {"mpi": {"min_size": 4}}])
-def test_a_test_that_chooses_its_numbers_of_ranks_is_kept(marks: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("marks", "numbers"),
+    [
+        ({"skipif": {"reason": "torch is not installed"}}, NUMBERS),
+        ({"mpi": {"min_size": 4}}, (4, 6)),
+        ({"ranks": {"numbers": (2, 3), "reason": "sleeps"}}, (2, 3)),
+        ({"ranks": {"numbers": (1, 2, 3), "reason": "sleeps"}, "mpi": {"min_size": 3}}, (3,)),
+    ],
+)
+def test_a_test_that_chooses_its_numbers_of_ranks_runs_on_these_and_is_left_out_on_others(
+    marks: dict[str, Any], numbers: tuple[int, ...]
+) -> None:
     cases = family("test_a", 60, **marks)
-    assert all(share(cases, n) == cases for n in NUMBERS)
+    for n in NUMBERS:
+        assert share(cases, n) == (cases if n in numbers else [])
 
 
 def test_a_test_of_up_to_three_ranks_keeps_each_case_on_one_of_them() -> None:
-    cases = family("test_a", 60, skipif={"reason": NO_DIFFERENT}, mpi={"min_size": 2})
+    cases = family("test_a", 60, ranks={"numbers": (1, 2, 3), "reason": NO_DIFFERENT}, mpi={"min_size": 2})
     assert {case.nodeid for n in (2, 3) for case in share(cases, n)} == {case.nodeid for case in cases}
+    assert not any(share(cases, n) for n in (1, 4, 6))
+
+
+def test_a_test_that_would_run_nowhere_is_an_error() -> None:
+    cases = family("test_a", 1, ranks={"numbers": (1, 2, 3), "reason": NO_DIFFERENT}, mpi={"min_size": 4})
+    with pytest.raises(pytest.UsageError, match=r"test_a\[0\] would run on no number of ranks"):
+        share(cases, 2)

@@ -136,8 +136,8 @@ def test_the_algorithm_has_the_shortest_estimate() -> None:
         assert plan.algorithm is not None
         if isinstance(plan, GemmAllReduce):
             others = [
-                Algorithm("one-shot"),
-                Algorithm("two-shot"),
+                Algorithm("one_shot"),
+                Algorithm("two_shot"),
                 Algorithm("copy_engine"),
                 Algorithm("copy_engine", (3, 2, 1)),
             ]
@@ -163,7 +163,7 @@ def test_without_overlap_there_is_one_gemm() -> None:
         for shape in SHAPES:
             plan = planned(layout, *shape, nprocs, overlap=False, chunks=chunks)
             assert plan.algorithm is not None
-            assert plan.algorithm.kind in ("sm_push", "one-shot", "two-shot")
+            assert plan.algorithm.kind in ("sm_push", "one_shot", "two_shot")
             for rank in range(nprocs):
                 assert sum(isinstance(op, Multiply) for op in schedule(plan, rank)) <= 1
 
@@ -179,7 +179,7 @@ def test_large_products_take_copy_engines_and_small_ones_kernels(model: str) -> 
             assert large.algorithm is not None
             assert large.algorithm.kind == "copy_engine"
         small, large = (planned("AR", m, n_down, k_down, nprocs) for m in (1, 16384))
-        assert small.algorithm == Algorithm("one-shot")
+        assert small.algorithm == Algorithm("one_shot")
         assert large.algorithm is not None
         assert len(large.algorithm.groups) > 1 or model == "8B", "pieces travel under the GEMMs of the next"
 
@@ -358,9 +358,9 @@ def algorithms(plan: ProductPlan) -> list[Algorithm]:
     if isinstance(plan, GemmAllReduce):
         pieces = ((1,), (2, 1), (3, 2, 1))
         algorithms = [
-            (by, groups) for by in ("copy_engine", "tile_signals", "fused_stores", "two-shot") for groups in pieces
+            (by, groups) for by in ("copy_engine", "tile_signals", "fused_stores", "two_shot") for groups in pieces
         ]
-        return [Algorithm("one-shot"), *(Algorithm(by, groups) for by, groups in algorithms)]  # type: ignore[arg-type]
+        return [Algorithm("one_shot"), *(Algorithm(by, groups) for by, groups in algorithms)]  # type: ignore[arg-type]
     tiles = [Algorithm("tile_signals"), Algorithm("tile_signals", (2, 3))]
     if isinstance(plan, GemmReduceScatter):
         tiles += [Algorithm("fused_stores"), Algorithm("fused_stores", (2, 3))]
@@ -408,8 +408,8 @@ def test_all_reduces_receive_twice_their_share_or_all_in_one_shot(monkeypatch: p
     for nprocs in (2, 4, 8):
         m, n = 3, 64 * nprocs
         for algorithm, expected in (
-            (Algorithm("one-shot"), (nprocs - 1) * m * n),
-            (Algorithm("two-shot"), 2 * (nprocs - 1) * m * n // nprocs),
+            (Algorithm("one_shot"), (nprocs - 1) * m * n),
+            (Algorithm("two_shot"), 2 * (nprocs - 1) * m * n // nprocs),
             (Algorithm("copy_engine"), 2 * (nprocs - 1) * m * n // nprocs),
         ):
             monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)

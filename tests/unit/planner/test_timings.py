@@ -53,7 +53,7 @@ def test_the_first_measured_algorithm_is_taken_if_the_plan_has_it() -> None:
     for times, taken, call_args in (
         (TIMES, TIMES[0][0], "measured: copy_engine:1,1,2 200.0 us, sm_push 100.0 us"),
         (((Algorithm("copy_engine", (1, 7)), 1.0), *TIMES[1:]), Algorithm("sm_push"), "measured: "),
-        (((Algorithm("tile_signals"), 1.0), (Algorithm("one-shot"), 1.0)), estimated, "estimated to be the fastest"),
+        (((Algorithm("tile_signals"), 1.0), (Algorithm("one_shot"), 1.0)), estimated, "estimated to be the fastest"),
         ((), estimated, "estimated to be the fastest"),
     ):
         plan = planned("AG along n", 8192, 8192, 8192, 4, topology=TOPOLOGIES[8, 0], known=lambda _, times=times: times)
@@ -143,10 +143,10 @@ GOOD = {"product": "a", "algorithms": [["sm_push", 1.0]]}
     ],
 )
 def test_corrupt_files_are_ignored_with_a_warning_and_replaced(cache: Path, entry: Any) -> None:
-    content = json.dumps({"format": 1, "choices": [GOOD, entry]})
+    content = json.dumps({"format": 2, "choices": [GOOD, entry]})
     path = file_of(measured())
     cache.mkdir()
-    for text in (content, content[:-3], "[" * 100_000, "", "[]", '{"format": 1}', "\xff"):
+    for text in (content, content[:-3], "[" * 100_000, "", "[]", '{"format": 2}', "\xff"):
         path.write_text(text, encoding="latin-1")
         with pytest.warns(PblasWarning, match="measured algorithms are ignored"):
             context = measured()

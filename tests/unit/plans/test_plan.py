@@ -36,6 +36,30 @@ def splits(n: int, nprocs: int) -> list[Split]:
     ]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "operations"),
+    [(name, 2) for name in ("float64", "float32", "bfloat16", "float8_e4m3fn")] + [("complex64", 8), ("complex128", 8)],
+)
+def test_operations_of_a_product_are_real(dtype: str, operations: int) -> None:
+    """An addition and a multiplication of real numbers; of complex ones four of each."""
+    whole = Distribution("all")
+    assert LocalGemm(Product(5, 7, 3, dtype, 1, whole, whole, whole), "").flops == operations * 5 * 7 * 3
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dtype_d", "nbytes"),
+    [
+        *(("float8_e4m3fn", "float32", 1), ("float8_e4m3fn", "bfloat16", 1), ("bfloat16", "float32", 2)),
+        *(("float16", "", 2), ("float64", "", 8), ("complex128", "", 16)),
+    ],
+)
+def test_the_lower_bound_in_bytes_is_that_of_the_narrowest_dtype(dtype: str, dtype_d: str, nbytes: int) -> None:
+    """Whatever a plan moves: of a mixed product it may be operands alone."""
+    whole = Distribution("all")
+    product = Product(32768, 4096, 4096, dtype, 8, whole, whole, whole, dtype_d=dtype_d)
+    assert LocalGemm(product, "").lower_bound_nbytes == nbytes * 7 / 8 * 4096**2
+
+
 def all_gathers() -> list[AllGatherGemm]:
     plans = []
     for (m, n, k), nprocs, transposed, chunks in itertools.product(SIZES, RANKS, (False, True), CHUNKS):

@@ -141,10 +141,10 @@ def drawn_calls(draw: st.DrawFn, nprocs: int) -> Drawn:
     inner = draw(st.sampled_from((inner, even(4096 * nprocs, nprocs))))  # if it is long, sums may leave earlier
     n = draw(st.sampled_from((0, 5, 8 * nprocs, 61, 8 * nprocs * 3, 230)))
     if draw(st.booleans()):
-        return Drawn(nprocs, reduce(1, inner, n, nprocs, Algorithm("one-shot")), packs)
+        return Drawn(nprocs, reduce(1, inner, n, nprocs, Algorithm("one_shot")), packs)
     weights = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
-    algorithm = Algorithm(draw(st.sampled_from(("copy_engine", "tile_signals", "fused_stores", "two-shot"))), weights)
-    m = 1 if algorithm.kind == "two-shot" else m  # two shots deal out elements
+    algorithm = Algorithm(draw(st.sampled_from(("copy_engine", "tile_signals", "fused_stores", "two_shot"))), weights)
+    m = 1 if algorithm.kind == "two_shot" else m  # two shots deal out elements
     return Drawn(nprocs, reduce(m, inner, n, nprocs, algorithm), packs, draw(st.booleans()))
 
 
@@ -338,15 +338,15 @@ def examples(nprocs: int) -> dict[str, Call]:
         "reduce by stores": all_reduce(Algorithm("fused_stores")),
         "reduce by stores in pieces": all_reduce(Algorithm("fused_stores", (1, 1)), pieces=2),
         "reduce by stores, direct": all_reduce(Algorithm("fused_stores"), direct=True),
-        "reduce and two-shot": all_reduce(Algorithm("two-shot", (1, 1)), pieces=2),
-        "reduce and two-shot, direct": all_reduce(Algorithm("two-shot", (1, 1)), pieces=2, direct=True),
-        "two-shot, direct": all_reduce(Algorithm("two-shot"), direct=True),
-        "one-shot": all_reduce(Algorithm("one-shot")),
-        "two-shot": all_reduce(Algorithm("two-shot")),
+        "reduce and two-shot": all_reduce(Algorithm("two_shot", (1, 1)), pieces=2),
+        "reduce and two-shot, direct": all_reduce(Algorithm("two_shot", (1, 1)), pieces=2, direct=True),
+        "two-shot, direct": all_reduce(Algorithm("two_shot"), direct=True),
+        "one_shot": all_reduce(Algorithm("one_shot")),
+        "two_shot": all_reduce(Algorithm("two_shot")),
         "gather by packs": call_of(gather(rows, shards, 4, nprocs, Algorithm("sm_push")), packs=True),
         "scatter by packs": call_of(scatter(2, rows, shards, nprocs, Algorithm("sm_push")), packs=True),
-        "one-shot by packs": all_reduce(Algorithm("one-shot"), packs=True),
-        "two-shot by packs": all_reduce(Algorithm("two-shot"), packs=True),
+        "one-shot by packs": all_reduce(Algorithm("one_shot"), packs=True),
+        "two-shot by packs": all_reduce(Algorithm("two_shot"), packs=True),
     }
 
 
@@ -444,7 +444,7 @@ ALONE_ON_A_LANE = {"scatter by a kernel", "scatter by packs"} | BY_STORES
 BURSTS = {name for name in examples(2) if "shot" in name}
 FROM_TILES = {name for name in examples(2) if name.startswith("reduce from tiles")}
 TWO_LANES = {"reduce and two-shot", "reduce and two-shot, direct"}
-PULLS = {"two-shot"}
+PULLS = {"two_shot"}
 ALONE = {
     "two-shot, direct"
 }  # the workspace has its partial product only, and all ranks have read it when the call ends
@@ -547,7 +547,7 @@ def test_partial_products_are_not_overwritten_while_peers_read_them(nprocs: int,
 
     Sums that peers read, after that meeting, are kept by the two copies alone.
     """
-    call = examples(nprocs)["two-shot, direct" if direct else "two-shot"]
+    call = examples(nprocs)["two-shot, direct" if direct else "two_shot"]
     assert kinds(prove(World([call] * 4, parity=one_of_each))) == (set() if direct else {"race"})
     assert not pulled_too_late(prove(World([call] * 4, parity=one_of_each)))
     assert prove(World([call, examples(nprocs)["gather"]] * 2, parity=one_of_each))
@@ -569,7 +569,7 @@ def is_second_meeting(op: Op) -> bool:
 @pytest.mark.parametrize("nprocs", [2, 3, 4])
 def test_partial_products_are_read_when_they_are_there(nprocs: int) -> None:
     """The first meeting prevents it: without that meeting, or with a kernel beside the GEMM, a peer reads too early."""
-    call = examples(nprocs)["two-shot"]
+    call = examples(nprocs)["two_shot"]
     hasty = [
         tuple(awaiting(op, ()) if isinstance(op, Burst) and op.phase == PARTS else op for op in call.programs[0]),
         tuple(replace(op, lane="copy", after=()) if not isinstance(op, Multiply) else op for op in call.programs[0]),

@@ -80,7 +80,7 @@ def test_the_random_plans_are_of_all_kinds() -> None:
     names = {plan.name for plan in PLANS}
     assert names >= {"LocalGemm", "AllGatherGemm", "GemmReduceScatter", "GemmAllReduce", "SummaC", "SummaA", "SummaB"}
     assert {plan.transport for plan in PLANS} == {*TRANSPORTS, "push"}
-    assert {plan.algorithm.kind for plan in PLANS if plan.algorithm} >= {"copy_engine", "sm_push", "one-shot"}
+    assert {plan.algorithm.kind for plan in PLANS if plan.algorithm} >= {"copy_engine", "sm_push", "one_shot"}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -206,6 +206,24 @@ def test_one_rank_takes_the_time_of_its_gemm(hardware: Hardware) -> None:
             assert simulation.received_nbytes == simulation.messages == 0
 
 
+@pytest.mark.parametrize("nprocs", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize(("transport", "agreements"), [("push", 0), ("message", 1), ("shared", 2), ("mixed", 2)])
+def test_a_plan_that_does_nothing_takes_the_time_of_its_agreements(
+    nprocs: int, transport: Transport, agreements: int
+) -> None:
+    """Before and, where ranks read each other's memory, after it; each in ceil(log2(ranks)) rounds of messages."""
+    a, d = (MatrixDescriptor.row_wise(8, columns, nprocs) for columns in (0, 8))
+    b = MatrixDescriptor.replicated(0, 8, nprocs)
+    plan = replace(choose("float64", a, b, d, nprocs=nprocs, topology=Topology()), transport=transport)
+    near, far = Link(latency=3e-6, bandwidth=1e9, overhead=5e-7), Link(latency=7e-5, bandwidth=1e9, overhead=2e-5)
+    for ranks_per_node, link in ((nprocs, near), (max(1, nprocs - 1), far if nprocs > 1 else near)):
+        hardware = Hardware("two links", ranks_per_node, near, far, 1e11, 2e11, 2e11, 1e12, 1 << 40)
+        simulation = simulate(plan, hardware, range(nprocs))
+        assert simulation.received_nbytes == simulation.messages == simulation.compute_seconds == 0
+        rounds = math.ceil(math.log2(nprocs))
+        assert simulation.seconds == pytest.approx(agreements * rounds * (link.latency + link.overhead), rel=1e-12)
+
+
 def test_overlap_hides_what_the_gemm_leaves_time_for() -> None:
     link = Link(latency=1e-5, bandwidth=1e9)
     hardware = Hardware("even", 1, link, link, 1e11, 2e11, 2e11, 1e12, 1 << 40)
@@ -232,6 +250,7 @@ def test_a_rank_that_sends_to_all_holds_them_up() -> None:
     even_, uneven = (replace(plan, transport="message").simulate(FAT_TREE) for plan in plans)
     sent = 8 * n * n * (nprocs - 1)
     assert uneven.seconds >= sent / FAT_TREE.near.bandwidth > 5 * even_.communication_seconds
+    assert uneven.communication_seconds >= sent / FAT_TREE.near.bandwidth
 
 
 def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:

@@ -1,0 +1,278 @@
+"""Factorizations and solvers as operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pblas import linalg
+from tests.common.gauge import Array, applied, eps_of, gauge
+from tests.common.operations.level3 import called
+from tests.common.operations.operation import Operand, Operation
+
+DEFINITE, GENERAL, TALL, B = Operand("definite"), Operand("triangular"), Operand("tall"), Operand("tall", layout="grid")
+OUTS = (Operand("new definite"), Operand("new definite", gap=3), Operand("new definite", own=True))
+ALGORITHMS = {"algorithm": ("blocked",)}
+OVERWRITE = {"overwrite_a": (True,)}
+
+
+def identity(q: Array) -> float:
+    """The error of Q^H Q as the identity, in units of eps."""
+    one = np.eye(q.shape[1])
+    return float(np.abs(q.conj().T @ q - one).max(initial=0.0) / (eps_of(q.dtype) * len(q)))
+
+
+def solves(x: Array, a: Array, b: Array, trans: str = "N", **_: Any) -> float:
+    """The residual of op(A) X = B."""
+    return gauge(np.asarray(b, x.dtype), applied(trans, a), x)
+
+
+def inverts(x: Array, a: Array, **_: Any) -> float:
+    """The residual of A X = I."""
+    return gauge(np.eye(len(a), dtype=x.dtype), a, x) / len(a)
+
+
+def cholesky(x: Array, a: Array, upper: bool = False, **_: Any) -> float:
+    other = x.conj().T
+    return gauge(np.asarray(a, x.dtype), *((other, x) if upper else (x, other))) + float(
+        np.abs(np.tril(x, -1) if upper else np.triu(x, 1)).sum()
+    )
+
+
+def qr(*factors: Array, a: Array, **_: Any) -> float:
+    """The residual of A = Q R, and that of Q; of R alone, that of R^H R."""
+    r = factors[-1]
+    if len(factors) == 1:
+        return gauge(np.asarray(a.conj().T @ a, r.dtype), r.conj().T, r)
+    return max(gauge(np.asarray(a, r.dtype), factors[0], r), identity(factors[0]))
+
+
+def lstsq(x: Array, a: Array, b: Array, **_: Any) -> float:
+    """The residual of the normal equations."""
+    return gauge(np.asarray(a.conj().T @ b, x.dtype), a.conj().T @ a, x)
+
+
+def cg(x: Array, a: Array, b: Array, tol: float, **_: Any) -> float:
+    residuals = np.linalg.norm(b - a @ x, axis=0) / np.linalg.norm(b, axis=0)
+    return 0.0 if (residuals <= 2 * tol).all() else float("inf")
+
+
+def orth(q: Array, a: Array) -> float:
+    """The error of Q as a basis of the columns of A."""
+    return max(
+        identity(q), float(np.abs(a - q @ (q.conj().T @ a)).max(initial=0.0) / eps_of(q.dtype) / (1 + np.abs(a).sum()))
+    )
+
+
+def applies(x: Array, c: Array, **_: Any) -> float:
+    """The norm of Q C or C Q, which is that of C; the result itself is compared with Q by test_qr."""
+    return float(abs(np.linalg.norm(x) - np.linalg.norm(c)) / eps_of(x.dtype) / np.linalg.norm(c))
+
+
+def estimates(x: Any, a: Array, **_: Any) -> float:
+    """Whether a number is at least the reciprocal condition, and at most ten times that: LAPACK's xGECON."""
+    right = 1 / np.linalg.cond(a, 1)
+    return 0.0 if right * (1 - 1e-3) <= x <= 10 * right else float("inf")
+
+
+def lu_of(_: Any, a: Any, **options: Any) -> Any:
+    factor = linalg.lu_factor(a, **options)
+    return factor.lu(), factor.pivots
+
+
+def lu(x: Array, pivots: Array, a: Array, **_: Any) -> float:
+    """The residual of P A = L U."""
+    rows = a.astype(x.dtype)
+    for i, k in enumerate(pivots):
+        rows[[i, k]] = rows[[k, i]]
+    return gauge(rows, np.tril(x, -1) + np.eye(len(x), dtype=x.dtype), np.triu(x))
+
+
+def of_factor(factor: Callable[..., Any], name: str, *names: str) -> Callable[..., Any]:
+    """Factor A, and call a method with the arguments named."""
+
+    def call(_: Any, a: Any, **values: Any) -> Any:
+        given = {name: values.pop(name) for name in names if name in values}
+        return getattr(factor(a, **values), name)(**given)
+
+    return call
+
+
+def close(function: Callable[..., Any]) -> Callable[..., float]:
+    """The relative error of a number."""
+
+    def error(x: Any, a: Array, **values: Any) -> float:
+        right = function(a, **values)
+        return float(np.abs(x - right) / eps_of(np.asarray(x).dtype) / np.abs(right) / len(a))
+
+    return error
+
+
+FACTORS = [
+    Operation(
+        "linalg.cholesky",
+        called(linalg.cholesky),
+        residual=cholesky,
+        values={"a": DEFINITE, "upper": False},
+        options={"upper": (True,), "out": OUTS, **ALGORITHMS, **OVERWRITE},
+        views=("a",),
+        shares=(("out", "a"),),
+        dtypes=("complex64", "float64"),
+    ),
+    Operation(
+        "linalg.plan_cholesky",
+        lambda _, a, **options: linalg.plan_cholesky(a, **options).execute(a),
+        residual=cholesky,
+        values={"a": DEFINITE, "upper": False},
+        options={"upper": (True,), **ALGORITHMS},
+    ),
+    *(
+        Operation(
+            f"linalg.cho_factor: {name}",
+            of_factor(linalg.cho_factor, name, "b"),
+            residual=residual,
+            values={"a": DEFINITE, "lower": True} | ({"b": B} if name == "solve" else {}),
+            options={"lower": (False,), **ALGORITHMS, **OVERWRITE},
+            views=("a", "b") if name == "solve" else ("a",),
+        )
+        for name, residual in (
+            ("solve", solves),
+            ("inv", inverts),
+            ("det", close(lambda a, **_: np.linalg.det(a))),
+            ("logdet", close(lambda a, **_: np.linalg.slogdet(a)[1])),
+        )
+    ),
+    *(
+        Operation(
+            f"linalg.lu_factor: {name}",
+            of_factor(linalg.lu_factor, name, "b", "trans"),
+            residual=residual,
+            values={"a": GENERAL} | ({"b": B, "trans": "N"} if name == "solve" else {}),
+            options={**({"trans": ("T", "C")} if name == "solve" else {}), **ALGORITHMS, **OVERWRITE},
+            views=("a", "b") if name == "solve" else ("a",),
+        )
+        for name, residual in (
+            ("solve", solves),
+            ("inv", inverts),
+            ("det", close(lambda a, **_: np.linalg.det(a))),
+            ("rcond", estimates),
+        )
+    ),
+    Operation(
+        "linalg.lu_factor: slogdet",
+        lambda _, a: linalg.lu_factor(a).slogdet()[1],
+        residual=close(lambda a: np.linalg.slogdet(a)[1]),
+        values={"a": GENERAL},
+    ),
+    Operation(
+        "linalg.lu_factor: lu",
+        lu_of,
+        residual=lu,
+        values={"a": GENERAL},
+        options={**ALGORITHMS, **OVERWRITE},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.plan_lu",
+        lambda _, a, b, **options: linalg.plan_lu(a, **options).execute(a).solve(b),
+        residual=solves,
+        values={"a": GENERAL, "b": B},
+        options=ALGORITHMS,
+    ),
+    Operation(
+        "linalg.inv", called(linalg.inv), residual=inverts, values={"a": GENERAL}, options=OVERWRITE, views=("a",)
+    ),
+    Operation(
+        "linalg.solve",
+        called(linalg.solve),
+        residual=solves,
+        values={"a": DEFINITE, "b": B, "assume_a": "gen"},
+        options={"assume_a": ("pos",), **OVERWRITE},
+        views=("a", "b"),
+        dtypes=("complex64", "float64"),
+    ),
+    Operation(
+        "linalg.det",
+        called(linalg.det),
+        residual=close(np.linalg.det),
+        values={"a": GENERAL},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.slogdet",
+        lambda _, a: linalg.slogdet(a)[1],
+        residual=close(lambda a: np.linalg.slogdet(a)[1]),
+        values={"a": DEFINITE},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.cond",
+        called(linalg.cond),
+        residual=close(np.linalg.cond),
+        values={"a": DEFINITE, "p": 1},
+        options={"p": (np.inf,)},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.matrix_norm",
+        called(linalg.matrix_norm),
+        residual=close(np.linalg.norm),
+        values={"a": GENERAL, "ord": "fro"},
+        options={"ord": (1, np.inf)},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.qr",
+        called(linalg.qr),
+        residual=qr,
+        values={"a": TALL, "mode": "reduced"},
+        options={"mode": ("r", "complete"), "algorithm": ("blocked", "tsqr"), **OVERWRITE},
+        views=("a",),
+    ),
+    *(
+        Operation(
+            f"linalg.qr_factor: {name}",
+            of_factor(linalg.qr_factor, name, *names),
+            residual=residual,
+            values={"a": TALL} | values,
+            options={**options, "algorithm": ("blocked",), **OVERWRITE},
+        )
+        for name, names, residual, values, options in (
+            ("q", ("mode",), lambda x, **_: identity(x), {"mode": "reduced"}, {"mode": ("complete",)}),
+            ("r", ("mode",), qr, {"mode": "reduced"}, {"mode": ("complete",)}),
+            (
+                "apply_q",
+                ("c", "side", "trans"),
+                applies,
+                {"c": Operand(), "side": "L", "trans": "N"},
+                {"side": ("R",), "trans": ("C",)},
+            ),
+        )
+    ),
+    Operation(
+        "linalg.plan_qr",
+        lambda _, a, **options: linalg.plan_qr(a, **options).execute(a).r(),
+        residual=qr,
+        values={"a": TALL},
+        options={"algorithm": ("blocked",)},
+    ),
+    Operation(
+        "linalg.lstsq",
+        lambda _, a, b, **options: linalg.lstsq(a, b, **options)[0],
+        residual=lstsq,
+        values={"a": TALL, "b": Operand(layout="grid")},
+        options=OVERWRITE,
+        views=("a", "b"),
+    ),
+    Operation("linalg.orth", called(linalg.orth), residual=orth, values={"a": TALL}, views=("a",)),
+    Operation(
+        "linalg.cg",
+        lambda _, a, b, **options: linalg.cg(a, b, **options)[0],
+        residual=cg,
+        values={"a": DEFINITE, "b": B, "tol": 1e-5, "maxiter": 50},
+        options={"tol": (1e-2,), "maxiter": (60,), "preconditioner": (Operand("definite"),)},
+        views=("a",),
+    ),
+]

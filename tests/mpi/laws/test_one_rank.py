@@ -1,0 +1,184 @@
+"""The law of local conditions: what holds of one rank's memory only is decided by all ranks alike.
+
+All ranks return the right result, or all raise the same error, and the context is usable afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import DistMatrix
+from tests.common.gauge import Array
+from tests.common.operations.catalogue import OPERATIONS
+from tests.common.operations.operation import (
+    Operand,
+    Operation,
+    Values,
+    descriptor,
+    made,
+    outcome,
+    padded,
+    part,
+    placed,
+    result_given,
+    wrong_result,
+)
+from tests.common.ranks import COMM, Contexts
+
+SETTINGS = ("shared",)
+WITH_MATRICES = [name for name, operation in OPERATIONS.items() if operation.operands]
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+def read_only(x: Array) -> Array:
+    view = x[...]
+    view.flags.writeable = False
+    return view
+
+
+CONDITIONS: dict[str, Callable[[Array], Array]] = {
+    "outside the window": lambda x: padded(x, "F", 0),
+    "another leading dimension": lambda x: padded(x, "F", 3),
+    "read-only": read_only,
+}
+
+
+LAWFUL = ("overlap", "out is", "distributed differently")
+"""Reasons for which memory of a result is refused, on all ranks."""
+
+
+class Calls:
+    """Calls of an operation whose outcome must be the same on all ranks."""
+
+    def __init__(self, ctx: pblas.Context, operation: Operation) -> None:
+        self.ctx, self.operation, self.failures = ctx, operation, list[str]()
+
+    def run(self, text: str, values: Values, place: Callable[..., DistMatrix] = placed, n: int = 8) -> tuple[str, str]:
+        """**Collective.** One call: the class and the text of its exception."""
+        matrices, arrays = made(self.ctx, values, n, place)
+        kind, said, result = outcome(lambda: self.operation.call(self.ctx, **matrices))
+        everywhere = COMM.allgather((kind, said))
+        if len(set(everywhere)) > 1:
+            self.failures.append(f"{text}: the ranks saw different outcomes: {everywhere}")
+        elif not kind:
+            wrong = wrong_result(self.operation, result, arrays)
+            self.failures += [f"{text}: {wrong}"] if wrong else []
+        return kind, said
+
+    def check(self) -> None:
+        """**Collective.** Assert that no rank has seen a failure."""
+        texts = dict.fromkeys(text for failures in COMM.allgather(self.failures) for text in failures[:8])
+        if texts:
+            pytest.fail("\n".join(texts))
+
+
+class Placed:
+    """As `placed`, but one rank's memory of one operand meets a condition."""
+
+    def __init__(self, which: str, wrong: int, condition: str) -> None:
+        self._which, self._wrong, self._condition = which, wrong, condition
+        self._memory = self._before = np.empty(0)
+
+    def __call__(self, ctx: pblas.Context, name: str, x: Array, operand: Operand) -> DistMatrix:
+        """**Collective.**"""
+        matrix = placed(ctx, name, x, operand)
+        if name != self._which:
+            return matrix
+        local = CONDITIONS[self._condition](matrix.local) if ctx.rank == self._wrong else matrix.local
+        self._memory, self._before = local, local.copy()
+        return ctx.from_local(local, matrix.desc)
+
+    def written(self) -> bool:
+        """Whether read-only memory has changed."""
+        return not self._memory.flags.writeable and not np.array_equal(self._memory, self._before, equal_nan=True)
+
+
+def calls_that_write(operation: Operation) -> Iterator[Values]:
+    """The arguments of the base call, with memory for the result, and of one that may overwrite A."""
+    yield from result_given(operation)
+    if "overwrite_a" in operation.options:
+        yield {**operation.values, "overwrite_a": True}
+
+
+@pytest.mark.parametrize("name", WITH_MATRICES)
+def test_memory_of_one_rank(contexts: Contexts, name: str) -> None:
+    """Memory that peers cannot read, another leading dimension, and memory that may not be written."""
+    calls, wrong = Calls(contexts["shared"], OPERATIONS[name]), 0
+    for values in calls_that_write(calls.operation):
+        for which in (x for x, value in values.items() if isinstance(value, Operand)):
+            for condition in CONDITIONS:
+                wrong = (wrong + 1) % COMM.size
+                place = Placed(which, wrong, condition)
+                text = f"{which} {condition} on rank {wrong}, {', '.join(values.keys() - {'dtype'})}"
+                kind, said = calls.run(text, values, place)
+                if place.written():
+                    calls.failures.append(f"{text}: it was written")
+                if kind and not (condition == "read-only" and condition in said):
+                    calls.failures.append(f"{text}: {kind} {said}")
+                if kind:
+                    calls.run(f"the base call after {text}", values)
+    calls.check()
+
+
+def overlapping(which: str, wrong: int, shift: int) -> Callable[..., DistMatrix]:
+    """As `placed`, but on one rank `out` is in the memory of another operand, a few elements behind its beginning."""
+    memory = np.empty(0)
+
+    def place(ctx: pblas.Context, name: str, x: Array, operand: Operand) -> DistMatrix:
+        nonlocal memory
+        if name not in (which, "out"):
+            return placed(ctx, name, x, operand)
+        desc = descriptor(operand.layout, x.shape)
+        local, begin = part(x, desc), shift if name == "out" and ctx.rank == wrong else 0
+        if name == which or ctx.rank != wrong:
+            memory = np.full(x.size + shift, np.nan).astype(x.dtype)
+        view = memory[begin : begin + local.size].reshape(local.shape, order="F")
+        if name == which:
+            view[...] = local
+        return ctx.from_local(view, desc)
+
+    return place
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_MATRICES if len(list(result_given(OPERATIONS[name]))) > 1])
+def test_out_overlaps_an_operand_on_one_rank(contexts: Contexts, name: str) -> None:
+    """The operand has the layout of `out`, or another one."""
+    calls, wrong = Calls(contexts["shared"], OPERATIONS[name]), 0
+    _, values = result_given(calls.operation)
+    for which, operand in calls.operation.operands.items():
+        for layout in ("rows", "columns"):
+            for shift in (0, 1):
+                wrong = (wrong + 1) % COMM.size
+                text = f"out overlaps {which} on rank {wrong}, {layout}, {shift}"
+                odd: Any = {**values, which: replace(operand, layout=layout)}
+                kind, said = calls.run(text, odd, overlapping(which, wrong, shift))
+                if kind and not any(reason in said for reason in LAWFUL):
+                    calls.failures.append(f"{text}: {kind} {said}")
+    calls.run("the base call afterwards", calls.operation.values)
+    calls.check()
+
+
+@pytest.mark.parametrize("name", WITH_MATRICES)
+def test_one_rank_has_no_elements_or_all(contexts: Contexts, name: str) -> None:
+    """Matrices of fewer rows than there are ranks, and matrices that rank 0 has."""
+    calls = Calls(contexts["shared"], OPERATIONS[name])
+    for values in result_given(calls.operation):
+        for n in {1, COMM.size - 1} if calls.operation.least == 1 else ():
+            kind, said = calls.run(f"{n} rows", values, n=n)
+            calls.failures += [f"{n} rows: {kind} {said}"] if kind else []
+        first = {
+            x: replace(value, layout="first") if isinstance(value, Operand) else value for x, value in values.items()
+        }
+        kind, said = calls.run("all on rank 0", first)
+        calls.failures += [f"all on rank 0: {kind} {said}"] if kind else []
+        for which, value in values.items():
+            if isinstance(value, Operand):
+                kind, said = calls.run(f"{which} on rank 0", {**values, which: replace(value, layout="first")})
+                calls.failures += [f"{which} on rank 0: {kind} {said}"] if kind and LAWFUL[-1] not in said else []
+    calls.check()

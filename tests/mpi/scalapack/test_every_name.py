@@ -1,0 +1,300 @@
+"""Every public name of pblas.scalapack is called on two ranks, and its result is checked.
+
+The names come from the package. A routine without a check here, and without problems in tests/conformance, fails.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas import scalapack
+from pblas.layouts.grid import Grid
+from tests.common.factors import general, narrow_panels, positive  # noqa: F401
+from tests.common.ranks import COMM, few, grids, same_on_all_ranks
+from tests.conformance import programs, redist
+from tests.conformance.problems import DTYPES, Matrix
+from tests.conformance.suites import SUITES, Suite
+from tests.mpi.scalapack.test_factorizations import Placed
+from tests.mpi.scalapack.test_scalapack import PRINTED, Distribution
+
+pytestmark = [pytest.mark.mpi(min_size=2), few, pytest.mark.usefixtures("narrow_panels")]
+SHAPE = max(grids(COMM.size), key=min)
+GRID = Grid(*SHAPE, "R")
+N = 7
+NAMES = sorted(name for name in scalapack.__all__ if not isinstance(getattr(scalapack, name), type))
+Check = Callable[[int], None]
+
+
+@pytest.fixture(scope="module")
+def handles() -> Iterator[list[int]]:
+    """The handle of the grid of all tests but those that end it."""
+    opened: list[int] = []
+    yield opened
+    for handle in filter(is_open, opened):
+        scalapack.gridexit(handle)
+
+
+@pytest.fixture
+def ictxt(handles: list[int]) -> int:
+    if not any(map(is_open, handles)):
+        handles[:] = [scalapack.gridinit(COMM, "R", *SHAPE, timeout=30.0)]
+    return handles[0]
+
+
+def is_open(handle: int) -> bool:
+    return scalapack.gridinfo(handle) != (-1, -1, -1, -1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_routine_is_called_and_its_result_is_right(ictxt: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    routine, calls = getattr(scalapack, name), 0
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return routine(*arguments, **options)
+
+    monkeypatch.setattr(scalapack, name, counted)
+    check_of(name)(ictxt)
+    assert sum(COMM.allgather(calls)) > 0
+
+
+def check_of(name: str) -> Check:
+    """The check of a routine.
+
+    Raises:
+        AssertionError: there is none.
+    """
+    if name in CHECKS:
+        return CHECKS[name]
+    matched = re.fullmatch("p?([isdcz])(.+)", name)
+    assert matched, f"no check of {name}"
+    letter, rest = matched.groups()
+    if name in _problems() or rest == "gebr2d":
+        return lambda ictxt: check_problems(name.replace("gebr2d", "gebs2d"), ictxt)
+    if rest in PROGRAM_OF:
+        return lambda ictxt: check_program(*PROGRAM_OF[rest], letter, ictxt)
+    assert rest in CHECKS_BY_TYPE, f"no check of {name}"
+    return lambda ictxt: CHECKS_BY_TYPE[rest](letter, ictxt)
+
+
+# Problems of tests/conformance
+
+
+@cache
+def _problems() -> dict[str, tuple[Suite, list[Any]]]:
+    """Problems by the name of the routine: some of the table, and random ones."""
+    found: dict[str, tuple[Suite, list[Any]]] = {}
+    for suite in SUITES:
+        for routine, letter in suite.types([], "isdcz"):
+            for case in suite.table(routine, letter) + suite.holes(routine, letter, 8, GRID):
+                found.setdefault(case.routine_name, (suite, []))[1].append(case)
+    return found
+
+
+def check_problems(name: str, ictxt: int) -> None:
+    suite, cases = _problems()[name]
+    cases = cases[:: 1 + len(cases) // 4] + cases[-1:]
+    for case, outcome in zip(cases, suite.outcomes(cases, ictxt), strict=True):
+        assert not outcome.text, f"{case}: {outcome.text}"
+
+
+PROGRAM_OF = {
+    **dict.fromkeys(("potrf", "potrs", "posv"), ("llt", "")),
+    **dict.fromkeys(("getrf", "getrs", "gesv"), ("lu", "")),
+    "getri": ("inv", "GEN"),
+    "potri": ("inv", "PD"),
+    "trtri": ("inv", "TR"),
+    **dict.fromkeys(("geqrf", "orgqr", "ungqr", "ormqr", "unmqr"), ("qr", "")),
+    **dict.fromkeys(("gelqf", "ormlq", "unmlq"), ("lq", "")),
+    "geqpf": ("qp", ""),
+    "gels": ("ls", ""),
+}
+"""The testing program that calls a routine, and the end of the kind of its matrices."""
+
+
+def check_program(program: str, kind: str, letter: str, ictxt: int) -> None:
+    """A case of the table that all processes share, and a random one."""
+    for cases in (programs.table(program, letter, every=False), programs.holes(program, letter, 60, GRID)):
+        large = [x for x in cases if min(x.m, x.n) >= N and (program != "lu" or x.m == x.n)]
+        case = next(x for x in large if x.kind.endswith(kind))
+        some = replace(case, right=case.right[-2:])
+        assert programs.run(some, (ictxt, ictxt), GRID, scalapack.comm(ictxt, "A")).text == "", some
+
+
+# Routines without problems, by type
+
+
+def check_elements(letter: str, ictxt: int) -> None:
+    """p?elset sets one element, and p?elget reads it."""
+    dtype = np.dtype(DTYPES[letter])
+    a = Distribution(ictxt, 5, 7, 2, 3)
+    local, value = np.asfortranarray(a.local.astype(dtype)), dtype.type(-3 - 2j if dtype.kind == "c" else -3)
+    expected = np.where((a.rows == 4) & (a.columns == 6), value, local)
+    getattr(scalapack, f"p{letter}elset")(local, 4, 6, a.desc, value)
+    assert np.array_equal(local, expected)
+    elget = getattr(scalapack, f"p{letter}elget")
+    assert (elget("A", " ", local, 4, 6, a.desc), elget("A", " ", local, 5, 1, a.desc)) == (value, 501)
+
+
+def check_printed(letter: str, ictxt: int) -> None:
+    a, out = Distribution(ictxt, 5, 7, 2, 3), io.StringIO()
+    local = np.asfortranarray((a.local + (-0.5j if letter in "cz" else 0)).astype(DTYPES[letter]))
+    getattr(scalapack, f"p{letter}laprnt")(2, 2, local, 4, 6, a.desc, 0, 0, "X", out)
+    assert out.getvalue().splitlines() == (PRINTED[letter] if COMM.rank == 0 else [])
+
+
+def check_exchanges(letter: str, ictxt: int) -> None:
+    """p?lapiv exchanges rows as IPIV says, of which each process column has a copy."""
+    whole = general(N, N - 1, np.dtype(DTYPES[letter]))
+    a, pivots, expected = Placed(ictxt, whole), [3, 4, 2, 6, 4, 5, 6], whole.copy()
+    for k, p in enumerate(pivots):
+        expected[[k, p]] = expected[[p, k]]
+    nprow, _, myrow, _ = scalapack.gridinfo(ictxt)
+    places = [k for k in range(N) if k // 2 % nprow == myrow]
+    ipiv, desc = np.array(pivots)[places] + 1, [1, ictxt, N, 1, 2, 1, 0, -1, max(1, len(places))]
+    lapiv = getattr(scalapack, f"p{letter}lapiv")
+    lapiv("F", "R", "C", N, N - 1, *a.at, ipiv, 1, 1, desc)
+    assert np.array_equal(a.collected(), expected)
+    lapiv("B", "R", "C", N, N - 1, *a.at, ipiv, 1, 1, desc)
+    assert a.operand.is_untouched()
+
+
+def check_condition(routine: str, letter: str, ictxt: int) -> None:
+    """RCOND is not below the true value, and at most 10 times as large."""
+    dtype = np.dtype(DTYPES[letter])
+    call = {name: getattr(scalapack, f"p{letter}{name}") for name in (routine, "getrf", "potrf")}
+    x = positive(N, dtype) if routine == "pocon" else general(N, N, dtype) + 3 * np.eye(N, dtype=dtype)
+    if routine == "trcon":
+        x = np.triu(x) + 5 * np.eye(N, dtype=dtype)
+    a, anorm = Placed(ictxt, x), float(np.linalg.norm(x, 1))
+    if routine == "gecon":
+        assert call["getrf"](N, N, *a.at, a.ipiv) == 0
+        rcond = call[routine]("1", N, *a.at, anorm)
+    elif routine == "pocon":
+        assert call["potrf"]("L", N, *a.at) == 0
+        rcond = call[routine]("L", N, *a.at, anorm)
+    else:
+        rcond = call[routine]("1", "U", "N", N, *a.at)
+    exact = 1 / np.linalg.cond(x.astype("c16"), 1)
+    slack = 1 + (300 + 1 / exact) * float(np.finfo(dtype).eps)
+    assert exact <= same_on_all_ranks(rcond) * slack <= 10 * slack * exact
+
+
+def check_triangular_solve(letter: str, ictxt: int) -> None:
+    dtype = np.dtype(DTYPES[letter])
+    upper, right = np.triu(general(N, N, dtype)) + 5 * np.eye(N, dtype=dtype), general(N, 3, dtype, 1)
+    for trans, op in (("N", upper), ("T", upper.T), ("C", upper.conj().T)):
+        a, b = Placed(ictxt, np.where(np.tri(N, k=-1), np.nan, upper).astype(dtype)), Placed(ictxt, right)
+        assert getattr(scalapack, f"p{letter}trtrs")("U", trans, "N", N, 3, *a.at, *b.at) == 0
+        assert a.operand.is_untouched()
+        residual = np.abs(op @ b.collected() - right).max()
+        assert residual <= 30 * N * float(np.finfo(dtype).eps) * np.abs(op).max() * np.abs(right).max()
+
+
+def check_redistribution(routine: str, letter: str, ictxt: int) -> None:
+    """Between grids of a row and of a column, with submatrices; the other triangle and all around stay as they are."""
+    del ictxt
+    whole = scalapack.gridinit(COMM, "R", 1, COMM.size, timeout=30.0)
+    source, target = Matrix(13, 12, 2, 3, 2, 3), Matrix(14, 11, 5, 1, 4, 2)
+    for uplo, diag in (("", ""),) if routine == "gemr2d" else (("U", "N"), ("L", "U")):
+        row: redist.Row = (9, 8, source, (1, COMM.size), target, (COMM.size, 1), uplo, diag)
+        assert redist.run(row, letter, whole, COMM) == ""
+    scalapack.gridexit(whole)
+
+
+CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
+    "elset": check_elements,
+    "elget": check_elements,
+    "laprnt": check_printed,
+    "lapiv": check_exchanges,
+    "trtrs": check_triangular_solve,
+    **{name: partial(check_condition, name) for name in ("gecon", "pocon", "trcon")},
+    **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},
+}
+
+
+# Grids and indices
+
+
+def check_grid(ictxt: int) -> None:
+    """gridinit, gridinfo, pnum, pcoord: processes are numbered along the rows; gridexit ends the grid."""
+    assert scalapack.gridinfo(ictxt) == (*SHAPE, *GRID.coordinates(COMM.rank))
+    for rank in range(COMM.size):
+        assert scalapack.pcoord(ictxt, rank) == GRID.coordinates(rank)
+        assert scalapack.pnum(ictxt, *GRID.coordinates(rank)) == rank
+    column = scalapack.gridinit(COMM, "C", COMM.size, 1, timeout=30.0)
+    assert scalapack.gridinfo(column) == (COMM.size, 1, COMM.rank, 0)
+    scalapack.gridexit(column)
+    assert scalapack.gridinfo(column) == (-1, -1, -1, -1)
+
+
+def check_map(ictxt: int) -> None:
+    del ictxt
+    handle = scalapack.gridmap(COMM, [list(range(COMM.size))[::-1]], 1, 1, COMM.size, timeout=30.0)
+    assert scalapack.gridinfo(handle) == (1, COMM.size, 0, COMM.size - 1 - COMM.rank)
+    scalapack.gridexit(handle)
+
+
+def check_end(ictxt: int) -> None:
+    other = scalapack.gridinit(COMM, "R", 1, 1, timeout=30.0)
+    scalapack.exit(1)
+    assert scalapack.gridinfo(ictxt) == scalapack.gridinfo(other) == (-1, -1, -1, -1)
+
+
+def check_world(ictxt: int) -> None:
+    del ictxt
+    assert (scalapack.pinfo(), scalapack.get(-1, 0)) == ((COMM.rank, COMM.size), 0)
+
+
+def check_scopes(ictxt: int) -> None:
+    """The processes of a scope have a communicator, in which they have their place; all of them pass a barrier."""
+    (_, _, myrow, mycol), sizes = scalapack.gridinfo(ictxt), {"A": COMM.size, "R": SHAPE[1], "C": SHAPE[0]}
+    for scope, size in sizes.items():
+        comm = scalapack.comm(ictxt, scope)
+        assert (comm.size, comm.rank) == (size, {"A": COMM.rank, "R": mycol, "C": myrow}[scope])
+        entered = COMM.allgather(None)
+        scalapack.barrier(ictxt, scope)
+        assert len(entered) == COMM.size
+
+
+def check_descriptor(ictxt: int) -> None:
+    assert scalapack.descinit(7, 5, 2, 3, 0, 0, ictxt, 9) == [1, ictxt, 7, 5, 2, 3, 0, 0, 9]
+
+
+def check_indices(ictxt: int) -> None:
+    """The functions of indices, from 1, against an enumeration of blocks that are dealt out from the source on."""
+    nb, source, nprocs, size = 3, 1, 4, 29
+    places: dict[int, list[int]] = {p: [] for p in range(nprocs)}
+    for g in range(1, size + 1):
+        places[(source + (g - 1) // nb) % nprocs].append(g)
+    for p, mine in places.items():
+        assert scalapack.numroc(size, nb, p, source, nprocs) == len(mine)
+        for l, g in enumerate(mine, 1):
+            assert scalapack.indxg2p(g, nb, 0, source, nprocs) == p
+            assert scalapack.indxg2l(g, nb, 0, source, nprocs) == l
+            assert scalapack.indxl2g(l, nb, p, source, nprocs) == g
+    a, (nprow, npcol, myrow, mycol) = Distribution(ictxt, 9, 11, 2, 3), scalapack.gridinfo(ictxt)
+    for i, j in ((1, 1), (4, 7), (9, 11)):
+        here = scalapack.infog2l(i, j, a.desc, nprow, npcol, myrow, mycol)
+        row, column = int((a.rows < i).sum()) + 1, int((a.columns < j).sum()) + 1
+        assert here == (row, column, (i - 1) // 2 % nprow, (j - 1) // 3 % npcol)
+
+
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(("gridinit", "gridinfo", "gridexit", "pnum", "pcoord"), check_grid),
+    **dict.fromkeys(("pinfo", "get"), check_world),
+    **dict.fromkeys(("comm", "barrier"), check_scopes),
+    **dict.fromkeys(("numroc", "indxg2p", "indxg2l", "indxl2g", "infog2l"), check_indices),
+    "gridmap": check_map,
+    "exit": check_end,
+    "descinit": check_descriptor,
+}
