@@ -122,7 +122,7 @@ def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, cl
     if lacks and is_kept:
         runtime.kept.keep(bound.key, planned)
     try:
-        if planned.operation.is_local:
+        if planned.operation.is_local and not planned.operation.meets:
             value = planned.run_locally(verb, runtime, bound)
         else:
             value = planned.perform(verb, runtime, lambda: bound, closes=closes)

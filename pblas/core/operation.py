@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.runtime import shared_descriptor, spelled
 
@@ -89,13 +90,18 @@ class Operation(ABC, Generic[ResultT]):
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
     closes: ClassVar[bool] = False
     """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
+    meets: ClassVar[bool] = False
+    """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
+    each rank makes it without the others, and an agreement starts each execution."""
+    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.WorkspaceError, KeyboardInterrupt)
+    """Errors that agreements within `run` raise while no message is under way: the context goes on."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Fields that follow from the scalars, so that the agreement does not name them."""
 
     @property
     @abstractmethod
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
-        """Descriptor and dtype of the result (global)."""
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+        """Descriptor and dtype of the result; None: `run` of the executor returns it, equal on all ranks (global)."""
 
     @abstractmethod
     def plan(self, nprocs: int, topology: Topology) -> Plan:
@@ -143,7 +149,10 @@ class Operation(ABC, Generic[ResultT]):
         bound: Bound[ResultT],
         result: DistMatrix,
     ) -> ResultT:
-        """The value of the call, after the closing agreement; raises the errors that all ranks know (global)."""
+        """The value of the call, after the closing agreement; raises the errors that all ranks know (global).
+
+        Without a result matrix, `result` is what the executor has returned.
+        """
         value: Any = result
         returned: ResultT = value
         return returned

@@ -125,7 +125,7 @@ class PlanHandle:
 class Begun(NamedTuple):
     """An execution whose arrays are published: an agreement of all ranks starts it (local)."""
 
-    result: DistMatrix
+    result: DistMatrix | None
     x: Any
     alone: bool
 
@@ -162,17 +162,18 @@ class Planned(PlanHandle, Generic[ResultT]):
         self.plan: Plan = operation.plan(nprocs, topology)
         self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
         """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
-        self._desc, self._dtype = operation.result
+        self._result = operation.result
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
-            self._place = runtime.place(self._desc, self._dtype)
+            self._place = None if self._result is None else runtime.place(*self._result)
             self.prepare(runtime)
             runtime.matrices.add(self)
 
     @property
     def out(self) -> MatrixDescriptor:
         """Descriptor of the result (global)."""
-        return self._desc
+        assert self._result is not None, "the operation has a result matrix"
+        return self._result[0]
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
@@ -213,17 +214,20 @@ class Planned(PlanHandle, Generic[ResultT]):
             return False
         if bound.fact:  # the largest of all ranks is not known yet
             return False
-        if bound.out is not None:
+        place = self._place
+        if bound.out is not None or place is None:
             return True
-        nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
+        nbytes = max(place.nbytes, bound.nelements * place.dtype.itemsize)
         return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
 
     def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
         """**Collective.** A new matrix for the result."""
-        desc, place = self._desc, self._place
+        assert self._result is not None, "the operation has a result matrix"
+        assert self._place is not None, "so it has a place"
+        (desc, dtype), place = self._result, self._place
         if bound.nelements:  # some rank gave a leading dimension: all allocate as much
             desc = bound.new or desc
-            place = runtime.place(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
+            place = runtime.place(desc, dtype, max(bound.nelements, desc.max_local_nelements))
         result = DistMatrix(desc, runtime.empty(place), runtime)
         self.operation.fresh(runtime.backend, result)
         return result
@@ -231,8 +235,8 @@ class Planned(PlanHandle, Generic[ResultT]):
     def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
         self.operation.begin(runtime.backend.arrays, bound)
-        result = bound.out
-        if result is None:
+        result: Any = bound.out
+        if result is None and self._place is not None:
             result = self.new_result(runtime, bound)
             if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
@@ -256,14 +260,14 @@ class Planned(PlanHandle, Generic[ResultT]):
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):
             backend.agree(f"{verb}: staged")
-        expected = (errors.WorkspaceError, KeyboardInterrupt)
+        expected = self.operation.expected
         if self.plan.overlaps_messages:
             with backend.progressing(), runtime.collective_section(verb, expected=expected):
-                executor.run(begun.x)
+                value = executor.run(begun.x)
                 backend.arrays.settle()
         else:
             with runtime.collective_section(verb, expected=expected):
-                executor.run(begun.x)
+                value = executor.run(begun.x)
                 backend.arrays.settle()
         if executor.lends and backend.shared and runtime.nprocs > 1:
             self._lent_at = runtime.next_number()
@@ -271,7 +275,7 @@ class Planned(PlanHandle, Generic[ResultT]):
                 runtime.lend()
         if closes or self.operation.closes:
             runtime.end_lending(verb)
-        return self.operation.finish(verb, runtime, executor, bound, begun.result)
+        return self.operation.finish(verb, runtime, executor, bound, value if begun.result is None else begun.result)
 
     def perform(
         self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
@@ -319,7 +323,7 @@ class Planned(PlanHandle, Generic[ResultT]):
 
     def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
         """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""
-        if bound.out is None:
+        if bound.out is None and self._place is not None:
             bound = bound._replace(out=self.new_result(runtime, bound))
             if not runtime.backend.shared:  # private memory: another rank may have none
                 runtime.backend.agree(f"{verb}: allocate")

@@ -44,8 +44,8 @@ class Executor(Protocol):
             Whether all ranks must agree before they run.
         """
 
-    def run(self, x: Any) -> None:
-        """**Collective.** Run the plan with these arrays."""
+    def run(self, x: Any) -> object:
+        """**Collective.** Run the plan with these arrays; the value of an operation that has no result matrix."""
 
 
 _EXECUTORS: dict[type[ProductPlan], Any] = {

@@ -219,7 +219,6 @@ class Operators:
     def sum(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Number | Array: ...
-    @collective
     def sum(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The sum of the elements, or of each column or row.
 
@@ -253,12 +252,11 @@ class Operators:
     def mean(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Number | Array: ...
-    @collective
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
-        from pblas.operations.reductions import mean
+        from pblas.operations.reductions import reduction
 
-        return mean(self, axis, keepdims)  # type: ignore[arg-type]
+        return reduction(self, "mean", axis, keepdims)  # type: ignore[arg-type]
 
     @overload
     def max(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -266,7 +264,6 @@ class Operators:
     def max(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def max(self, axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
-    @collective
     def max(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The largest element, or that of each column or row; NaN if one of them is NaN.
 
@@ -286,7 +283,6 @@ class Operators:
     def min(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def min(self, axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
-    @collective
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The least element, or that of each column or row; see `max`."""
         from pblas.operations.reductions import reduction
@@ -299,7 +295,6 @@ class Operators:
     def argmax(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> np.intp | Array: ...
-    @collective
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the largest element, of the first one if there are several, or of the first NaN.
 
@@ -330,21 +325,18 @@ class Operators:
     def argmin(self, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> np.intp | Array: ...
-    @collective
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
         from pblas.operations.reductions import reduction
 
         return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
 
-    @collective
     def trace(self) -> Number:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
         from pblas.operations.reductions import trace
 
         return trace(self)  # type: ignore[arg-type]
 
-    @collective
     def diagonal(self) -> Vector:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
         from pblas.operations.reductions import diagonal
@@ -359,7 +351,6 @@ class Operators:
     def norm(self, ord: Ord, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def norm(self, ord: Ord = "fro", axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
-    @collective
     def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
         """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
 

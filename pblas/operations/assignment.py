@@ -12,7 +12,8 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
-from pblas.operations.redistribution import redistribute
+from pblas.operations.elementwise import combined
+from pblas.operations.redistribution import redistributed
 from pblas.operations.reductions import converted_array
 from pblas.runtime.runtime import shared_descriptor
 
@@ -60,27 +61,19 @@ def assign(a: DistMatrix, key: Any, value: Any) -> None:
 def _assign_matrix(runtime: Runtime, value: DistMatrix, view: DistMatrix, *, copy: bool) -> Array | None:
     """**Collective.** View := value if the shapes agree; else the elements that all ranks have now, broadcast."""
     if value.shape != view.shape:
-        whole = redistribute(value, MatrixDescriptor.replicated(*value.shape, runtime.nprocs))
+        whole = redistributed(VERB, value, MatrixDescriptor.replicated(*value.shape, runtime.nprocs))
+        runtime.end_lending(VERB)  # the view may overlap the value, which peers read
         elements = runtime.backend.reading(whole.local)
         return np.broadcast_to(elements.astype(view.dtype, copy=False), view.shape)
     if value.dtype != view.dtype:
-        value = _converted(runtime, value, view.dtype)
+        value = combined("x", {"x": value}, dtype=view.dtype)
     elif copy:
-        value = redistribute(value, value.desc)
+        value = redistributed(VERB, value, value.desc.without_lld)
     # A conjugated view gets the conjugate in memory.
     flips = view.conjugated and value.dtype.kind == "c"
     source = DistMatrix(value.desc, value.stored(VERB), runtime, conj=not value.conjugated) if flips else value
-    redistribute(source, out=DistMatrix(view.desc, view.stored(VERB), runtime))
+    redistributed(VERB, source, out=DistMatrix(view.desc, view.stored(VERB), runtime))
     return None
-
-
-def _converted(runtime: Runtime, value: DistMatrix, dtype: np.dtype[Any]) -> DistMatrix:
-    """**Collective.** A copy of a matrix in another dtype, conjugated in memory if the matrix is."""
-    nelements = runtime.agree(f"{VERB}: convert", {}, None, (runtime.nelements(value.desc),))[0]
-    local = runtime.empty(runtime.place(value.desc, dtype, nelements))
-    with runtime.backend.writing(local) as target:
-        target[...] = runtime.backend.reading(value.local)
-    return DistMatrix(value.desc, local, runtime)
 
 
 def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:

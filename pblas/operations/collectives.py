@@ -16,10 +16,11 @@ from pblas.backends.interop import current_stream
 from pblas.epilogues import Epilogue
 from pblas.execute.collective.collective import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
 from pblas.execute.collective.flat import Flat
+from pblas.execute.collective.gathering import Gathering
 from pblas.execute.collective.reduction import ByFunction
 from pblas.execute.collective.staging import Staging
-from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction, bounds_of
-from pblas.plans.collective import SLOT_NBYTES, Rounds, goes_by_messages, width_of
+from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
+from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import name_of
 
@@ -177,50 +178,73 @@ def gather(
         counts: number of rows of each rank (global).
     """
     rows, row = tuple(counts), x.shape[1:]
-    prepared = runtime.prepared.get(
-        ("gather", rows, row, x.dtype), lambda: _PreparedGather(rows, row, x.dtype, runtime.rank)
-    )
-    memory = _Memory(runtime, 0)
-    staging, flat = memory.staging, Flat(x, prepared.start)
-    steps = Steps(operation, None, True, prepared.rounds)
-    job = None if staging is None else _laid_out(staging, steps, flat)
-    runtime.agree(operation, call_args if isinstance(call_args, str) else {**call_args, **prepared.arguments})
-    if staging is None or job is None:
-        staging = memory.make()
-        job = _laid_out(staging, steps, flat)
+    numbers = tuple(math.prod(row) * count for count in rows)
+    exchange = runtime.prepared.get(("gather", numbers, x.dtype), lambda: Exchange(numbers, x.dtype, runtime.rank))
+    exchange.lay_out(runtime, operation, x)
+    if not isinstance(call_args, str):
+        call_args = {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows}
+    runtime.agree(operation, call_args)
+    if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
-    result = np.empty(prepared.shape, x.dtype)
-    if result.size:
-        if goes_by_messages(result.nbytes // runtime.nprocs, shared=runtime.backend.shared):
-            job = Collective(staging, steps._replace(rounds=prepared.message_rounds, by_messages=True), flat)
-        with runtime.collective_section(operation):
-            job.run([Flat(result)], None)
-    return result
+    with runtime.collective_section(operation):
+        return exchange.collect().reshape(sum(rows), *row)
 
 
-class _PreparedGather:
-    """An all-gather of arrays whose numbers of rows all ranks know, for any number of calls (global).
+class Exchange:
+    """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`.
 
     Args:
-        counts: number of rows of each rank (global).
-        row: shape of a row (global).
+        counts: number of elements of each rank (global).
         dtype: of the elements (global).
         rank: this rank (local).
     """
 
-    def __init__(self, counts: tuple[int, ...], row: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
-        bounds = bounds_of(counts, math.prod(row))
-        self.rounds: Rounds = Rounds(bounds, width_of(1, dtype.itemsize, 1))
-        self.message_rounds: Rounds = Rounds(bounds, width_of(1, dtype.itemsize, 1, by_messages=True))
-        self.start: int = bounds[rank]
-        """Number of this rank's first element in the result (local)."""
-        self.shape: tuple[int, ...] = sum(counts), *row
-        """Shape of the result (global)."""
-        self.arguments: dict[str, Any] = {"x.shape[1:]": row, "dtype": name_of(dtype), "counts": counts}
-        """Arguments that must be equal on all ranks (global)."""
+    def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
+        self._gathering = Gathering(counts, dtype, rank)
+        self._later: tuple[Runtime, str, Array] | None = None
+
+    def lay_out(self, runtime: Runtime, name: str, x: Array) -> None:
+        """Copy this rank's array to where peers read it; `name` of the call is for messages (local)."""
+        staging, backend = runtime.staging, runtime.backend
+        usable = staging is not None and staging.nbytes >= SLOT_NBYTES and staging.shared == backend.shared
+        if usable and not self._is_direct(runtime):
+            self._later = None
+            self._gathering.lay_out(staging, name, x)
+        else:
+            self._later = runtime, name, x
+
+    def stage(self) -> bool:
+        """**Collective.** Lay out the array if there was no staging memory yet; then all ranks must agree once more."""
+        if self._later is None or self._is_direct(self._later[0]):
+            return False
+        (runtime, name, x), self._later = self._later, None
+        self._gathering.lay_out(_Memory(runtime, 0).make(), name, x)
+        return True
+
+    def collect(self) -> Array:
+        """**Collective.** All ranks' elements, one after the other in a new array of one dimension."""
+        if self._later is None:
+            return self._gathering.run()
+        (runtime, _, x), self._later = self._later, None
+        return np.concatenate(runtime.backend.gather(x) if runtime.nprocs > 1 else (x.reshape(-1),))
 
     def close(self) -> None:
         """Nothing: it has no memory (local)."""
+
+    @staticmethod
+    def _is_direct(runtime: Runtime) -> bool:
+        """Whether no memory of the hosts carries the elements (global)."""
+        return runtime.nprocs == 1 or runtime.backend.gpus
+
+
+class Exchanging:
+    """The properties of executors that exchange small arrays, and have no memory of their own: see `Executor`."""
+
+    lends = False
+    workspace_nbytes = 0
+
+    def free_buffers(self) -> None:
+        """Nothing: it has no memory but indices (local)."""
 
 
 def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:

@@ -7,16 +7,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.core.call import call
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.assignment import assign
 from pblas.operations.elementwise import combined, elementwise
-from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import norm, reduction, vdot
-from pblas.operations.vectors import columns_of
+from pblas.operations.redistribution import Redistribution, redistributed
+from pblas.operations.reductions import Reduction, described, dotted, norm, reduction
+from pblas.operations.vectors import checked_columns, columns_of, runtime_of
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pblas.backends.dtypes import Number, Real, Scalar
+    from pblas.core.operation import Bound
+    from pblas.runtime.runtime import Runtime
 
 _SIZES = "abs(real(x)) + abs(imag(x))"
 """The size of a complex number in asum and amax, as in BLAS."""
@@ -70,7 +75,7 @@ def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
         with a.runtime.local_step(verb):
             if verb == "dot" and a.dtype.kind == "c":
                 raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
-        return vdot(a if verb == "dotc" else a.conj(), b)
+        return dotted(verb, a if verb == "dotc" else a.conj(), b)
 
 
 def nrm2(x: DistMatrix) -> Real:
@@ -87,8 +92,8 @@ def nrm2(x: DistMatrix) -> Real:
 
     Source: BLAS, xNRM2.
     """
-    with columns_of("nrm2", x=x) as (a,):
-        return norm(a, "fro", None, keepdims=False)
+    runtime_of("nrm2", {"x": x})
+    return call("nrm2", _bind_norm, {"x": x}, x)
 
 
 def asum(x: DistMatrix) -> Real:
@@ -183,8 +188,9 @@ def axpy(alpha: Scalar, x: DistMatrix, y: DistMatrix) -> DistMatrix:
     ...     pblas.blas.axpy(2.0, A[0], y).to_global(None).tolist()
     [[3.0], [3.0], [3.0]]
     """
-    with columns_of("axpy", "y", x=x, y=y) as (a, b):
-        redistribute(a, out=b, alpha=alpha, beta=1.0)
+    operands = {"x": x, "y": y}
+    runtime_of("axpy", operands)
+    call("axpy", _bind_update, operands, operands, alpha, 1.0)
     return y
 
 
@@ -199,8 +205,9 @@ def copy(x: DistMatrix, y: DistMatrix) -> DistMatrix:
     ...     pblas.blas.copy(x, y).to_global(None).tolist()
     [[1.0, 1.0, 1.0]]
     """
-    with columns_of("copy", "y", x=x, y=y) as (a, b):
-        redistribute(a, out=b)
+    operands = {"x": x, "y": y}
+    runtime_of("copy", operands)
+    call("copy", _bind_update, operands, operands, 1.0, 0.0)
     return y
 
 
@@ -213,7 +220,21 @@ def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     Source: BLAS, xSWAP.
     """
     with columns_of("swap", "x", "y", x=x, y=y) as (a, b):
-        old = redistribute(b, a.desc)
-        redistribute(a, out=b)
-        redistribute(old, out=a)
+        old = redistributed("swap", b, a.desc.without_lld, agrees=described(x=a, y=b))
+        redistributed("swap", a, out=b)
+        redistributed("swap", old, out=a, is_temporary=True)
     return x, y
+
+
+def _bind_update(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
+) -> Bound[DistMatrix]:
+    """y := alpha x + beta y: the arguments, checked on this rank."""
+    a, b = checked_columns(verb, runtime, operands, ("y",))
+    return Redistribution.bind(verb, runtime, a, None, b, "N", alpha, beta)
+
+
+def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:
+    """The root of the sum of squares: the argument, checked on this rank."""
+    (a,) = checked_columns(verb, runtime, {"x": x})
+    return Reduction.bind(verb, runtime, "norm", a, ord="fro")

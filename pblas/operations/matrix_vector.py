@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
 
 import numpy as np
 
 from pblas import errors
+from pblas.core.call import call as perform
 from pblas.core.checks import check_context, check_not_conjugated, checked_trans, not_a_matrix
 from pblas.core.matrix_or_array import MatrixOrArray
+from pblas.core.operation import Bound, Operation
 from pblas.core.options import Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.reduction import PreparedReduction, combined, index_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.reductions import gathered_parts
-from pblas.operations.vectors import (
-    Vector,
-    are_same,
-    check_size,
-    checked_vector,
-    put_old,
-    runtime_of,
-    store,
-    summed,
-)
+from pblas.operations.collectives import Exchange, Exchanging, add_up
+from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector, runtime_of
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.runtime import checked_scalar, name_of
@@ -36,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array, Scalar
+    from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
-    from pblas.runtime.runtime import Place, Runtime
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)
@@ -269,86 +264,297 @@ class Product:
         return self.verb[-4:]
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """The checked arguments of a product; see `Product`."""
-
-    a: DistMatrix
-    x: Vector
-    y: Vector | None
-    out: Vector | None
-    trans: Trans
-    alpha: complex
-    beta: complex
-    part: Part
-    unit: bool
-    dtype: np.dtype[Any]
-    same: bool
-    """Whether out is y itself (local)."""
-
-    def agreed(self) -> dict[str, Any]:
-        """The arguments on which the ranks agree."""
-        vectors = {name: v.described() for name, v in (("x", self.x), ("y", self.y), ("out", self.out)) if v}
-        options = {name: getattr(self, name) for name in ("trans", "alpha", "beta", "part", "unit")}
-        return {**vectors, **options, "A": self.a.signature()}  # the gathering of x adds the signature of x
-
-
 def product(call: Product) -> Any:
     """**Collective.** The result of a product, in `out`, a new matrix, or an array."""
-    verb = call.verb
-    runtime = runtime_of(verb, {"a": call.a, "x": call.x, "y": call.y, "out": call.out})
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            spec = _checked(call, runtime)
-            prepared = _prepared(call, spec, runtime)
-        total = _total(call, spec, runtime, prepared)
-        put = _absolute_put(spec) if call.absolute else Scaling(spec.alpha, spec.beta)
-        target = _target(runtime, spec, prepared)
-        if target is None:
-            with np.errstate(all="ignore"):
-                result = np.empty((len(total), 1), spec.dtype)
-                if spec.y is not None:
-                    result[:, 0] = spec.y.on_all_ranks(verb)
-                put(total[:, None], result)
+    matrices = {"a": call.a, "x": call.x, "y": call.y, "out": call.out}
+    runtime_of(call.verb, matrices)
+    result = perform(call.verb, MatrixVector.bind, matrices, call)
+    return result if call.out is None else call.out
+
+
+class _Operands(NamedTuple):
+    """The local arrays and scalars of a call (local)."""
+
+    runtime: Runtime
+    verb: str
+    a: Array
+    x: Array
+    y: Array | None
+    result: Array | None
+    put: Callable[[Array, Array], None]
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixVector(Operation[Any]):
+    """alpha op(A) x + beta y.
+
+    Args:
+        kind: "gemv", "symv", "hemv" or "trmv" (global).
+        absolute: as in `MatrixVectorPlan` (global).
+        trans: of A (global).
+        part: the part of A that is read (global).
+        unit: whether the diagonal of a triangular A is 1 (global).
+        matrix: descriptor of A (global).
+        dtype: of A (global).
+        conjugated: whether A is a conjugated view (global).
+        x: the vector (global).
+        y: the vector that is added; None for none (global).
+        out: of the result; None for a new one (global).
+        reads_x: whether alpha is not 0 (global).
+        reads_y: whether there is a y, and beta is not 0 (global).
+    """
+
+    noun: ClassVar[str] = "product"
+    may_overlap: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
+    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
+    derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
+
+    kind: str
+    absolute: str
+    trans: Trans
+    part: Part
+    unit: bool
+    matrix: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: bool
+    x: VectorKind
+    y: VectorKind | None
+    out: VectorKind | None
+    reads_x: bool
+    reads_y: bool
+
+    @classmethod
+    def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
+        """The arguments of a product, checked on this rank."""
+        a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
+        trans = checked_trans(verb, "trans", call.trans)
+        part: Part = "all" if call.kind == "gemv" else checked_uplo(verb, call.uplo)
+        if call.diag not in ("N", "U"):
+            raise errors.ArgumentError(f"{verb}: diag must be 'N' or 'U', got {call.diag!r}")
+        length, size = a.shape if trans == "N" else a.shape[::-1]
+        dtype = real_of(a.dtype) if call.absolute else a.dtype
+        x = checked_vector(verb, "x", call.x, runtime, a.dtype)
+        check_size(verb, "x", x, size, f"op(A) is {length} x {size} and takes")
+        y, out = (
+            None if value is None else checked_vector(verb, name, value, runtime, dtype, arrays=name == "y")
+            for name, value in (("y", call.y), ("out", call.out))
+        )
+        for name, vector in (("y", y), ("out", out)):
+            if vector is not None:
+                check_size(verb, name, vector, length, f"op(A) is {length} x {size} and gives")
+        if out is not None:
+            check_not_conjugated(verb, "out", out.column)
+            check_writeable(verb, "out", out.column)
+        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
+        beta = checked_scalar(verb, "beta", (0.0 if y is None else 1.0) if call.beta is None else call.beta, dtype)
+        if beta != 0 and y is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta} and there is no y; pass y=, or leave beta out")
+        vectors = (None if v is None else v.kind for v in (x, y, out))
+        unit, reads_y = call.diag == "U", y is not None and beta != 0
+        options = call.kind, call.absolute, trans, part, unit, a.desc.without_lld, a.dtype, a.conjugated
+        form = *options, *vectors, alpha != 0, reads_y
+        reads = {name: v.column for name, v in (("x", x), ("y", y)) if v is not None and v.column is not None}
+        target = None if out is None else out.column
+        return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a, **reads}, target, local=(x, y))
+
+    @property
+    def target(self) -> VectorKind | None:
+        """The vector of the result, a new one divided as the rows of op(A); None for an array (global)."""
+        if self.out is not None:
+            return self.out
+        like = next((v for v in (self.x, self.y) if v is not None and v.column is not None), None)
+        if like is None:
+            return None
+        desc = self.oriented
+        column = MatrixDescriptor(desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb)
+        return VectorKind(desc.m, column, self.result_dtype, is_row=like.is_row)
+
+    @property
+    def oriented(self) -> MatrixDescriptor:
+        """Descriptor of op(A) (global)."""
+        return self.matrix if self.trans == "N" else self.matrix.T
+
+    @property
+    def result_dtype(self) -> np.dtype[Any]:
+        """The dtype of the result (global)."""
+        return real_of(self.dtype) if self.absolute else self.dtype
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+        target = self.target
+        return None if target is None or target.column is None else (target.column, self.result_dtype)
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def plan(self, nprocs: int, topology: Topology) -> MatrixVectorPlan:
+        desc, target = self.oriented, self.target
+        plan = MatrixVectorPlan(
+            *(self.matrix, self.part, _terms(self.kind, self.trans, unit=self.unit, conj=self.conjugated)),
+            *(name_of(self.dtype), nprocs, topology.transport(nprocs)),
+            hermitian=self.kind == "hemv",
+            absolute=self.absolute,
+            replicated=self.x.column is None,
+        )
+        if target is None or target.column is None or len(plan.terms) > 1 or not desc.is_row_wise:
+            return plan
+        rows = MatrixDescriptor(desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb)
+        return replace(plan, stays=target.column.same_distribution(rows))
+
+    def executor(self, plan: MatrixVectorPlan, backend: HostRanks) -> RunMatrixVector:
+        return RunMatrixVector(plan, backend, self)
+
+    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> _Operands:
+        x, y = bound.local
+        alpha, beta = bound.scalars["alpha"], bound.scalars["beta"]
+        put = _absolute_put(alpha, beta) if self.absolute else Scaling(alpha, beta)
+        old = y.stored(verb) if self.reads_y else None
+        target = None if result is None else result.stored(verb)
+        return _Operands(runtime, verb, bound.reads["A"].stored(verb), x.stored(verb), old, target, put)
+
+    def finish(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> Any:
+        return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
+
+
+class RunMatrixVector(Exchanging):
+    """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results.
+
+    Args:
+        plan: of the product (global).
+        backend: of the context (local).
+        operation: the product (global).
+    """
+
+    def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
+        self._plan, self._backend, self._spec = plan, backend, operation
+        x, y, target = operation.x, operation.y, operation.target
+        column = None if target is None else target.column
+        self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
+        old = None if y is None or not operation.reads_y else y.column
+        self._old_is_own = old is not None and column is not None and old.same_distribution(column)
+        kinds = [x] if self._multiplies and x.column is not None else []
+        self._brings_old = old is not None and not self._old_is_own
+        if self._brings_old:
+            assert y is not None, "it is read"
+            kinds.append(y)
+        self._vectors = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
+        own = column is not None and column.local_shape(backend.rank)[1] > 0
+        self._rows = index_of(column.global_ranges(backend.rank)[0] if column is not None and own else [])
+        dtype, self._sums, self._exchange = np.dtype(plan.partial_dtype), None, None
+        if self._multiplies and not plan.stays:
+            if not plan.is_whole:
+                options: Any = "sum", 1, plan.partial_dtype, plan.nprocs, plan.transport
+                self._sums = PreparedReduction(ReductionPlan(operation.oriented, *options), backend.rank)
+                self._exchange = Exchange(self._sums.counts, dtype, backend.rank)
+            elif plan.gathers or backend.gpus:
+                self._exchange = Exchange((plan.length,) * plan.nprocs, dtype, backend.rank)
+        self._partial: Array | None = None
+
+    @cached_property
+    def _local(self) -> LocalProduct:
+        """The elements that this rank multiplies (local)."""
+        return LocalProduct(self._plan, self._backend.rank)
+
+    def publish(self, x: _Operands) -> bool:
+        """Lay out the vectors, or if no vector is distributed the partial results; see `Executor`."""
+        if self._vectors is not None:
+            columns = [x.x] if self._multiplies and self._spec.x.column is not None else []
+            if self._brings_old:
+                assert x.y is not None, "it is read"
+                columns.append(x.y)
+            self._vectors.lay_out(x.runtime, x.verb, columns)
+        elif self._multiplies:
+            self._multiply(x, self._sizes(x.x))
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Make the staging memory if there is none; see `Executor`."""
+        exchange = self._exchange if self._vectors is None else self._vectors
+        return exchange is not None and exchange.stage()
+
+    def run(self, x: _Operands) -> Array | None:
+        """**Collective.** The result as an array that all ranks have, or None: it is in the matrix of the result."""
+        gathered = iter([] if self._vectors is None else self._vectors.collect())
+        vector = self._sizes(next(gathered)) if self._gathers_x else self._sizes(x.x) if self._multiplies else None
+        old = next(gathered, None)
+        if self._multiplies and self._vectors is not None:
+            assert vector is not None, "it is multiplied"
+            if self._exchange is None:
+                self._multiply(x, vector)
+            else:
+                with x.runtime.local_step(x.verb):
+                    self._multiply(x, vector)
+                x.runtime.backend.agree(f"{x.verb}: sums")
+                if self._exchange.stage():
+                    x.runtime.backend.agree(f"{x.verb}: staged")
+        total = self._total(x, vector)
+        if x.result is None:
+            result = np.empty((len(total), 1), self._spec.result_dtype)
+            if x.y is not None:
+                result[:, 0] = x.y
+            x.put(total[:, None], result)
             return result[:, 0]
-        if spec.y is not None and spec.beta != 0:
-            differs = runtime.agree(f"{verb}: y", {}, None, (int(not spec.same),))[0]
-            put_old(spec.y, target, same=not differs)
-        assert target.column is not None, "a target is a matrix"
+        self._store(x, total, old)
+        return None
+
+    @property
+    def _gathers_x(self) -> bool:
+        """Whether the vector is distributed, and multiplied (global)."""
+        return self._multiplies and self._spec.x.column is not None
+
+    def _sizes(self, vector: Array) -> Array:
+        """The vector that is multiplied, or the sizes of its elements (global)."""
+        return absolute_values(vector, self._spec.absolute) if self._spec.absolute else vector
+
+    def _multiply(self, x: _Operands, vector: Array) -> None:
+        """y_r = op(A_r) x: this rank's partial results, laid out for the other ranks (local)."""
         with np.errstate(all="ignore"):
-            store(runtime, target.column, put, total, is_own=prepared.plan.stays)
-        if call.out is not None:
-            return call.out
-        return target.column.T if target.is_row else target.column
+            partial = multiply(self._local, x.runtime.backend, x.a, vector)
+        self._partial = partial
+        if self._exchange is not None:
+            self._exchange.lay_out(x.runtime, x.verb, partial)
 
+    def _total(self, x: _Operands, vector: Array | None) -> Array:
+        """**Collective.** op(A) x without alpha, on all ranks, or if it stays this rank's elements of it."""
+        plan, dtype = self._plan, np.dtype(self._plan.partial_dtype)
+        if not self._multiplies:
+            return np.zeros(len(np.arange(plan.length)[self._rows]) if plan.stays else plan.length, dtype)
+        partial, self._partial = self._partial, None
+        assert partial is not None, "it was multiplied"
+        assert vector is not None, "it was multiplied"
+        if plan.stays:
+            return partial + vector[self._rows] if self._spec.unit else partial
+        if self._exchange is None:
+            total = np.empty_like(partial)
+            add_up(x.runtime, f"{x.verb}: sums", {}, partial, total, None, algorithm="two_shot")
+        elif self._sums is not None:
+            total = combined(self._sums, self._exchange.collect())
+        else:  # y = y_0 + y_1 + ... + y_{P-1}   (in the order of ranks)
+            parts = self._exchange.collect().reshape(plan.nprocs, -1)
+            total = parts[0].copy()
+            for part in parts[1:]:
+                total += part
+        return total + vector if self._spec.unit else total
 
-def _checked(call: Product, runtime: Runtime) -> _Checked:
-    """The checked arguments of a product (local)."""
-    verb, a = call.verb, checked_matrix(call.verb, call.a, runtime, square=call.kind != "gemv")
-    trans = checked_trans(verb, "trans", call.trans)
-    part: Part = "all" if call.kind == "gemv" else checked_uplo(verb, call.uplo)
-    if call.diag not in ("N", "U"):
-        raise errors.ArgumentError(f"{verb}: diag must be 'N' or 'U', got {call.diag!r}")
-    length, size = a.shape if trans == "N" else a.shape[::-1]
-    dtype = real_of(a.dtype) if call.absolute else a.dtype
-    x = checked_vector(verb, "x", call.x, runtime, a.dtype)
-    check_size(verb, "x", x, size, f"op(A) is {length} x {size} and takes")
-    y, out = (
-        None if value is None else checked_vector(verb, name, value, runtime, dtype, arrays=name == "y")
-        for name, value in (("y", call.y), ("out", call.out))
-    )
-    for name, vector in (("y", y), ("out", out)):
-        if vector is not None:
-            check_size(verb, name, vector, length, f"op(A) is {length} x {size} and gives")
-    if out is not None:
-        check_not_conjugated(verb, "out", out.column)
-        check_writeable(verb, "out", out.column)
-    alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
-    beta = checked_scalar(verb, "beta", (0.0 if y is None else 1.0) if call.beta is None else call.beta, dtype)
-    if beta != 0 and y is None:
-        raise errors.ArgumentError(f"{verb}: beta is {beta} and there is no y; pass y=, or leave beta out")
-    same = are_same(verb, y, out)
-    return _Checked(a, x, y, out, trans, alpha, beta, part, call.diag == "U", dtype, same)
+    def _store(self, x: _Operands, total: Array, old: Array | None) -> None:
+        """Out := alpha total + beta y in this rank's part of the result; `old` is a y that was gathered (local)."""
+        part, backend = x.result, x.runtime.backend
+        if part is None or not part.size:
+            return
+        rows, out = self._rows, backend.reading(part)
+        out = out if out is part else out.copy()
+        if self._old_is_own:
+            assert x.y is not None, "it is read"
+            assert self._spec.y is not None, "it is read"
+            own = backend.reading(x.y)
+            out[...] = np.conj(own) if self._spec.y.conjugated else own
+        elif x.y is not None:
+            out[:, 0] = (x.y if old is None else old)[rows]
+        x.put((total if self._plan.stays else total[rows])[:, None], out)
+        if out is not part:
+            backend.copy(out, part)
 
 
 def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:
@@ -396,131 +602,11 @@ def _terms(kind: str, trans: Trans, *, unit: bool, conj: bool) -> tuple[Term, ..
     return tuple(term.flipped(conj=conj) for term in terms)
 
 
-class _Prepared:
-    """A product on this rank: its plan, and the layout of a new result. It serves any number of calls.
-
-    Args:
-        plan: of the product, whose results may stay where they are (global).
-        desc: distribution of op(A) (global).
-        out: distribution of the result as a column; None for a new one (global).
-        dtype: of the result (global).
-        runtime: of the context (global).
-    """
-
-    def __init__(
-        self,
-        plan: MatrixVectorPlan,
-        desc: MatrixDescriptor,
-        out: MatrixDescriptor | None,
-        dtype: np.dtype[Any],
-        runtime: Runtime,
-    ) -> None:
-        self.column: MatrixDescriptor = MatrixDescriptor(
-            desc.m, 1, desc.mb, 1, desc.grid, desc.rsrc, desc.csrc, imb=desc.imb
-        )
-        """Distribution of a new result (global)."""
-        self.place: Place = runtime.place(self.column, dtype)
-        """Memory of this rank's part of it (local)."""
-        stays = plan.stays and len(plan.terms) == 1 and desc.is_row_wise
-        stays = stays and (out is None or out.same_distribution(self.column))
-        self.plan: MatrixVectorPlan = replace(plan, stays=stays)
-        self._desc, self._rank = desc, runtime.rank
-
-    @cached_property
-    def local(self) -> LocalProduct:
-        """The elements that this rank multiplies (local)."""
-        return LocalProduct(self.plan, self._rank)
-
-    @cached_property
-    def own(self) -> Any:
-        """Indices of this rank's rows of op(A): a slice, or an array (local)."""
-        return index_of(self._desc.global_ranges(self._rank)[0])
-
-    @cached_property
-    def sums(self) -> PreparedReduction:
-        """The sums of the partial results of all ranks' rows of op(A) (global)."""
-        plan = self.plan
-        options: Any = "sum", 1, plan.partial_dtype, plan.nprocs, plan.transport
-        return PreparedReduction(ReductionPlan(self._desc, *options), self._rank)
-
-    def close(self) -> None:
-        """Nothing: it has no memory but indices (local)."""
-
-
-def _prepared(call: Product, spec: _Checked, runtime: Runtime) -> _Prepared:
-    """The product of calls like this one (local)."""
-    a, trans, replicated = spec.a, spec.trans, spec.x.column is None
-    transport = runtime.transport
-    is_matrix = any(vector is not None and vector.column is not None for vector in (spec.x, spec.y, spec.out))
-    out = None if spec.out is None or spec.out.column is None else spec.out.column.desc
-
-    def make() -> _Prepared:
-        terms = _terms(call.kind, trans, unit=spec.unit, conj=a.conjugated)
-        plan = MatrixVectorPlan(
-            *(a.desc, spec.part, terms, name_of(a.dtype), runtime.nprocs, transport),
-            hermitian=call.kind == "hemv",
-            absolute=call.absolute,
-            replicated=replicated,
-            stays=is_matrix,
-        )
-        return _Prepared(plan, a.desc if trans == "N" else a.desc.T, out, spec.dtype, runtime)
-
-    options = call.kind, call.absolute, trans, spec.part, spec.unit, a.conjugated, replicated, is_matrix
-    return runtime.prepared.get((a.desc, out, a.dtype, transport, *options), make)
-
-
-def _target(runtime: Runtime, spec: _Checked, prepared: _Prepared) -> Vector | None:
-    """**Collective.** The vector of the result; None for an array. A new one is divided as the rows of op(A)."""
-    if spec.out is not None:
-        return spec.out
-    given = next((vector for vector in (spec.x, spec.y) if vector is not None and vector.column is not None), None)
-    if given is None:
-        return None
-    local = runtime.empty(prepared.place)
-    if not runtime.backend.shared:  # private memory: another rank may have none
-        runtime.agree("allocate a vector", {})
-    return Vector(prepared.column.m, DistMatrix(prepared.column, local, runtime), is_row=given.is_row)
-
-
-def _total(call: Product, spec: _Checked, runtime: Runtime, prepared: _Prepared) -> Array:
-    """**Collective.** Op(A) x without alpha, on all ranks, or if it stays this rank's elements of it.
-
-    Zeros if neither A nor x is read.
-    """
-    a, verb, plan = spec.a, call.verb, prepared.plan
-    step = f"{verb}: sums"
-    if spec.alpha == 0 or not plan.vector_length or not plan.length:
-        runtime.agree(step if spec.x.column is None else verb, spec.agreed())  # as ranks whose alpha is not 0
-        length = prepared.column.local_shape(runtime.rank)[0] if plan.stays else plan.length
-        return np.zeros(length, np.dtype(plan.partial_dtype))
-    call_args = spec.agreed()
-    if spec.x.column is None:
-        vector = spec.x.on_all_ranks(verb)
-    else:
-        vector, call_args = spec.x.on_all_ranks(verb, call_args), {}
-    with runtime.local_step(verb), np.errstate(all="ignore"):
-        if call.absolute:
-            vector = absolute_values(vector, call.absolute)
-        partial = multiply(prepared.local, runtime.backend, a.stored(verb), vector)
-        if plan.stays and spec.unit:
-            partial = partial + vector[prepared.own]
-    if plan.stays:
-        runtime.agree(step, call_args)
-        return partial
-    if prepared.local.is_whole:
-        total = summed(runtime, step, call_args, partial, gathers=plan.gathers)
-    else:
-        gathered = gathered_parts(runtime, step, call_args, partial, prepared.sums.counts)
-        with np.errstate(all="ignore"):
-            total = combined(prepared.sums, gathered)
-    return total + vector if spec.unit else total
-
-
-def _absolute_put(spec: _Checked) -> Callable[[Array, Array], None]:
+def _absolute_put(alpha: complex, beta: complex) -> Callable[[Array, Array], None]:
     """Y := |alpha| x + |beta y|."""
 
     def put(x: Array, out: Array) -> None:
-        old: Any = 0 if spec.beta == 0 else np.abs(spec.beta * out)
-        out[...] = old if spec.alpha == 0 else abs(spec.alpha) * x + old
+        old: Any = 0 if beta == 0 else np.abs(beta * out)
+        out[...] = old if alpha == 0 else abs(alpha) * x + old
 
     return put

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from pblas import errors
+from pblas.core.call import call
 from pblas.core.checks import check_not_conjugated
+from pblas.core.operation import Bound, Operation
 from pblas.execute.matrix_vector import LocalUpdate, update
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
+from pblas.operations.collectives import Exchanging
 from pblas.operations.matrix_vector import check_writeable, checked_matrix, checked_uplo, real_of
-from pblas.operations.vectors import all_on_all_ranks, check_size, checked_vector, runtime_of
-from pblas.runtime.runtime import checked_scalar
+from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector, runtime_of
+from pblas.plans.local import LocalPlan
+from pblas.runtime.runtime import checked_scalar, name_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Real, Scalar
+    from pblas.backends.dtypes import Array, Real, Scalar
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plans.plan import Topology
+    from pblas.runtime.runtime import Runtime
 
 
 def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
@@ -111,38 +121,133 @@ def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0)
     return _update("her2", (x, y), a, alpha, uplo)
 
 
+class _Operands(NamedTuple):
+    """The local arrays of a call, and alpha (local)."""
+
+    runtime: Runtime
+    verb: str
+    vectors: list[Array]
+    a: Array
+    alpha: complex
+
+
+@dataclass(frozen=True, eq=False)
+class RankUpdate(Operation[DistMatrix]):
+    """A := A + X Y in a part of A, where X and Y are made of one or two vectors.
+
+    Args:
+        name: of the routine (global).
+        part: the part of A that is updated (global).
+        matrix: descriptor of A (global).
+        dtype: of A (global).
+        vectors: x, or x and y (global).
+        reads: whether alpha is not 0 (global).
+    """
+
+    noun: ClassVar[str] = "update"
+    may_overlap: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("name", "reads"))
+
+    name: str
+    part: Part
+    matrix: MatrixDescriptor
+    dtype: np.dtype[Any]
+    vectors: tuple[VectorKind, ...]
+    reads: bool
+
+    @classmethod
+    def bind(
+        cls, verb: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
+    ) -> Bound[DistMatrix]:
+        """The arguments of an update, checked on this rank."""
+        is_general = verb.startswith("ge")
+        a = checked_matrix(verb, matrix, runtime, square=not is_general)
+        part: Part = "all" if is_general else checked_uplo(verb, uplo)
+        if a.dtype.itemsize <= 2:
+            raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
+        if verb == "ger" and a.dtype.kind == "c":
+            raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
+        check_not_conjugated(verb, "A", a)
+        check_writeable(verb, "A", a)
+        vectors = [checked_vector(verb, name, value, runtime, a.dtype) for name, value in names.items()]
+        for name, vector, size in zip(names, vectors, a.shape, strict=False):
+            check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
+        alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
+        kinds = tuple([vector.kind for vector in vectors])
+        reads = {name: v.column for name, v in zip(names, vectors, strict=True) if v.column is not None}
+        form = verb, part, a.desc.without_lld, a.dtype, kinds, alpha != 0
+        return Bound(cls, form, {"alpha": alpha}, reads, a, local=vectors)
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.matrix, self.dtype
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def plan(self, nprocs: int, topology: Topology) -> LocalPlan:
+        columns = tuple(kind.column for kind in self.vectors if kind.column is not None) if self.reads else ()
+        transport = topology.transport(nprocs)
+        return LocalPlan("update by vectors", self.matrix, name_of(self.dtype), nprocs, transport, columns)
+
+    def executor(self, plan: LocalPlan, backend: HostRanks) -> RunRankUpdate:
+        return RunRankUpdate(plan, backend, self)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> _Operands:
+        vectors = [vector.stored(verb) for vector in bound.local]
+        return _Operands(runtime, verb, vectors, result.stored(verb), bound.scalars["alpha"])
+
+
+class RunRankUpdate(Exchanging):
+    """The executor of an update: one exchange of the vectors.
+
+    Args:
+        plan: of the update (global).
+        backend: of the context (local).
+        operation: the update (global).
+    """
+
+    def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
+        self._spec = operation
+        self._updates = operation.reads and 0 not in operation.matrix.shape
+        self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
+        kinds = [operation.vectors[i] for i in self._moved]
+        self._columns = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
+        self._local = LocalUpdate(plan.a, operation.part, backend.rank)
+
+    def publish(self, x: _Operands) -> bool:
+        """Lay out the vectors; see `Executor`."""
+        if self._columns is not None:
+            self._columns.lay_out(x.runtime, x.verb, [x.vectors[i] for i in self._moved])
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Make the staging memory if there is none; see `Executor`."""
+        return self._columns is not None and self._columns.stage()
+
+    def run(self, x: _Operands) -> None:
+        """**Collective.** Update this rank's elements."""
+        if not self._updates:
+            return
+        elements = list(x.vectors)
+        for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):
+            elements[i] = column
+        # A_r += X[rows] Y[:, columns]
+        left, right = _factors(self._spec.name, x.alpha, elements)
+        hermitian = self._spec.name.startswith("he")
+        update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
+
+
 def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
-    runtime = runtime_of(verb, {"a": matrix, **names})
-    is_general, is_hermitian = verb.startswith("ge"), verb.startswith("he")
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            a = checked_matrix(verb, matrix, runtime, square=not is_general)
-            part: Part = "all" if is_general else checked_uplo(verb, uplo)
-            if a.dtype.itemsize <= 2:
-                raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
-            if verb == "ger" and a.dtype.kind == "c":
-                raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
-            check_not_conjugated(verb, "A", a)
-            check_writeable(verb, "A", a)
-            vectors = [checked_vector(verb, name, value, runtime, a.dtype) for name, value in names.items()]
-            for name, vector, size in zip(names, vectors, a.shape, strict=False):
-                check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
-            alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
-        described = {name: vector.described() for name, vector in zip(names, vectors, strict=True)}
-        call_args = {**described, "alpha": alpha, "part": part, **a.signature()}
-        if alpha == 0 or 0 in a.shape:
-            runtime.agree(verb, call_args)
-            return a
-        elements = all_on_all_ranks(runtime, verb, call_args, vectors)
-        with runtime.local_step(verb), np.errstate(all="ignore"):
-            left, right = _factors(verb, alpha, elements)
-            key = "update", a.desc, part
-            local: LocalUpdate = runtime.prepared.get(key, lambda: LocalUpdate(a.desc, part, runtime.rank))
-            update(local, runtime.backend, a.computed(verb), left, right, hermitian=is_hermitian)
-        runtime.agree(f"{verb}: update", {})
-    return a
+    operands = {"a": matrix, **names}
+    runtime_of(verb, operands)
+    return call(verb, RankUpdate.bind, operands, matrix, names, uplo, scalar)
 
 
 def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
+from pblas.core.call import call
 from pblas.core.checks import check_context
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.redistribution import redistribute
+from pblas.operations.redistribution import Redistribution, redistributed
 from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
+    from pblas.core.operation import Bound
     from pblas.runtime.runtime import Runtime
 
 
@@ -88,11 +90,14 @@ def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
     """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
     if not isinstance(a, DistMatrix):
         fail_without_context(verb, errors.ArgumentError(f"{verb}: expected a DistMatrix, got {type(a).__name__}"))
-    with a.runtime.call(verb):
-        with a.runtime.local_step(verb):
-            if isinstance(k, bool) or not isinstance(k, int | np.integer):
-                raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
-        return redistribute(a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
+    return call(verb, _bind_triangle, {"A": a}, a, uplo, k)
+
+
+def _bind_triangle(verb: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
+    """The arguments of `tril` and `triu`, checked on this rank."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
+    return Redistribution.bind(verb, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
 def _resized(desc: MatrixDescriptor, shape: tuple[int, int], **blocks: int) -> MatrixDescriptor:
@@ -137,7 +142,7 @@ def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatr
     runtime.agree(verb, {"count": len(parts), "dtype": parts[0].dtype.name, **arguments})
     out = DistMatrix(desc, runtime.empty(runtime.place(desc, parts[0].dtype)), runtime)
     for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
-        redistribute(x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+        redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
     return out
 
 

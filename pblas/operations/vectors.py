@@ -5,25 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import product
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate, chain, pairwise, product
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_context, check_not_conjugated, is_same_memory, shares_memory
-from pblas.execute.matrix_vector import LocalPart
-from pblas.execute.redistribution.scaling import Scaling
+from pblas.core.checks import check_context, check_not_conjugated, shares_memory
+from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.collectives import add_up, gather
-from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import columns_on_all_ranks, converted_array, elements_of
+from pblas.operations.collectives import Exchange
+from pblas.operations.reductions import converted_array
+from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
+
+
+class VectorKind(NamedTuple):
+    """The properties of a vector on which plans depend.
+
+    Args:
+        size: number of elements (global).
+        column: descriptor of the matrix as m x 1; None for an array (global).
+        dtype: of the matrix, or to which the array was converted (global).
+        conjugated: whether the matrix is a conjugated view (global).
+        is_row: whether the matrix is 1 x n (global).
+    """
+
+    size: int
+    column: MatrixDescriptor | None
+    dtype: np.dtype[Any]
+    conjugated: bool = False
+    is_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +60,71 @@ class Vector:
     elements: Array | None = None
     is_row: bool = False
 
-    def described(self) -> Any:
-        """Text on which the ranks agree."""
-        return self.size if self.column is None else self.column.signature()
-
-    def on_all_ranks(self, verb: str, call_args: Mapping[str, Any] = MappingProxyType({})) -> Array:
-        """**Collective** for a matrix. The elements on every rank, in host memory and one dimension.
-
-        Args:
-            verb: name of the call that needs them (global).
-            call_args: its arguments that must be equal on all ranks; an array leaves them to a later agreement
-                (global).
-        """
+    @property
+    def kind(self) -> VectorKind:
+        """The properties on which plans depend (global)."""
         if self.column is None:
             assert self.elements is not None, "a vector is a matrix or an array"
-            return self.elements
-        return elements_of(self.column, verb, dict(call_args))
+            return VectorKind(self.size, None, self.elements.dtype)
+        x = self.column
+        return VectorKind(self.size, x.desc.without_lld, x.dtype, x.conjugated, self.is_row)
+
+    def stored(self, verb: str) -> Array:
+        """The array, or this rank's part of the matrix as it is in memory (local)."""
+        if self.column is not None:
+            return self.column.stored(verb)
+        assert self.elements is not None, "a vector is a matrix or an array"
+        return self.elements
 
 
-def all_on_all_ranks(
-    runtime: Runtime, verb: str, call_args: Mapping[str, Any], vectors: Sequence[Vector]
-) -> list[Array]:
-    """**Collective.** The elements of several vectors of one dtype on every rank, in one exchange.
+class Columns:
+    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`.
 
     Args:
-        runtime: of the context (global).
-        verb: name of the call that needs them (global).
-        call_args: its arguments that must be equal on all ranks (global).
-        vectors: the vectors (global).
+        kinds: of the matrices, at least one (global).
+        nprocs: ranks of the context (global).
+        rank: this rank (local).
     """
-    columns = [vector.column for vector in vectors if vector.column is not None]
-    gathered = iter(columns_on_all_ranks(runtime, verb, call_args, columns))
-    return [next(gathered) if vector.column is not None else vector.on_all_ranks(verb) for vector in vectors]
+
+    def __init__(self, kinds: Sequence[VectorKind], nprocs: int, rank: int) -> None:
+        self._kinds, self._reductions = kinds, list[PreparedReduction]()
+        for kind in kinds:
+            assert kind.column is not None, "it is a matrix"
+            plan = ReductionPlan(kind.column, "sum", 1, name_of(kind.dtype), nprocs)  # of rows of one element
+            self._reductions.append(PreparedReduction(plan, rank))
+        counts = [reduction.counts for reduction in self._reductions]
+        self._dtype = np.result_type(*(reduction.dtype for reduction in self._reductions))
+        self._exchange = Exchange(tuple(map(sum, zip(*counts, strict=True))), self._dtype, rank)
+        self._spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
+        """Places of the elements, in the order of ranks, and of each rank in the order of matrices (global)."""
+
+    def lay_out(self, runtime: Runtime, verb: str, columns: Sequence[Array]) -> None:
+        """Copy this rank's elements to where peers read them, before an agreement (local)."""
+        with np.errstate(all="ignore"):
+            partials = [
+                partial_results(reduction, runtime.backend.arrays, (x,))
+                for reduction, x in zip(self._reductions, columns, strict=True)
+            ]
+        partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
+        self._exchange.lay_out(runtime, verb, partial.astype(self._dtype, copy=False))
+
+    def stage(self) -> bool:
+        """**Collective.** See `Exchange.stage`."""
+        return self._exchange.stage()
+
+    def collect(self) -> list[Array]:
+        """**Collective.** The elements of each matrix."""
+        gathered, count = self._exchange.collect(), len(self._kinds)
+        results = []
+        for number, (reduction, kind) in enumerate(zip(self._reductions, self._kinds, strict=True)):
+            part = gathered
+            if count > 1:
+                part = np.concatenate([gathered[start:stop] for start, stop in self._spans[number::count]])
+            if kind.dtype.kind != "c" and part.dtype.kind == "c":
+                part = part.real
+            elements = combined(reduction, part).astype(kind.dtype, copy=False)
+            results.append(np.conj(elements) if kind.conjugated else elements)
+        return results
 
 
 def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
@@ -133,31 +184,41 @@ def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> No
 
 @contextmanager
 def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistMatrix]]:
-    """**Collective.** A with block around a call of level 1: its vectors as m x 1 matrices of one dtype and length.
-
-    Args:
-        verb: name of the call (global).
-        written: names of the vectors that the call writes (global).
-        operands: the vectors, by name (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: arguments that do not fit, the same on every rank.
-    """
+    """**Collective.** A with block around a call of level 1 that is made of several: see `checked_columns`."""
     runtime = runtime_of(verb, operands)
     with runtime.call(verb):
         columns: list[DistMatrix] = []
         with runtime.local_step(verb):
-            for name, value in operands.items():
-                dtype = columns[0].dtype if columns else None
-                vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
-                assert vector.column is not None, "it is no array"
-                if columns:
-                    check_size(verb, name, vector, columns[0].shape[0], "the other vector")
-                if name in written:
-                    check_not_conjugated(verb, name, vector.column)
-                columns.append(vector.column)
-            _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+            columns += checked_columns(verb, runtime, operands, written)
         yield columns
+
+
+def checked_columns(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+) -> list[DistMatrix]:
+    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local).
+
+    Args:
+        verb: name of the call (global).
+        runtime: of the context (global).
+        operands: the vectors, by name (global).
+        written: names of the vectors that the call writes (global).
+
+    Raises:
+        ArgumentError, DTypeError, DescriptorError: arguments that do not fit.
+    """
+    columns: list[DistMatrix] = []
+    for name, value in operands.items():
+        dtype = columns[0].dtype if columns else None
+        vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
+        assert vector.column is not None, "it is no array"
+        if columns:
+            check_size(verb, name, vector, columns[0].shape[0], "the other vector")
+        if name in written:
+            check_not_conjugated(verb, name, vector.column)
+        columns.append(vector.column)
+    _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+    return columns
 
 
 def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
@@ -167,72 +228,3 @@ def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, Dis
             shadow = column.runtime.backend.shadow
             if shares_memory(shadow(columns[name].stored(verb)), shadow(column.stored(verb))):
                 raise errors.ArgumentError(f"{verb}: {name} overlaps {other}; give it memory of its own")
-
-
-def summed(runtime: Runtime, verb: str, call_args: Mapping[str, Any], partial: Array, *, gathers: bool) -> Array:
-    """**Collective.** The sum of all ranks' arrays, the same bits on every rank and transport.
-
-    Args:
-        runtime: of the context (global).
-        verb: name of the agreement (global).
-        call_args: arguments that must be equal on all ranks (global).
-        partial: this rank's array, of one dimension (local).
-        gathers: whether all ranks get all arrays; otherwise each rank adds a part of the elements (global).
-    """
-    if not runtime.backend.gpus and not gathers:
-        total = np.empty_like(partial)
-        add_up(runtime, verb, call_args, partial, total, None, algorithm="two_shot")
-        return total
-    if runtime.backend.gpus:
-        runtime.agree(verb, call_args)
-        with runtime.collective_section(verb):
-            parts = runtime.backend.gather(partial)
-    else:
-        counts = (len(partial),) * runtime.nprocs
-        parts = list(gather(runtime, verb, call_args, partial, counts).reshape(runtime.nprocs, -1))
-    total = parts[0].copy()
-    with np.errstate(all="ignore"):
-        for part in parts[1:]:
-            total += part
-    return total
-
-
-def store(runtime: Runtime, column: DistMatrix, put: Any, total: Array, *, is_own: bool = False) -> None:
-    """Update this rank's elements of an m x 1 matrix by elements that all ranks have, or that this rank has (local).
-
-    Args:
-        runtime: of the context (global).
-        column: the matrix (global).
-        put: put(x, out) updates elements (global).
-        total: m elements (global), or if `is_own` this rank's elements (local).
-        is_own: whether the elements are those of this rank (global).
-    """
-    part = column.stored("store")
-    if part.size:
-        if not is_own:
-            key = "store", column.desc
-            local: LocalPart = runtime.prepared.get(key, lambda: LocalPart(column.desc, "all", runtime.rank))
-            total = total[local.rows]
-        out = runtime.backend.reading(part)
-        out = out if out is part else out.copy()
-        put(total[:, None], out)
-        if out is not part:
-            runtime.backend.copy(out, part)
-
-
-def put_old(y: Vector, out: Vector, *, same: bool) -> None:
-    """**Collective** for a matrix. Out := y, unless it is the same memory; out is a matrix."""
-    assert out.column is not None, "out is a matrix"
-    if y.column is None:
-        store(out.column.runtime, out.column, Scaling(), y.on_all_ranks("y"))
-    elif not same:
-        redistribute(y.column, out=out.column)
-
-
-def are_same(verb: str, y: Vector | None, out: Vector | None) -> bool:
-    """Whether two vectors are matrices with the same elements in the same memory (local)."""
-    if y is None or out is None or y.column is None or out.column is None:
-        return False
-    shadow = y.column.runtime.backend.shadow
-    first, second = (shadow(column.stored(verb)) for column in (y.column, out.column))
-    return y.column.desc == out.column.desc and (is_same_memory(first, second) or not first.size)

@@ -108,8 +108,7 @@ class PushedMatmul(PlannedMatmul):
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
         self._new = self.bound.new or self.out
         """Descriptor of a new D (global, but for its leading dimension)."""
-        if self.bound.nelements:
-            self._place = runtime.place(self._new, self._dtype, self.bound.nelements)
+        self._new_place = runtime.place(self._new, self.operation.spec.dtype, self.bound.nelements or None)
         super().prepare(runtime)
 
     def launch(self, execution: Execution) -> DistMatrix:
@@ -233,7 +232,7 @@ class PushedMatmul(PlannedMatmul):
 
     def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
         """A new D; WorkspaceError if this rank has no memory for it (local)."""
-        place = self._place
+        place = self._new_place
         try:
             local = runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype)
         except MemoryError as caught:

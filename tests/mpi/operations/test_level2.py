@@ -286,3 +286,23 @@ def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> No
     if len(wrong) < ctx.nprocs:
         raises_on_all_ranks(pblas.MismatchError, "", lambda: blas.gemv(a, x, alpha=one(1.0, 2.0)))
         raises_on_all_ranks(pblas.MismatchError, "", lambda: blas.syr(x, a, uplo=one("L", "U")))
+
+
+def test_a_kept_call_agrees_as_often_as_its_data_needs(contexts: Contexts) -> None:
+    ctx = contexts["shared"]
+    a, x, y = ctx.random((8, 8)), ctx.random((8, 1)), ctx.random((1, 8))
+    calls: list[tuple[int, Callable[[], object]]] = [
+        (1, a.sum),
+        (1, lambda: a.norm(1, axis=0)),
+        (1, lambda: a @ np.ones(8)),
+        (1, lambda: blas.gemv(a, np.ones(8))),
+        (2, lambda: blas.gemv(a.T, x, y)),
+        (1, lambda: blas.ger(x, y, a)),
+        (1, lambda: blas.nrm2(x)),
+    ]
+    agreement = ctx.runtime.backend.agreement
+    for most, call in calls:
+        for _ in range(2):
+            before = agreement.ncalls
+            call()
+        assert agreement.ncalls - before <= most
