@@ -144,7 +144,7 @@ def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Operation
     planned: Planned[ResultT] | None = kept
     if planned is not None and planned.topology is runtime.topology:
         return planned.operation, planned
-    operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+    operation = bound.operation.made(verb, bound.form, runtime.nprocs, runtime.topology)
     if not operation.is_local:
         return operation, None
     planned = Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
@@ -158,7 +158,7 @@ PlannedT = TypeVar("PlannedT", bound=Planned[Any])
 def made(verb: str, runtime: Runtime, bound: Bound[Any], kind: type[PlannedT] = Planned) -> PlannedT:  # type: ignore[assignment]
     """**Collective.** The planned operation of agreed arguments."""
     with runtime.building(verb):
-        operation = bound.operation.made(verb, bound.form, runtime.nprocs)
+        operation = bound.operation.made(verb, bound.form, runtime.nprocs, runtime.topology)
         planned = kind(operation, runtime, runtime.nprocs, runtime.topology, bound)
     runtime.backend.agree(f"{verb}: workspace")
     return planned
@@ -175,15 +175,23 @@ def planned(
     """**Collective.** A new planned operation of matrices, for the public `plan_...` functions."""
     runtime = runtime_of(verb, matrices)
     with runtime.call(verb):
-        with runtime.local_step(verb):
-            bound = bind(verb, runtime, *args, **kwargs)
-            check_matrices(verb, runtime, bound)
-            operation = bound.operation.made(verb, bound.form, runtime.nprocs)
-            bound = operation.parts(verb, runtime, bound)
-        maxima = bound.nelements, bound.fact
-        nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{operation.text}", maxima=maxima).maxima
-        form = bound.operation.agreed(bound.form, fact)
-        return made(verb, runtime, bound._replace(form=form, nelements=nelements, fact=fact), kind)
+        bound, _ = agreed(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
+        return made(verb, runtime, bound, kind)
+
+
+def agreed(
+    verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]]
+) -> tuple[Bound[ResultT], Operation[ResultT]]:
+    """**Collective.** The arguments of a call that plans, on which all ranks agree, and its operation."""
+    with runtime.local_step(verb):
+        bound = bind()
+        check_matrices(verb, runtime, bound)
+        operation = bound.operation.made(verb, bound.form, runtime.nprocs, runtime.topology)
+        bound = operation.parts(verb, runtime, bound)
+    maxima = bound.nelements, bound.fact
+    nelements, fact = runtime.backend.agree(f"{verb}{bound.text}{operation.text}", maxima=maxima).maxima
+    form = bound.operation.agreed(bound.form, fact)
+    return bound._replace(form=form, nelements=nelements, fact=fact), operation
 
 
 def planned_without_context(
@@ -197,4 +205,4 @@ def planned_without_context(
     """A planned operation of descriptors, which explains and simulates itself, and cannot run (local)."""
     ranks = enough_ranks(verb, nprocs, descs)
     topology = topology or Topology(ranks, shared=True)
-    return kind(bound.operation.made(verb, bound.form, ranks), None, ranks, topology, bound)
+    return kind(bound.operation.made(verb, bound.form, ranks, topology), None, ranks, topology, bound)

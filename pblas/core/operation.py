@@ -45,6 +45,7 @@ class Bound(NamedTuple, Generic[ResultT]):
         nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
         fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
         local: what `Operation.parts` has made of `reads`, or other objects of this call (local).
+        agrees: text for the agreement of a planned execution, as a part of another call; None: `text` (global).
         is_temporary: whether the calling step drops what is read, so that no peer's reading of it must end (global).
     """
 
@@ -59,6 +60,7 @@ class Bound(NamedTuple, Generic[ResultT]):
     fact: int = 0
     local: Any = None
     is_temporary: bool = False
+    agrees: str | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -114,7 +116,7 @@ class Operation(ABC, Generic[ResultT]):
         """The local arrays and scalars of a call, as the executor takes them (local)."""
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
         return cls(*form)
 
@@ -131,6 +133,10 @@ class Operation(ABC, Generic[ResultT]):
     def is_local(self) -> bool:
         """Whether the executor has no memory that ranks share, so that each rank makes it without the others."""
         return False
+
+    def begin(self, arrays: Any, bound: Bound[ResultT]) -> None:
+        """Begin an execution on this rank's arrays (local)."""
+        arrays.begin()
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""

@@ -31,7 +31,7 @@ was dropped before, so a loop holds one early result more; and only small calls 
 _INTERNAL = frozenset(
     (
         *("begin", "bound", "complete", "detach", "execute_once", "execute_with", "forget_operands", "free_buffers"),
-        *("is_ready", "kept_nbytes", "kind", "made", "new_result", "noun", "operation", "perform", "prepare"),
+        *("is_ready", "kept_nbytes", "kind", "launch", "made", "new_result", "noun", "operation", "perform", "prepare"),
         *("rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
@@ -162,18 +162,21 @@ class Planned(PlanHandle, Generic[ResultT]):
         self.plan: Plan = operation.plan(nprocs, topology)
         self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
         """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
-        self._result = operation.result
+        result = operation.result
+        self._has_result = result is not None
+        if result is not None:
+            self._desc, self._dtype = result
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
-            self._place = None if self._result is None else runtime.place(*self._result)
+            if result is not None:
+                self._place = runtime.place(self._desc, self._dtype)
             self.prepare(runtime)
             runtime.matrices.add(self)
 
     @property
     def out(self) -> MatrixDescriptor:
         """Descriptor of the result (global)."""
-        assert self._result is not None, "the operation has a result matrix"
-        return self._result[0]
+        return self._desc
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
@@ -193,7 +196,9 @@ class Planned(PlanHandle, Generic[ResultT]):
         """**Collective**, unless it is local. The executor; of a new plan if the context has changed its transport."""
         transport = runtime.topology.transport(runtime.nprocs)
         if transport not in (self.topology.transport(runtime.nprocs), "push"):
-            self.plan = self.operation.plan(runtime.nprocs, runtime.topology)
+            machine = runtime.nprocs, runtime.topology
+            self.operation = self.operation.made(self.noun, self.bound.form, *machine)
+            self.plan, self.topology = self.operation.plan(*machine), runtime.topology
         return self.operation.executor(self.plan, runtime.backend)
 
     def free_buffers(self) -> None:
@@ -212,29 +217,26 @@ class Planned(PlanHandle, Generic[ResultT]):
             return False
         if bound.fact:  # the largest of all ranks is not known yet
             return False
-        place = self._place
-        if bound.out is not None or place is None:
+        if bound.out is not None or not self._has_result:
             return True
-        nbytes = max(place.nbytes, bound.nelements * place.dtype.itemsize)
+        nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
         return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
 
     def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
         """**Collective.** A new matrix for the result."""
-        assert self._result is not None, "the operation has a result matrix"
-        assert self._place is not None, "so it has a place"
-        (desc, dtype), place = self._result, self._place
+        desc, place = self._desc, self._place
         if bound.nelements:  # some rank gave a leading dimension: all allocate as much
             desc = bound.new or desc
-            place = runtime.place(desc, dtype, max(bound.nelements, desc.max_local_nelements))
+            place = runtime.place(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
         result = DistMatrix(desc, runtime.empty(place), runtime)
         self.operation.fresh(runtime.backend, result)
         return result
 
     def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        runtime.backend.arrays.begin()
+        self.operation.begin(runtime.backend.arrays, bound)
         result: Any = bound.out
-        if result is None and self._place is not None:
+        if result is None and self._has_result:
             result = self.new_result(runtime, bound)
             if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
@@ -304,10 +306,16 @@ class Planned(PlanHandle, Generic[ResultT]):
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 bound = bind()
                 begun = self.begin(verb, runtime, bound)
-            scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
-            text = f"{verb}{scalars}\nout is given={bound.out is not None}"
-            (scratch,) = runtime.backend.agree(text, maxima=(int(begun.alone),)).maxima
+                text = self._agreement_text(bound)
+            (scratch,) = runtime.backend.agree(f"{verb}{text}", maxima=(int(begun.alone),)).maxima
         return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
+
+    def _agreement_text(self, bound: Bound[ResultT]) -> str:
+        """The arguments of an execution as text; the planned scalars were spelled before (global)."""
+        if bound.agrees is not None:
+            return bound.agrees
+        scalars = self._scalars if bound.scalars is self.bound.scalars else spelled(bound.scalars)
+        return f"{scalars}\nout is given={bound.out is not None}"
 
     def _is_read(self, runtime: Runtime) -> bool:
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
@@ -315,7 +323,7 @@ class Planned(PlanHandle, Generic[ResultT]):
 
     def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
         """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""
-        if bound.out is None and self._place is not None:
+        if bound.out is None and self._has_result:
             bound = bound._replace(out=self.new_result(runtime, bound))
             if not runtime.backend.shared:  # private memory: another rank may have none
                 runtime.backend.agree(f"{verb}: allocate")

@@ -76,7 +76,7 @@ class Elementwise(Operation[DistMatrix]):
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         expression, kinds, out, converted, overlaps = form
         analysis = analysed(verb, expression, kinds, out, converted)
         return cls(expression, kinds, out, converted, overlaps, analysis)
@@ -162,7 +162,11 @@ class PlannedElementwise(Planned[DistMatrix]):
         named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
         dtype = operation.analysis.dtype if out is None else None
         bound = Elementwise.bind("execute", runtime, operation.expression, named | dict(operands), out, dtype)
-        now = operation if bound.form == self.bound.form else Elementwise.made("execute", bound.form, runtime.nprocs)
+        now = (
+            operation
+            if bound.form == self.bound.form
+            else Elementwise.made("execute", bound.form, runtime.nprocs, runtime.topology)
+        )
         for name, description in now.analysis.descriptions.items():
             was = operation.analysis.descriptions[name]
             if description != was:

@@ -90,7 +90,7 @@ class Factor(FactoredMatrix, ABC):
     def agreed_solution(
         self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
-        """**Collective.** `solution` of checked arguments, a vector as an n x 1 array, on which the ranks agree."""
+        """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
         self._check_invertible(verb)
         sweeps, backward = self._sweeps(trans), trans != "N"
         x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)

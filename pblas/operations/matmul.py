@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from pblas import errors
-from pblas.core.checks import check_context, check_overlap, enough_ranks, not_a_matrix
+from pblas.core.call import agreed, call, made, planned, runtime_of, step
+from pblas.core.checks import enough_ranks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.epilogue import ProductEpilogue
 from pblas.operations.arguments.product import ProductArguments, ProductRequest, with_layouts
-from pblas.operations.arguments.scales import Scales, scaled
 from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul
+from pblas.operations.multiplication.product import Product
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.plans.plan import Topology
-from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import spelled
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Scalar
+    from pblas.core.operation import Bound
     from pblas.epilogues import Epilogue
     from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
@@ -130,12 +130,26 @@ def plan_matmul(
     >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
-    call = ProductRequest(verb="plan_matmul", mixed=True, **locals())  # the arguments, and nothing else yet
-    if call.matrices:
-        runtime = call.matrices[0].runtime
-        with runtime.call(call.verb):
-            return _kept(call, runtime, _agreed(call, runtime))
-    return _plan_layouts(with_layouts(call) if any(isinstance(x, Integral) for x in (a, b, c)) else call)
+    verb = "plan_matmul"
+    request = ProductRequest(
+        *(verb, a, b, c, transa, transb, alpha, beta, out, wire_dtype, overlap, chunks, tf32, strict, epilogue),
+        *(dtype, autotune, nprocs, memory_nbytes, queue, hardware, out_dtype, scale_a, scale_b, scale_d, amax),
+        fast_accumulate=fast_accumulate,
+        mixed=True,
+    )
+    matrices = {"a": a, "b": b, "c": c, "out": out}
+    if not request.matrices:
+        return _plan_layouts(with_layouts(request) if any(isinstance(x, Integral) for x in (a, b, c)) else request)
+    runtime = runtime_of(verb, matrices)
+    if runtime.transport != "push":
+        return planned(verb, PlannedMatmul, Product.bind, matrices, request)
+    with runtime.call(verb):
+        bound, operation = _agreed(runtime, request)
+        if operation.chosen.transport != "push":
+            return made(verb, runtime, bound, PlannedMatmul)
+        pushed = _pushed(runtime, request, bound, operation)
+        runtime.agree(f"{verb}: workspace", {})
+        return pushed
 
 
 def pmatmul(
@@ -198,116 +212,61 @@ def pmatmul(
 
     Source: PBLAS, p?gemm.
     """
-    call = ProductRequest(verb="pmatmul", mixed=True, **locals())  # the arguments, and nothing else yet
-    if not call.matrices:
-        error = not_a_matrix("pmatmul", "a", a)
-        fail_without_context(call.verb, error)
-    runtime = call.matrices[0].runtime
-    with runtime.call(call.verb):
-        agreed = _agreed(call, runtime)
-        keeps = agreed.plan.transport != "push" and agreed.epilogue is None and agreed.scales is None
-        using = runtime.plans.using(agreed.key, lambda: _kept(call, runtime, agreed)) if keeps else None
-        with using or _planned(call, runtime, agreed) as planned:
+    verb = "pmatmul"
+    request = ProductRequest(
+        *(verb, a, b, c, transa, transb, alpha, beta, out, wire_dtype, overlap, chunks, tf32, strict, epilogue),
+        out_dtype=out_dtype,
+        scale_a=scale_a,
+        scale_b=scale_b,
+        scale_d=scale_d,
+        amax=amax,
+        fast_accumulate=fast_accumulate,
+        mixed=True,
+    )
+    matrices = {"a": a, "b": b, "c": c, "out": out}
+    runtime = runtime_of(verb, matrices)
+    if runtime.transport != "push":
+        return call(verb, Product.bind, matrices, request)
+    with runtime.call(verb):
+        bound, operation = _agreed(runtime, request)
+        if operation.chosen.transport != "push":
+            return step(verb, runtime, lambda: bound)
+        with _pushed(runtime, request, bound, operation) as planned:
             return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
 
 
-def _plan_layouts(call: ProductRequest) -> PlannedMatmul:
+def _plan_layouts(request: ProductRequest) -> PlannedMatmul:
     """The planned product of a call with descriptors: it cannot be executed."""
-    spec = ProductArguments.checked(call)
+    verb, spec = request.verb, ProductArguments.checked(request)
     descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
-    ranks = enough_ranks(call.verb, call.nprocs, descs)
-    hardware = None if call.hardware is None else find_hardware(call.hardware)
+    ranks = enough_ranks(verb, request.nprocs, descs)
+    hardware = None if request.hardware is None else find_hardware(request.hardware)
     topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
-    desc_d = spec.output(ranks)
-    scales = _scales(call, spec, None)
-    epilogue = _epilogue(call, spec, desc_d, scales)
-    return PlannedMatmul(spec, spec.choose(desc_d, ranks, topology, hardware), desc_d, None, epilogue, scales=scales)
+    bound = Product.bind(verb, None, request, ranks)
+    operation = Product.made(verb, bound.form, ranks, topology)
+    if hardware is not None:
+        operation = replace(operation, chosen=operation.spec.choose(operation.d, ranks, topology, hardware))
+    return PlannedMatmul(operation, None, ranks, topology, bound)
 
 
-class _Agreed(NamedTuple):
-    """The checked and agreed arguments of a call with matrices.
-
-    Args:
-        spec: the arguments (global).
-        plan: of the product (global).
-        desc_d: descriptor of D (global).
-        epilogue: with operands that were checked; None for none (global).
-        scales: checked; None for none (global).
-        nelements: elements of memory of a new D (global).
-        key: equal for calls that can use one planned product, if they have neither epilogue nor scales (global).
-    """
-
-    spec: ProductArguments
-    plan: ProductPlan
-    desc_d: MatrixDescriptor
-    epilogue: ProductEpilogue | None
-    scales: Scales | None
-    nelements: int
-    key: Any
+def _agreed(runtime: Runtime, request: ProductRequest) -> tuple[Bound[DistMatrix], Product]:
+    """**Collective.** The arguments of a product where ranks may push data, and its operation."""
+    verb = request.verb
+    bound, _ = agreed(verb, runtime, partial(Product.bind, verb, runtime, request))
+    return bound, Product.made(verb, bound.form, runtime.nprocs, runtime.topology)
 
 
-def _agreed(call: ProductRequest, runtime: Runtime) -> _Agreed:
-    """**Collective.** The checked and agreed arguments of a call with matrices, and its plan."""
-    verb, matrices = call.verb, call.matrices
-    out = call.out if isinstance(call.out, DistMatrix) else None
-    with runtime.local_step(verb):
-        for x in matrices:
-            check_context(verb, x, runtime)
-        for name, value in (("nprocs", call.nprocs), ("hardware", call.hardware)):
-            if value is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
-        spec = ProductArguments.checked(call)
-        desc_d = spec.output(runtime.nprocs)
-        runtime.check_place(verb, desc_d, "out")
-        scales = _scales(call, spec, runtime)
-        epilogue = _epilogue(call, spec, desc_d, scales)
-        if epilogue is not None:
-            spec = spec._replace(epilogue=epilogue.form)
-        plan = spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
-        arguments, needed = spec.arguments(), runtime.nelements(desc_d)
-        shared = arguments.copy()
-        if epilogue is not None:
-            shared |= epilogue.arguments()
-            epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
-        if scales is not None:
-            shared |= scales.arguments()
-        if out is not None:
-            check_overlap(verb, call.a, call.b, call.c, out)
-    nelements = runtime.agree(verb, shared, None, (needed,))[0]
-    return _Agreed(spec, plan, desc_d, epilogue, scales, nelements, (plan, nelements, spelled(arguments)))
-
-
-def _kept(call: ProductRequest, runtime: Runtime, agreed: _Agreed) -> PlannedMatmul:
-    """**Collective.** The planned product of a call, which all ranks have, or none."""
-    planned = _planned(call, runtime, agreed)
-    runtime.agree(f"{call.verb}: workspace", {})
-    return planned
-
-
-def _planned(call: ProductRequest, runtime: Runtime, agreed: _Agreed) -> PlannedMatmul:
-    """**Collective.** The planned product of a call; the next collective call is an agreement."""
-    spec, plan, desc_d, epilogue, scales, nelements, _ = agreed
-    if plan.transport != "push":
-        with runtime.building(call.verb):
-            return PlannedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)
-    operands = call.a, call.b, call.c, call.out if isinstance(call.out, DistMatrix) else None
+def _pushed(runtime: Runtime, request: ProductRequest, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
+    """**Collective.** A planned product of the push transport; the next collective call is an agreement."""
+    verb = request.verb
+    spec = operation.spec._replace(verb=verb, alpha=bound.scalars["alpha"], beta=bound.scalars["beta"])
+    plan = spec.choose(operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
+    operands = bound.reads["A"], bound.reads["B"], bound.old, bound.out
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
-        return PushedMatmul(spec, plan, desc_d, runtime, epilogue, nelements, scales)
+        chosen = replace(operation, chosen=plan)
+        return PushedMatmul(chosen, runtime, runtime.nprocs, runtime.topology, bound)
 
-    planned = pushed(tuned(runtime, spec, plan, desc_d, pushed, operands) if spec.autotune else plan)
+    planned = pushed(tuned(runtime, spec, plan, operation.d, pushed, operands) if spec.autotune else plan)
     planned.rehearse(*operands, autotune=spec.autotune)
     return planned
-
-
-def _scales(call: ProductRequest, spec: ProductArguments, runtime: Runtime | None) -> Scales | None:
-    given = call.scale_a, call.scale_b, call.scale_d, call.amax
-    return Scales.checked(call.verb, runtime, spec.dtypes.a, *given)
-
-
-def _epilogue(
-    call: ProductRequest, spec: ProductArguments, desc_d: MatrixDescriptor, scales: Scales | None
-) -> ProductEpilogue | None:
-    """The epilogue of a call, with the multiplication by scale_d as its last step."""
-    epilogue = scaled(call.verb, call.epilogue, None if scales is None else scales.d)
-    return None if epilogue is None else ProductEpilogue.checked(call.verb, epilogue, spec.dtype, desc_d)

@@ -135,7 +135,7 @@ class Redistribution(Operation[DistMatrix]):
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         check_ranks(verb, operation.b, nprocs)
         return operation

@@ -127,7 +127,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         a, b, x, side = operation.a, operation.b, operation.x, operation.side
         dtype = checked_dtype(verb, operation.dtype)

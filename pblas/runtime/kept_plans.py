@@ -40,16 +40,13 @@ class KeptPlans:
         """Count a use of a kept plan."""
         self._plans.move_to_end(key)
 
-    def keep(self, key: object, plan: Kept) -> bool:
-        """Keep a plan, unless it is too large, and close those used longest ago; whether it is kept."""
+    def keep(self, key: object, plan: Kept) -> None:
+        """Keep a plan, and close those used longest ago."""
         self.drop(key)
-        if plan.kept_nbytes > MOST_NBYTES:
-            return False
         self._plans[key] = plan
         self._nbytes += plan.kept_nbytes
         while self._nbytes > _ALL_NBYTES or len(self._plans) > _COUNT:
             self.drop(next(iter(self._plans)))
-        return True
 
     def drop(self, key: object) -> None:
         """Close the plan under a key, if there is one."""

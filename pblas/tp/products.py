@@ -550,7 +550,7 @@ class _Planned:
         """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.run(Execution(*self._matrices(product), operands, stream, call, scales))
+            self._product.launch(Execution(*self._matrices(product), operands, stream, call, scales))
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

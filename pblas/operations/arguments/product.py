@@ -162,6 +162,21 @@ class ProductArguments(NamedTuple):
         return spec
 
     @property
+    def form(self) -> ProductArguments:
+        """The arguments on which a plan depends: of scalars whether they are 0, and no leading dimensions."""
+        return self._replace(
+            verb="",
+            desc_a=self.desc_a.without_lld,
+            desc_b=self.desc_b.without_lld,
+            desc_c=None if self.desc_c is None else self.desc_c.without_lld,
+            desc_out=None if self.desc_out is None else self.desc_out.without_lld,
+            op_a=self.op_a.without_lld,
+            op_b=self.op_b.without_lld,
+            alpha=float(self.alpha != 0),
+            beta=float(self.beta != 0),
+        )
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """dtype of D."""
         return self.dtypes.d
@@ -236,17 +251,16 @@ class ProductArguments(NamedTuple):
         return Orders(right.order, result.order, left.order)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks."""
-        scalars = {name: getattr(self, name) for name in ("transa", "transb", "alpha", "beta")}
+        """Arguments that must be equal on all ranks, but for scalars."""
+        options = {name: getattr(self, name) for name in ("transa", "transb")}
         kinds = self.dtypes
         dtypes = {"dtype": kinds.a.name, "dtype of b": kinds.b.name, "dtype of c": kinds.c.name}
         dtypes |= {"dtype of out": kinds.d.name, "wire_dtype": kinds.wire.name}
         names = ("overlap", "chunks", "tf32", "fast_accumulate", "autotune", "strict", "memory_nbytes", "queue")
-        options = {name: getattr(self, name) for name in names}
+        options |= {name: getattr(self, name) for name in names}
         matrices = {"a": self.desc_a, "b": self.desc_b, "c": self.desc_c, "out": self.desc_out}
         descs = {name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()}
-        # c comes first: where some ranks have none, their default of beta differs too.
-        return {"c": descs["c"], **scalars, **dtypes, **options, "conjugated": self.conj_views, **descs}
+        return {**descs, **dtypes, **options, "conjugated": self.conj_views}
 
     def check_execution(self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor) -> None:
         """Raise an error if a matrix of an execution does not fit the plan (local)."""

@@ -6,24 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.backends.push_engine import is_array
-from pblas.execute import executor
-from pblas.execute.epilogue import finish
-from pblas.execute.one_dimensional.local_gemm import RunScaling
-from pblas.execute.operands import Operands
+from pblas.core.checks import check_matrices
+from pblas.core.operation import Bound
+from pblas.core.planned import Planned
+from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.scales import SCALE_D, Scales
-from pblas.operations.planned import PlannedOperation
+from pblas.operations.multiplication.product import Extras, Product, numbers
+from pblas.runtime.runtime import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.arguments.epilogue import ProductEpilogue
-    from pblas.operations.arguments.product import ProductArguments
-    from pblas.plans.plan import ProductPlan
+    from pblas.plans.plan import ProductPlan, Topology
     from pblas.runtime.runtime import Runtime
 
 
@@ -47,29 +43,26 @@ class Execution(NamedTuple):
     scales: Any = None
 
 
-class PlannedMatmul(PlannedOperation[Execution]):
+class PlannedMatmul(Planned[DistMatrix]):
     """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
 
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    noun = "product"
+    operation: Product
     plan: ProductPlan
 
     def __init__(
-        self,
-        spec: ProductArguments,
-        plan: ProductPlan,
-        desc_d: MatrixDescriptor,
-        runtime: Runtime | None,
-        epilogue: ProductEpilogue | None = None,
-        nelements: int | None = None,
-        scales: Scales | None = None,
+        self, operation: Product, runtime: Runtime | None, nprocs: int, topology: Topology, bound: Bound[DistMatrix]
     ) -> None:
-        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = spec.desc_a, spec.desc_b
+        extras: Extras = bound.local
+        self._epilogue, self._scales = extras.epilogue, extras.scales
+        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = operation.spec.desc_a, operation.spec.desc_b
         """Descriptors of A and B (global)."""
-        self._spec, self._epilogue, self._scales = spec, epilogue, scales
-        super().__init__(plan, desc_d, spec.dtype, runtime, nelements)
+        super().__init__(operation, runtime, nprocs, topology, bound)
+        scalars = self.bound.scalars
+        # The arguments with the planned scalars, for the checks of executions.
+        self._spec = operation.spec._replace(alpha=scalars["alpha"], beta=scalars["beta"])
 
     def explain(self) -> str:
         """The plan in about ten lines: the reason for it, and the bytes that it moves."""
@@ -129,69 +122,39 @@ class PlannedMatmul(PlannedOperation[Execution]):
         """
         given = scale_a, scale_b, scale_d, amax
         scales = None if all(value is None for value in given) else given
-        return self.run(Execution(a, b, c, out, operands, stream, scales=scales))
+        return self.launch(Execution(a, b, c, out, operands, stream, scales=scales))
 
-    # Hooks of `PlannedOperation`
+    def launch(self, execution: Execution) -> DistMatrix:
+        """**Collective.** `execute`, perhaps inside another call: see `Execution`."""
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
+        verb = self._call if execution.call is None else execution.call[0]
+        with runtime.call("execute"):
+            return self.perform(verb, runtime, lambda: self._bound(runtime, execution))
 
-    def _build(self, runtime: Runtime) -> Any:
-        spec, backend = self._spec, runtime.backend
-        if runtime.topology.transport(runtime.nprocs) not in (self.plan.transport, "push"):
-            self.plan = spec.choose(self.out, runtime.nprocs, runtime.topology)
-        if not self._multiplies:
-            return RunScaling(backend)
-        dtypes = spec.dtypes.T if self.plan.transposed else spec.dtypes
-        return executor(self.plan, backend, dtypes, spec.orders(self.plan, self.out))
-
-    def _checked(self, runtime: Runtime, execution: Execution) -> Execution:
-        spec = self._spec
-        spec.check_execution(runtime, *execution[:4], self.out)
+    def _bound(self, runtime: Runtime, execution: Execution) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        a, b, c, out, given, stream, call, _ = execution
+        self._spec.check_execution(runtime, a, b, c, out, self.out)
         scales = self._checked_scales(runtime, execution)
-        if scales is not None and execution.out is not None:
-            scales.check_apart("execute", runtime, execution.out.stored("execute"))
-        extra = self._extra(runtime, self._with_scale(execution.operands, scales), execution.out)
-        options = {"tf32": spec.tf32, "fast_accumulate": spec.fast_accumulate, "autotune": spec.autotune}
-        runtime.backend.arrays.begin(execution.stream, **options)
-        if extra is execution.operands and scales is execution.scales:
-            return execution
-        return execution._replace(operands=extra, scales=scales)
-
-    def _verb(self, execution: Execution) -> str:
-        return self._call if execution.call is None else execution.call[0]
-
-    def _call_args(self, execution: Execution) -> Mapping[str, Any]:
-        if execution.call is not None:
-            return execution.call[1]()
-        return {
-            "C is given": execution.c is not None,
-            "out is given": execution.out is not None,
-            **self._numbers(execution.operands),
-            **(execution.scales.arguments() if isinstance(execution.scales, Scales) else {}),
-        }
-
-    def _operands(self, execution: Execution, result: DistMatrix) -> Operands:
-        return self._local(*execution[:3], result, execution.operands, execution.scales)
-
-    def _finish(self, runtime: Runtime, execution: Execution, result: DistMatrix) -> None:
-        """Apply the epilogue to D, unless the executor has done so, and find D's largest element (local)."""
-        local, scales = result.stored("execute"), execution.scales
-        if self._epilogue is not None and not self._is_fused:
-            finish(runtime.backend, self._epilogue.epilogue, local, execution.operands or {}, local, execution.stream)
-        if isinstance(scales, Scales) and scales.amax is not None:
-            runtime.backend.arrays.largest(local, scales.amax, execution.stream)
+        if scales is not None and out is not None:
+            scales.check_apart("execute", runtime, out.stored("execute"))
+        operands = self._extra(runtime, self._with_scale(given, scales), out)
+        planned = self.bound
+        scalars: Mapping[str, Any]
+        if operands is None and scales is None and planned.scalars["c is given"] == (c is not None):
+            scalars = planned.scalars
+        else:
+            scalars = {**planned.scalars, "c is given": c is not None, **numbers(operands)}
+            scalars |= {} if scales is None else scales.arguments()
+        extras = Extras(self._epilogue, operands, scales, stream)
+        agrees = None if call is None else spelled(call[1]())
+        bound = planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
+        check_matrices("execute", runtime, bound)
+        return bound
 
     # Also for the push transport
-
-    @property
-    def _multiplies(self) -> bool:
-        """Whether anything is multiplied; otherwise D = beta C."""
-        return self._spec.alpha != 0 and self.plan.product.k > 0
-
-    @property
-    def _is_fused(self) -> bool:
-        """Whether the executor applies the epilogue; otherwise `_finish` does, in one more pass over D."""
-        epilogue = self._epilogue
-        fusible = epilogue is not None and not epilogue.epilogue.is_rmsnorm
-        return fusible and bool(self.plan.finishes) and self._multiplies
 
     def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
         """The epilogue's operands on this rank, checked; None without an epilogue (local)."""
@@ -201,7 +164,7 @@ class PlannedMatmul(PlannedOperation[Execution]):
             raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
         return None
 
-    def _checked_scales(self, runtime: Runtime, execution: Execution) -> Any:
+    def _checked_scales(self, runtime: Runtime, execution: Execution) -> Scales | None:
         """The scales of an execution, checked; None if there are none (local)."""
         scales = execution.scales
         if isinstance(scales, tuple):
@@ -209,63 +172,13 @@ class PlannedMatmul(PlannedOperation[Execution]):
                 raise errors.ArgumentError(
                     "execute: scales belong to matrices of 8 bits, and none were planned; pass them to plan_matmul too"
                 )
-            scales = self._scales.replaced("execute", runtime, *scales)
+            return self._scales.replaced("execute", runtime, *scales)
         return self._scales if scales is None else scales
 
-    def _with_scale(self, operands: Mapping[str, Any] | None, scales: Any) -> Any:
+    def _with_scale(self, operands: Mapping[str, Any] | None, scales: Scales | None) -> Any:
         """The operands of an execution's epilogue, with the scale of D, by which the epilogue ends (local)."""
         if scales is None or scales.d is None or isinstance(operands, CheckedOperands):
             return operands
         assert self._epilogue is not None, "a scale of D is an operand"
         own: Any = self._epilogue.epilogue.operands if operands is None else operands
         return {**own, SCALE_D: scales.d} if isinstance(own, Mapping) else own
-
-    def _factors(self, scales: Scales) -> tuple[complex, tuple[Any, Any]]:
-        """Alpha with the scales of A and B in it, and those that the executor applies, None for 1 (local)."""
-        values = [x if not is_array(x) else self._value(x) for x in (scales.a, scales.b)]
-        return self._spec.alpha * values[0] * values[1], (None, None)
-
-    def _value(self, x: Array) -> float:
-        """The element of an array of one element (local)."""
-        assert self._runtime is not None, "planned with matrices"
-        return float(self._runtime.backend.reading(x.reshape(1, 1))[0, 0])
-
-    @staticmethod
-    def _numbers(extra: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
-        return {f"epilogue's {name}": z for name, z in sorted((extra or {}).items()) if not is_array(z)}
-
-    def _local(
-        self,
-        a: DistMatrix,
-        b: DistMatrix,
-        c: DistMatrix | None,
-        d: DistMatrix,
-        extra: Mapping[str, Any] | None = None,
-        scales: Any = None,
-    ) -> Operands:
-        """The local arrays of an execution as the executor takes them, transposed if the plan is for D^T (local)."""
-        spec = self._spec
-        left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
-        if spec.transa != "N":
-            left = left.T
-        if spec.transb != "N":
-            right = right.T
-        old = None
-        if c is not None and spec.beta != 0:
-            old = result if c is d else c.stored("execute")
-            if old is not result and (c.key == d.key or not old.size):  # empty parts may differ in shape
-                old = result
-        conj_a, conj_b = spec.conj
-        alpha, factors = (spec.alpha, (None, None)) if scales is None else self._factors(scales)
-        fused = None
-        if extra is not None and self._is_fused:
-            assert self._epilogue is not None, "it has operands"
-            fused = self._epilogue.finish(extra, result)
-        if self.plan.transposed:
-            fused = None if fused is None else fused.of(lambda z: z.T)
-            in_place = old is result
-            left, right, result, conj_a, conj_b = right.T, left.T, result.T, conj_b, conj_a
-            old = result if in_place else None if old is None else old.T
-            factors = factors[::-1]
-        return Operands(left, right, result, old, (conj_a, conj_b), alpha, spec.beta, fused, factors)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.local_step import local_error
-from pblas.backends.push_engine import GemmModes, is_array
-from pblas.execute import pushed
+from pblas.backends.push_engine import is_array
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.multiplication.base import Execution, PlannedMatmul
+from pblas.operations.multiplication.product import Extras, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class PushedMatmul(PlannedMatmul):
             d = self._new_d("plan_matmul", runtime)  # not `out` itself: C may be in it
         runtime.agree("plan_matmul: make D", {})
         extra = self._extra(runtime, None, None)
-        body = self.operation(a, b, c, d, extra, self._scales)
+        body = self.body(a, b, c, d, extra, self._scales)
         runtime.backend.engine(self.plan.queue).rehearse(body, autotune=autotune)
         assert self._executor is not None, "just planned"
         stored = None if out is None else out.stored("plan_matmul")
@@ -74,31 +74,23 @@ class PushedMatmul(PlannedMatmul):
         self._recorded = self._record(runtime, Execution(a, b, d if in_place else c, d, extra, scales=self._scales))
 
     def trial(self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix) -> Callable[[], None]:
-        """The function of `operation`, with the planned operands of the epilogue, which are only read (local)."""
+        """The function of `body`, with the planned operands of the epilogue, which are only read (local)."""
         assert self._runtime is not None, "planned with matrices"
-        return self.operation(a, b, c, d, self._extra(self._runtime, None, None), self._scales)
+        return self.body(a, b, c, d, self._extra(self._runtime, None, None), self._scales)
 
-    def operation(
+    def body(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None, scales: Any = None
     ) -> Callable[[], None]:
         """The function that an engine runs for one execution with checked matrices, operands and scales (local)."""
-        executor = self._executor
+        executor, runtime, spec = self._executor, self._runtime, self._spec
+        extras = Extras(self._epilogue, extra, scales)
+        assert runtime is not None, "planned with matrices"
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self._local(a, b, c, d, extra, scales))
+            executor.run(self.operation.operands(runtime, a, b, c, d, spec.alpha, spec.beta, extras))
 
         return body
-
-    def _factors(self, scales: Any) -> tuple[complex, tuple[Any, Any]]:
-        """As the base class; GPUs read arrays when the product runs (local)."""
-        assert self._runtime is not None, "planned with matrices"
-        if not self._runtime.backend.gpus:
-            return super()._factors(scales)
-        alpha = self._spec.alpha
-        for number in (x for x in (scales.a, scales.b) if not is_array(x)):
-            alpha *= number
-        return alpha, (scales.a if is_array(scales.a) else None, scales.b if is_array(scales.b) else None)
 
     def close(self) -> None:
         """Drop the workspace and the table of known matrices (local)."""
@@ -108,15 +100,24 @@ class PushedMatmul(PlannedMatmul):
 
     @property
     def _is_fused(self) -> bool:
-        return self._epilogue is not None and not self._epilogue.epilogue.is_rmsnorm
+        return self.operation.is_fused(self._epilogue)
 
-    def _build(self, runtime: Runtime) -> Any:
+    def prepare(self, runtime: Runtime) -> None:
+        """**Collective.** Make the executor, and an empty table of known matrices."""
         self._known: OrderedDict[Any, tuple[Any, list[Any]]] = OrderedDict()
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
-        spec = self._spec
-        orders, dtypes = spec.orders(self.plan, self.out), spec.dtypes.T if self.plan.transposed else spec.dtypes
-        modes = GemmModes(spec.tf32, spec.fast_accumulate)
-        return pushed(self.plan, runtime.backend, dtypes, orders, modes)
+        self._new = self.bound.new or self.out
+        """Descriptor of a new D (global, but for its leading dimension)."""
+        if self.bound.nelements:
+            self._place = runtime.place(self._new, self._dtype, self.bound.nelements)
+        super().prepare(runtime)
+
+    def launch(self, execution: Execution) -> DistMatrix:
+        """**Collective.** `execute`: no agreement. On GPUs it returns once the kernels are launched."""
+        runtime = self._runtime
+        assert runtime is not None, "planned with matrices"
+        with runtime.call("execute", self._begin):
+            return self._run(runtime, execution)
 
     def _begin(self, verb: str) -> None:
         """Raise ContextError if the context is closed; the engine finds out whether it is broken (local)."""
@@ -124,7 +125,7 @@ class PushedMatmul(PlannedMatmul):
             self._runtime.check_open(verb)
 
     def _run(self, runtime: Runtime, execution: Execution) -> DistMatrix:
-        """**Collective.** `run`. On GPUs it returns once the kernels are launched."""
+        """**Collective.** `launch`, inside a collective call."""
         a, b, c, out, operands, stream, *_ = execution
         runtime.backend.agreement.nexecutions += 1
         try:
@@ -152,14 +153,14 @@ class PushedMatmul(PlannedMatmul):
         else:
             self._known.move_to_end(key)
         if runtime.debug:
-            call_args = {"C is given": c is not None, "out is given": out is not None, **self._numbers(extra)}
+            call_args = {"C is given": c is not None, "out is given": out is not None, **numbers(extra)}
             call_args |= {} if scales is None else scales.arguments()
             # Peers store results directly into D if it is the planned matrix on every rank.
             call_args["out is the planned matrix"] = d.key[:2] == self._published_d
             runtime.agree(self._call, call_args)
-        runtime.backend.engine(self.plan.queue).run(known[0], self.operation(a, b, c, d, extra, scales), stream)
+        runtime.backend.engine(self.plan.queue).run(known[0], self.body(a, b, c, d, extra, scales), stream)
         if not self._is_fused or scales is not None:
-            self._finish(runtime, Execution(a, b, c, d, extra, stream, scales=scales), d)
+            self.operation.complete(runtime, d, Extras(self._epilogue, extra, scales, stream))
         return d
 
     def _check(
@@ -210,7 +211,7 @@ class PushedMatmul(PlannedMatmul):
             if extra and self._is_fused:
                 operands = {name: next(remaining) if is_array(z) else z for name, z in extra.items()}
             moved = None if scales is None else scales.on(remaining)
-            return self.operation(left, right, result if layout.in_place else old, result, operands, moved)
+            return self.body(left, right, result if layout.in_place else old, result, operands, moved)
 
         recording = runtime.backend.engine(self.plan.queue).record(arrays, on_other_arrays)
         return None if recording is None else (layout, recording)
@@ -239,4 +240,4 @@ class PushedMatmul(PlannedMatmul):
             raise errors.WorkspaceError(
                 f"{verb}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
             ) from None
-        return DistMatrix(self.out, local, runtime)
+        return DistMatrix(self._new, local, runtime)

@@ -162,7 +162,7 @@ class StructuredProduct(Operation[DistMatrix]):
         )
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int) -> Self:
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         checked_dtype(verb, operation.dtype)
         operation.check_shapes(verb, {"C": operation.c, "out": operation.out})

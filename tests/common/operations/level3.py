@@ -38,7 +38,7 @@ def hermitian(x: Array, uplo: str) -> Array:
 
 def half(uplo: str = "L", **values: Any) -> Array:
     """The elements of a triangle, as a mask."""
-    first = next(x for name in ("a", "A") for x in (values.get(name),) if x is not None)
+    first = next(x for name in ("a",) for x in (values.get(name),) if x is not None)
     return triangle(np.ones(first.shape[:1] * 2, bool), uplo)
 
 

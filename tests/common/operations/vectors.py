@@ -65,7 +65,7 @@ def product(structured: Callable[..., Array] | None = None) -> Callable[..., Arr
     """alpha A x + beta y by NumPy, where `structured` makes A of its triangle."""
 
     def expected(
-        A: Array,
+        a: Array,
         x: Array,
         y: Any = None,
         uplo: str = "L",
@@ -75,7 +75,7 @@ def product(structured: Callable[..., Array] | None = None) -> Callable[..., Arr
         out: Any = None,
         **_: Any,
     ) -> Array:
-        full = applied(trans, A) if structured is None else structured(A, uplo)
+        full = applied(trans, a) if structured is None else structured(a, uplo)
         result = plus(alpha * full @ x.reshape(-1, 1), None if y is None else y.reshape(-1, 1), beta)
         return result if (x if out is None else out).shape[1] == 1 else result.T
 
@@ -84,7 +84,7 @@ def product(structured: Callable[..., Array] | None = None) -> Callable[..., Arr
 
 def updated(structured: Callable[..., Array]) -> Callable[..., Array]:
     """A rank-1 or rank-2 update by NumPy: the terms that `structured` adds to A."""
-    return lambda A, x, y=None, alpha=1.0, **_: A + structured(alpha, x.reshape(-1, 1), y)
+    return lambda a, x, y=None, alpha=1.0, **_: a + structured(alpha, x.reshape(-1, 1), y)
 
 
 def transposed(x: Array) -> Array:
@@ -93,10 +93,10 @@ def transposed(x: Array) -> Array:
 
 def of_matrix(name: str, structured: Callable[..., Array] | None, **options: tuple[Any, ...]) -> list[Operation]:
     """The entries of gemv, symv or hemv: with and without y."""
-    function, values = called(getattr(blas, name)), {"A": A, "x": X, "alpha": 1.0}
+    function, values = called(getattr(blas, name)), {"a": A, "x": X, "alpha": 1.0}
     options = {"alpha": SCALARS, "out": OUTS, **options}
     scaled = {"beta": BETAS, "out": OUTS, "y": (ROW,)}
-    views = ("A", "x") if structured is None else ("x",)
+    views = ("a", "x") if structured is None else ("x",)
     return [
         Operation(f"blas.{name}", function, product(structured), values=values, options=options, views=views),
         Operation(
@@ -131,16 +131,16 @@ LEVEL2 = [
     Operation(
         "blas.trmv",
         called(blas.trmv),
-        lambda A, x, uplo, trans, diag, **_: applied(trans, triangle(A, uplo, diag)) @ x,
-        values={"A": TRIANGULAR, "x": X, "uplo": "L", "trans": "N", "diag": "N"},
+        lambda a, x, uplo, trans, diag, **_: applied(trans, triangle(a, uplo, diag)) @ x,
+        values={"a": TRIANGULAR, "x": X, "uplo": "L", "trans": "N", "diag": "N"},
         options=TRIANGLES,
         shares=(("out", "x"),),
     ),
     Operation(
         "blas.trsv",
         called(blas.trsv),
-        residual=lambda result, x, A, **options: residual(result, A, x, **options),
-        values={"A": TRIANGULAR, "x": X, "uplo": "L", "trans": "N", "diag": "N"},
+        residual=lambda result, x, a, **options: residual(result, a, x, **options),
+        values={"a": TRIANGULAR, "x": X, "uplo": "L", "trans": "N", "diag": "N"},
         options=TRIANGLES,
         shares=(("out", "x"),),
     ),
@@ -148,7 +148,7 @@ LEVEL2 = [
         "blas.ger",
         called(blas.ger),
         updated(RANK1["geru"]),
-        values=REAL | {"x": X, "y": GRID, "A": A, "alpha": 1.0},
+        values=REAL | {"x": X, "y": GRID, "a": A, "alpha": 1.0},
         options={"alpha": (2.0, 0.0)},
         shares=(("y", "x"),),
         dtypes=("float32",),
@@ -158,7 +158,7 @@ LEVEL2 = [
             f"blas.{name}",
             called(getattr(blas, name)),
             updated(RANK1[name]),
-            values={"x": X, "A": A, "alpha": 1.0} | ({"y": GRID} if two else {}),
+            values={"x": X, "a": A, "alpha": 1.0} | ({"y": GRID} if two else {}),
             options={"alpha": SCALARS},
             views=("x",),
             shares=(("y", "x"),) if two else (),
@@ -170,7 +170,7 @@ LEVEL2 = [
             f"blas.{name}",
             called(getattr(blas, name)),
             updated(RANK1[name]),
-            values={"x": X, "A": DEFINITE, "alpha": 1.0, "uplo": "L"} | ({"y": GRID} if name.endswith("2") else {}),
+            values={"x": X, "a": DEFINITE, "alpha": 1.0, "uplo": "L"} | ({"y": GRID} if name.endswith("2") else {}),
             options={"alpha": (2.0, 0.0) if name == "her" else SCALARS, "uplo": ("U",)},
             shares=(("y", "x"),) if name.endswith("2") else (),
             mask=half,

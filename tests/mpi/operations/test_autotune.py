@@ -51,7 +51,7 @@ def planned(ctx: pblas.Context, case: Case) -> ProductPlan:
 def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Algorithm], float]) -> Counter[Algorithm]:
     """Replace the measured times of executions by these; the number of executions of each algorithm."""
     measured: Counter[Algorithm] = Counter()
-    operation = PushedMatmul.operation
+    operation = PushedMatmul.body
 
     def tagged(planned: PushedMatmul, *rest: Any) -> Any:
         body: Any = operation(planned, *rest)
@@ -63,7 +63,7 @@ def clock(patch: pytest.MonkeyPatch, seconds: Callable[[Algorithm], float]) -> C
         measured[body.algorithm] += 1
         return seconds(body.algorithm)
 
-    patch.setattr(PushedMatmul, "operation", tagged)
+    patch.setattr(PushedMatmul, "body", tagged)
     patch.setattr(WindowEngine, "seconds", fake)
     return measured
 
@@ -149,7 +149,7 @@ def test_algorithms_are_measured_with_the_epilogue(
     """An epilogue has its own measured times; without them the times of the product count."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     case = Case(*DIMENSIONS, LAYOUTS[layout], "float32", out="in place")
-    operation = PushedMatmul.operation
+    operation = PushedMatmul.body
     followed: set[bool] = set()
 
     def noted(mm: PushedMatmul, a: Any, b: Any, c: Any, d: Any, extra: Any = None, *rest: Any) -> Any:
@@ -167,7 +167,7 @@ def test_algorithms_are_measured_with_the_epilogue(
 
     with context() as ctx:
         first, *_, last = shortlist(planned(ctx, case), None, ctx.runtime.topology)
-        monkeypatch.setattr(PushedMatmul, "operation", noted)
+        monkeypatch.setattr(PushedMatmul, "body", noted)
         with monkeypatch.context() as patch:
             measured = clock(patch, lambda algorithm: 0.1 if algorithm == last else 1.0)
             assert taken(autotune=True) == taken(follows=True) == last
