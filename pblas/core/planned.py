@@ -162,18 +162,21 @@ class Planned(PlanHandle, Generic[ResultT]):
         self.plan: Plan = operation.plan(nprocs, topology)
         self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
         """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
-        self._result = operation.result
+        result = operation.result
+        self._has_result = result is not None
+        if result is not None:
+            self._desc, self._dtype = result
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
-            self._place = None if self._result is None else runtime.place(*self._result)
+            if result is not None:
+                self._place = runtime.place(self._desc, self._dtype)
             self.prepare(runtime)
             runtime.matrices.add(self)
 
     @property
     def out(self) -> MatrixDescriptor:
         """Descriptor of the result (global)."""
-        assert self._result is not None, "the operation has a result matrix"
-        return self._result[0]
+        return self._desc
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
@@ -214,20 +217,17 @@ class Planned(PlanHandle, Generic[ResultT]):
             return False
         if bound.fact:  # the largest of all ranks is not known yet
             return False
-        place = self._place
-        if bound.out is not None or place is None:
+        if bound.out is not None or not self._has_result:
             return True
-        nbytes = max(place.nbytes, bound.nelements * place.dtype.itemsize)
+        nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
         return nbytes <= _EARLY_NBYTES and runtime.backend.has_room(nbytes)
 
     def new_result(self, runtime: Runtime, bound: Bound[ResultT]) -> DistMatrix:
         """**Collective.** A new matrix for the result."""
-        assert self._result is not None, "the operation has a result matrix"
-        assert self._place is not None, "so it has a place"
-        (desc, dtype), place = self._result, self._place
+        desc, place = self._desc, self._place
         if bound.nelements:  # some rank gave a leading dimension: all allocate as much
             desc = bound.new or desc
-            place = runtime.place(desc, dtype, max(bound.nelements, desc.max_local_nelements))
+            place = runtime.place(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
         result = DistMatrix(desc, runtime.empty(place), runtime)
         self.operation.fresh(runtime.backend, result)
         return result
@@ -236,7 +236,7 @@ class Planned(PlanHandle, Generic[ResultT]):
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
         self.operation.begin(runtime.backend.arrays, bound)
         result: Any = bound.out
-        if result is None and self._place is not None:
+        if result is None and self._has_result:
             result = self.new_result(runtime, bound)
             if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
@@ -323,7 +323,7 @@ class Planned(PlanHandle, Generic[ResultT]):
 
     def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
         """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""
-        if bound.out is None and self._place is not None:
+        if bound.out is None and self._has_result:
             bound = bound._replace(out=self.new_result(runtime, bound))
             if not runtime.backend.shared:  # private memory: another rank may have none
                 runtime.backend.agree(f"{verb}: allocate")

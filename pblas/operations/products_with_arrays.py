@@ -47,12 +47,16 @@ class Replication(Operation[DistMatrix]):
     Args:
         array: descriptor of the matrix (global).
         dtype: of the matrix (global).
+        a: descriptor of the other matrix of the call (global).
+        conjugated: whether that is a conjugated view (global).
     """
 
     noun: ClassVar[str] = "replication"
 
     array: MatrixDescriptor
     dtype: np.dtype[Any]
+    a: MatrixDescriptor
+    conjugated: bool
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
@@ -63,7 +67,9 @@ class Replication(Operation[DistMatrix]):
         elements = converted_array(verb, elements, like.dtype)
         m, n = elements.shape
         desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
-        return Bound(cls, (desc, like.dtype), {}, {"A": like}, None, local=elements)
+        return Bound(
+            cls, (desc, like.dtype, like.desc.without_lld, like.conjugated), {}, {"A": like}, None, local=elements
+        )
 
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:

@@ -140,7 +140,8 @@ class RankUpdate(Operation[DistMatrix]):
         part: the part of A that is updated (global).
         matrix: descriptor of A (global).
         dtype: of A (global).
-        vectors: x, or x and y (global).
+        x: the first vector (global).
+        y: the second vector; None if there is one only (global).
         reads: whether alpha is not 0 (global).
     """
 
@@ -153,7 +154,8 @@ class RankUpdate(Operation[DistMatrix]):
     part: Part
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    vectors: tuple[VectorKind, ...]
+    x: VectorKind
+    y: VectorKind | None
     reads: bool
 
     @classmethod
@@ -174,10 +176,15 @@ class RankUpdate(Operation[DistMatrix]):
         for name, vector, size in zip(names, vectors, a.shape, strict=False):
             check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
         alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
-        kinds = tuple([vector.kind for vector in vectors])
+        y = vectors[1].kind if len(vectors) > 1 else None
         reads = {name: v.column for name, v in zip(names, vectors, strict=True) if v.column is not None}
-        form = verb, part, a.desc.without_lld, a.dtype, kinds, alpha != 0
+        form = verb, part, a.desc.without_lld, a.dtype, vectors[0].kind, y, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, a, local=vectors)
+
+    @property
+    def vectors(self) -> tuple[VectorKind, ...]:
+        """x, or x and y (global)."""
+        return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:

@@ -138,7 +138,7 @@ def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatr
         bounds = np.cumsum([0, *(x.shape[axis] for x in parts)]).tolist()
         first = parts[0].desc
         desc = resized(first, (bounds[-1], first.n) if axis == 0 else (first.m, bounds[-1]))
-    arguments = {f"matrix {i}": shared_descriptor(x.desc) for i, x in enumerate(parts)}
+    arguments = {f"matrix {i}": (shared_descriptor(x.desc), x.conjugated) for i, x in enumerate(parts)}
     runtime.agree(verb, {"count": len(parts), "dtype": parts[0].dtype.name, **arguments})
     out = DistMatrix(desc, runtime.empty(runtime.place(desc, parts[0].dtype)), runtime)
     for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):

@@ -18,7 +18,7 @@ from pblas.operations.collectives import Exchange
 from pblas.operations.reductions import converted_array
 from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import name_of
+from pblas.runtime.runtime import name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -42,6 +42,12 @@ class VectorKind(NamedTuple):
     dtype: np.dtype[Any]
     conjugated: bool = False
     is_row: bool = False
+
+    def __repr__(self) -> str:
+        if self.column is None:
+            return f"array of {self.size} elements"
+        flags = ", conjugated" * self.conjugated + ", a row" * self.is_row
+        return f"{shared_descriptor(self.column)} of {name_of(self.dtype)}{flags}"
 
 
 @dataclass(frozen=True, slots=True)
