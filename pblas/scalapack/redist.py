@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from pblas.core.call import step
+from pblas.core.operation import Bound, Operation
 from pblas.errors import PblasArgumentError
 from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.operations.planned import PlannedOperation
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import Entries
@@ -18,7 +20,11 @@ from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
 from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand, Routine
 
@@ -118,20 +124,13 @@ class _Relocation(Call):
             return
         descriptions: dict[str, Any] = self._described if self._all_know else self._collect_descriptions()
 
-        def make() -> _Transfer:
-            with self.runtime.building(self.verb):
-                source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
-                plan = _Placements(source, target, self._orders["A"], trapezoid)
-                transfer = _Transfer(plan, None, self.dtype, self.runtime)
-            self.runtime.agree(f"{self.verb}: workspace", {})
-            return transfer
-
-        planned = self.runtime.plans.get((*self.key, *descriptions.values()), make)
         with self.local_step():
             arrays = self.runtime.backend.arrays
+            source, target = (_placed(description, self["M"], self["N"]) for description in descriptions.values())
             nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
-            x, z = (self.local(name) if name in self._grids else nothing for name in descriptions)
-        planned.run(_Arrays(self.verb, x, z))
+            parts = [self.local(name) if name in self._grids else nothing for name in descriptions]
+            form = source, target, self._orders["A"], trapezoid, self.dtype
+        step(self.verb, self.runtime, lambda: Bound(_Transfer, form, {}, {}, None, local=parts))
         if "B" in self._grids:
             self.deliver()
 
@@ -197,42 +196,33 @@ class _Placements(NamedTuple):
         return False
 
 
-class _Arrays(NamedTuple):
-    """One execution of a transfer: the routine's name (global), and this rank's parts of sub(A) and sub(B) (local)."""
+@dataclass(frozen=True, eq=False)
+class _Transfer(Operation[None]):
+    """The transfer of one call between two grids: sub(B) := sub(A)."""
 
-    verb: str
-    source: Array
-    out: Array
+    noun: ClassVar[str] = "transfer"
 
+    source: Placement
+    target: Placement
+    order: Literal["F", "C"]
+    trapezoid: Trapezoid | None
+    dtype: np.dtype[Any]
 
-class _Transfer(PlannedOperation[_Arrays]):
-    """The planned transfer of one call between two grids: sub(B) := sub(A)."""
+    @property
+    def result(self) -> None:
+        """None: sub(B) is an array of the caller."""
 
-    noun = "transfer"
-    plan: _Placements
-    _executor: RunRedistribution | None = None
+    def plan(self, nprocs: int, topology: Topology) -> Any:  # noqa: ARG002 - the placements say all
+        """The placements."""
+        return _Placements(self.source, self.target, self.order, self.trapezoid)
 
-    def _build(self, runtime: Runtime) -> RunRedistribution:
-        source, target, order, trapezoid = self.plan
-        return RunRedistribution(runtime.backend, source, target, self._dtype, order, trapezoid)
+    def executor(self, plan: _Placements, backend: HostRanks) -> RunRedistribution:
+        """**Collective.** The executor."""
+        return RunRedistribution(backend, plan.source, plan.target, self.dtype, plan.order, plan.trapezoid)
 
-    def _checked(self, runtime: Runtime, execution: _Arrays) -> _Arrays:
-        runtime.backend.arrays.begin()
-        return execution
-
-    def _verb(self, execution: _Arrays) -> str:
-        return execution.verb
-
-    def _operands(self, execution: _Arrays, result: Array) -> RedistributionOperands:
-        return RedistributionOperands(execution.source, result)
-
-    def __repr__(self) -> str:
-        return f"<planned {self.noun}: {self.plan}>"
-
-    def _lends(self) -> bool:
-        """Whether peers read the caller's array itself: a copy is not overwritten before the next call's agreement."""
-        assert self._executor is not None, "it has published"
-        return self._executor.reads_in_place
+    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:  # noqa: ARG002
+        """This rank's parts of sub(A) and sub(B)."""
+        return RedistributionOperands(*bound.local)
 
 
 if not TYPE_CHECKING:  # their types are in __init__.pyi

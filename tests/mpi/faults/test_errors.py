@@ -349,7 +349,7 @@ DIFFERENCES: dict[str, tuple[str, Callable[[Cast], object], Callable[[Cast], obj
     "overlap": ("overlap differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, overlap=False)),
     "transa": ("transa differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, transa="T")),
     "chunks": ("chunks differs", lambda x: pmatmul(x.a, x.b, chunks=1), lambda x: pmatmul(x.a, x.b, chunks=2)),
-    "c": ("c differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, x.c)),
+    "c": ("c is given differs", lambda x: pmatmul(x.a, x.b), lambda x: pmatmul(x.a, x.b, x.c)),
     "seed": ("seed differs", lambda x: x.ctx.random(rows()), lambda x: x.ctx.random(rows(), seed=1)),
     "dtype": ("dtype differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(), "float32")),
     "desc": ("desc differs", lambda x: x.ctx.zeros(rows()), lambda x: x.ctx.zeros(rows(mb=1))),

@@ -393,7 +393,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
         names = {name for name, _ in everywhere}
         assert "PeerTimeout" in names or names == {"no exception"}, everywhere
         if transport == "auto":  # all wait for the end signal
-            check_broken(ctx, everywhere, late, "end of execute")
+            check_broken(ctx, everywhere, late, "end of pmatmul")
 
 
 @one_host
