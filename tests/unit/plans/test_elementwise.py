@@ -113,7 +113,7 @@ def test_wrong_arguments() -> None:
         plan_elementwise("x", x=rows)
     with pytest.raises(ArgumentError, match="no operand y"):
         plan_elementwise("x + y", x=rows, dtype="float64")
-    with pytest.raises(ArgumentError, match="no operand is a DistMatrix"):
+    with pytest.raises(ArgumentError, match="x must be a DistMatrix"):
         plan_elementwise("x + 1", x=1.0)
     with pytest.raises(ArgumentError, match="nprocs must be an integer >= 2"):
         plan_elementwise("x", x=rows, dtype="float64", nprocs=1)
