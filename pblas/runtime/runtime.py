@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -32,11 +32,8 @@ if TYPE_CHECKING:
 Planned = TypeVar("Planned")
 
 _MAX_PLANS = 8
-"""Number of calls whose plans are cached. Each plan may have a workspace, as large as its operands if they are in
+"""Number of plans of p?gemm that are cached. Each plan may have a workspace, as large as its operands if they are in
 private memory."""
-_MOST_KEPT_NBYTES = 16 << 20
-"""Most bytes of the workspace of a product's plan that is cached. Larger products take so long that a new plan does not
-matter."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
@@ -66,23 +63,6 @@ class Plans:
             planned = make()
         self._plans[key] = planned
         return planned
-
-    @contextmanager
-    def using(self, key: Any, make: Callable[[], Planned]) -> Iterator[Planned]:
-        """**Collective** if `make` is. As `get`, in a with block: a plan with a large workspace is closed at its end.
-
-        `make()` also has the `plan`.
-        """
-        planned: Any = self._plans.pop(key, None)
-        if planned is None:
-            planned = make()
-            if planned.plan.workspace_nbytes > _MOST_KEPT_NBYTES:
-                with planned:
-                    yield planned
-                return
-            self._make_room()
-        self._plans[key] = planned
-        yield planned
 
     def _make_room(self) -> None:
         """Close the plans that were not used for longest, so that one more fits (local)."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pblas.core.options import Side, Trans
 from pblas.operations.matmul import plan_matmul
-from pblas.operations.redistribution import plan_redistribution
+from pblas.operations.redistribution import redistribute
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.symm import hemm, symm
 from pblas.operations.syrk import her2k, herk, syr2k, syrk
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.matrices.matrix import DistMatrix
     from pblas.operations.multiplication.base import PlannedMatmul
-    from pblas.operations.redistribution import PlannedRedistribution
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
@@ -265,15 +264,8 @@ def _add(call: Call, trans: Trans | None = None) -> None:
     if call["M"] == 0 or call["N"] == 0:
         return
     uplo = call["UPLO"] if "UPLO" in call.routine.arguments else None
-    options = {"trans": trans or call["TRANS"], "alpha": call["ALPHA"], "beta": call["BETA"], "uplo": uplo}
-
-    def plan() -> PlannedRedistribution:
-        x, z = call.operands()
-        return plan_redistribution(x, out=z, **options)
-
-    planned = call.runtime.plans.get(call.key, plan)
     x, z = call.operands()
-    planned.execute(x, out=z)
+    redistribute(x, out=z, trans=trans or call["TRANS"], alpha=call["ALPHA"], beta=call["BETA"], uplo=uplo)
     call.deliver()
 
 
