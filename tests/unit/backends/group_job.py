@@ -139,7 +139,7 @@ def missing(peers: GroupPeers, folder: Path) -> None:
     assert name == "PeerTimeout"
     assert f"a call: rank {size - 1} of {size} did not arrive within 1 s" in text
     agreement = Agreement(peers.duplicate(), 1.0)
-    agreement.agree("together again")
+    agreement.agree("together again", timeout=20.0)
     if rank == size - 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
