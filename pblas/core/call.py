@@ -52,26 +52,21 @@ def call(
         return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
 
 
-def inner(verb: str, bind: Bind[P, ResultT], runtime: Runtime, *args: P.args, **kwargs: P.kwargs) -> ResultT:
-    """**Collective.** A step of a call whose arguments all ranks have agreed on.
+def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: str = "") -> ResultT:
+    """**Collective.** A step of a call whose arguments are agreed on, or stand in `agrees` if this is its first step.
 
     One agreement starts it. None ends it: peers may read its operands until the next agreement, which is that of the
     next step, or the one at the end of the public call (`Runtime.end_lending`). A caller that writes to the operands by
     itself ends the lending before.
     """
-    return step(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
-
-
-def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: str = "") -> ResultT:
-    """**Collective.** `inner` of arguments that `bind` brings; `agrees` has those of the call, for its first step."""
-    return _perform(verb, runtime, bind, inner_text=agrees)
+    return _perform(verb, runtime, bind, step_text=agrees)
 
 
 def _perform(
-    verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, inner_text: str | None = None
+    verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, step_text: str | None = None
 ) -> ResultT:
     """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
-    is_step = inner_text is not None
+    is_step = step_text is not None
     begun: Begun | None = None
     with runtime.backend.provisional() as allocated:
         with runtime.local_step(verb):
@@ -84,7 +79,7 @@ def _perform(
             is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet
             if is_known and planned is not None and planned.is_ready(runtime, bound):
                 begun = planned.begin(verb, runtime, bound)
-            text = inner_text if is_step else bound.text + (planned.text if planned else operation.text)
+            text = step_text if is_step else bound.text + (planned.text if planned else operation.text)
         waits = 0 if begun is not None else 2 if planned is None else 1
         maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
         waits, scratch, nelements, fact = runtime.backend.agree(f"{verb}{text}", maxima=maxima).maxima

@@ -37,8 +37,9 @@ class KeptPlans:
         return self._plans.get(key)
 
     def used(self, key: object) -> None:
-        """Count a use of a kept plan."""
-        self._plans.move_to_end(key)
+        """Count a use of a plan, if it is kept."""
+        if key in self._plans:
+            self._plans.move_to_end(key)
 
     def keep(self, key: object, plan: Kept) -> None:
         """Keep a plan, and close those used longest ago."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.core.checks import check_matrices
 from pblas.core.operation import Bound
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
@@ -150,9 +149,7 @@ class PlannedMatmul(Planned[DistMatrix]):
             scalars |= {} if scales is None else scales.arguments()
         extras = Extras(self._epilogue, operands, scales, stream)
         agrees = None if call is None else spelled(call[1]())
-        bound = planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
-        check_matrices("execute", runtime, bound)
-        return bound
+        return planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
 
     # Also for the push transport
 
