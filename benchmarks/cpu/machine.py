@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
-import json
 import platform
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from benchmarks import results_file
 from pblas.config import processor
 
 
@@ -44,4 +44,4 @@ def header() -> dict[str, Any]:
 def write(path: Path | None, report: dict[str, Any]) -> None:
     """On rank 0, write a report with its header to a file, if one was asked for."""
     if path is not None and MPI.COMM_WORLD.rank == 0:
-        path.write_text(json.dumps(header() | report, indent=1) + "\n", encoding="utf-8")
+        results_file.write(path, header() | report)

@@ -29,6 +29,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks import results_file
+
 ROOT = Path(__file__).resolve().parents[2]
 os.environ |= {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -219,8 +221,7 @@ def main() -> None:
         if options.json:  # after every row, since a run may be ended early
             from benchmarks.cpu.machine import header
 
-            text = json.dumps(header() | {"rows": list(rows.values())}, indent=1)
-            options.json.write_text(text + "\n", encoding="utf-8")
+            results_file.write(options.json, header() | {"rows": list(rows.values())})
     if options.chart:
         options.chart.write_text(chart(list(rows.values())), encoding="utf-8")
 

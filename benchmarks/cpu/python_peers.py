@@ -12,12 +12,13 @@ runs one BLAS thread in each of its threads.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks import results_file
 
 os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
@@ -91,7 +92,7 @@ def main() -> None:
             if prints:
                 print(f"{options.library} {name} {shape}: {1e3 * min(times):.1f} ms", flush=True)
     if options.json and prints:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        results_file.write(options.json, {"rows": report})
 
 
 if __name__ == "__main__":

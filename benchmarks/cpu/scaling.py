@@ -23,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pblas
+from benchmarks import results_file
 from benchmarks.charts.scaling_chart import Line, lines_chart, scatter_chart
+from benchmarks.results_file import RESULTS
 from pblas import Grid, Hardware, Link, MatrixDescriptor
 from pblas.planner.choose import choose, one_dimensional
 from pblas.plans.plan import ProductPlan
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK
 
-PERFORMANCE = Path(__file__).parents[2] / "docs" / "performance"
+CHARTS = Path(__file__).parents[2] / "docs" / "performance"
 RANKS = [4**i for i in range(11)]
 Sizes = tuple[int, int, int]
 
@@ -144,7 +146,7 @@ def write_charts(file: dict[str, Any], directory: Path) -> None:
 
 def real_gemms() -> list[tuple[float, float, str]]:
     """(measured, simulated, label) of the products in cpu_matmul.json, in shared memory and over emulated links."""
-    file, points = json.loads((PERFORMANCE / "cpu_matmul.json").read_text(encoding="utf-8")), []
+    file, points = json.loads((RESULTS / "cpu_matmul.json").read_text(encoding="utf-8")), []
     nprocs = file["ranks"]
 
     def add(name: str, n: int, machine: Hardware, seconds: float, **options: Any) -> None:
@@ -238,8 +240,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--emulate", action="store_true", help="measure over emulated links, on any number of ranks")
     parser.add_argument("--repeats", type=int, default=3, help="number of rounds")
-    parser.add_argument("--json", type=Path, default=PERFORMANCE / "scaling.json", help="file of emulated products")
-    parser.add_argument("--charts", type=Path, default=PERFORMANCE, help="directory of the charts")
+    parser.add_argument("--json", type=Path, default=RESULTS / "scaling.json", help="file of emulated products")
+    parser.add_argument("--charts", type=Path, default=CHARTS, help="directory of the charts")
     options = parser.parse_args()
     file = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}
     if options.emulate:
@@ -254,7 +256,7 @@ def main() -> None:
             return
     else:
         write_charts(file, options.charts)
-    options.json.write_text(json.dumps(file, separators=(",", ":")) + "\n", encoding="utf-8")
+    results_file.write(options.json, file)
 
 
 if __name__ == "__main__":

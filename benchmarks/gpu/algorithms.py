@@ -28,8 +28,9 @@ from unittest import mock
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results_file
 from benchmarks.gpu.overlap import fitting, parser, print_row
-from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report, write_json
+from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report
 from pblas.backends.lanes import LANES
 from pblas.operations import autotune
 from pblas.planner import choose as planner
@@ -210,7 +211,7 @@ def main() -> None:
         file["rows"].append(measure(job, row, options))
         print_algorithms(file["rows"][-1], console)
         if options.json and job.rank == 0:
-            write_json(options.json, file)
+            results_file.write(options.json, file)
     job.close()
 
 

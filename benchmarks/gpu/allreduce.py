@@ -32,8 +32,9 @@ from mpi4py import MPI
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import results_file
 from benchmarks.gpu.graphs import captured
-from benchmarks.gpu.rows import about, quartiles, rotated, write_json
+from benchmarks.gpu.rows import about, quartiles, rotated
 from benchmarks.gpu.timing import TOLERANCE, Job, torch_view
 
 COLUMNS = 4096
@@ -268,7 +269,7 @@ def write(path: Path, head: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     keys = {(row["nbytes"], row["epilogue"]) for row in rows}
     kept = [row for row in before["rows"] if (row["nbytes"], row["epilogue"]) not in keys]
     everything = sorted([*kept, *rows], key=lambda row: (row["epilogue"], row["nbytes"]))
-    write_json(path, head | {"rows": everything})
+    results_file.write(path, head | {"rows": everything})
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
-from benchmarks.gpu.rows import about, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import about
 from benchmarks.rounds import rounds, together
 
 EXPRESSION, SCALAR = "x * s + y * z", 2.5
@@ -80,7 +81,7 @@ def main() -> None:
                     table.add_row(str(n), dtype, name, f"{1e6 * seconds:.0f}", f"{seconds / medians['cupy']:.3f}")
     Console(width=100).print(table)
     if arguments.json is not None:
-        write_json(arguments.json, about(device_name(), 1) | {"expression": EXPRESSION, "rows": rows})
+        results_file.write(arguments.json, about(device_name(), 1) | {"expression": EXPRESSION, "rows": rows})
 
 
 if __name__ == "__main__":

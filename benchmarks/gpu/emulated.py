@@ -22,9 +22,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import results_file
 from benchmarks.gpu.algorithms import algorithm_of, plan_of, taking, topology
 from benchmarks.gpu.overlap import fitting, parser, print_row
-from benchmarks.gpu.rows import Row, about, heap_nbytes, report, write_json
+from benchmarks.gpu.rows import Row, about, heap_nbytes, report
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
 from pblas.plans.plan import Algorithm
@@ -172,7 +173,7 @@ def main() -> None:
         file["rows"].append(measure(job, row, options))
         print_row(file["rows"][-1], console)
         if options.json and job.rank == 0:
-            write_json(options.json, file)
+            results_file.write(options.json, file)
     job.close()
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from mpi4py import MPI
 from rich.console import Console
 
-from benchmarks.gpu.rows import MODELS, OPS, Row, about, descriptors, heap_nbytes, rotated, rows, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import MODELS, OPS, Row, about, descriptors, heap_nbytes, rotated, rows
 from benchmarks.gpu.timing import TOLERANCE, Job, Operands
 
 EXPRESSIONS = ("relu(x + bias)", "gelu", "x + h")
@@ -157,7 +158,7 @@ def main() -> None:
                 console.print(row.title, reports[-1], highlight=False, markup=False)
                 if options.json:
                     head = about(job.device_name(), job.size) | {"rounds": options.rounds}
-                    write_json(options.json, head | {"rows": reports})
+                    results_file.write(options.json, head | {"rows": reports})
             del work
             gc.collect()
     job.close()

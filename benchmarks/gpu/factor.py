@@ -22,8 +22,9 @@ import cupy
 from rich.console import Console
 
 import pblas
+from benchmarks import results_file
 from benchmarks.gpu.qr import QrCase, TallCase
-from benchmarks.gpu.rows import about, rotated, write_json
+from benchmarks.gpu.rows import about, rotated
 from pblas import MatrixDescriptor, linalg
 from pblas.backends.cuda.lapack import Lapack
 
@@ -183,7 +184,7 @@ def main() -> None:
                 reports.append(report | {"second run, ms": first, "residuals": ratios, "wrong": wrong})
                 console.print(reports[-1], highlight=False, markup=False)
                 if options.json:
-                    write_json(options.json, about(name, 1) | {"rounds": options.rounds, "rows": reports})
+                    results_file.write(options.json, about(name, 1) | {"rounds": options.rounds, "rows": reports})
                 case.close()
                 del case
                 cupy.get_default_memory_pool().free_all_blocks()

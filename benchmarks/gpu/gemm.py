@@ -33,7 +33,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
-from benchmarks.gpu.rows import MODELS, SET_NBYTES, commit, rotated, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import MODELS, SET_NBYTES, commit, rotated
 from pblas import MatrixDescriptor
 from pblas.backends.cuda.gemm import Gemm, read
 from pblas.backends.cuda.pointwise import Pointwise
@@ -275,7 +276,7 @@ def main() -> None:
         about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
     Console(width=120).print((table_of_8_bits if short else table)(results, gpu))
     if options.json:
-        write_json(options.json, {"about": about, "rows": results})
+        results_file.write(options.json, {"about": about, "rows": results})
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from typing import Any
 from mpi4py import MPI
 from rich.console import Console
 
+from benchmarks import results_file
 from benchmarks.gpu.algorithms import taking
-from benchmarks.gpu.rows import about, write_json
+from benchmarks.gpu.rows import about
 from pblas import MatrixDescriptor
 from pblas.plans.plan import Algorithm
 
@@ -139,7 +140,7 @@ def main() -> None:
         if ctx.rank == 0 and options.json:
             device = ctx.describe()["GPU"].partition(",")[0]
             head = about(device, ctx.nprocs) | {"n": options.n, "outputs": options.outputs}
-            write_json(options.json, head | {"rows": rows})
+            results_file.write(options.json, head | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from nvmath.bindings import cublas
 from rich.console import Console
 
 import pblas
-from benchmarks.gpu.rows import about, rotated, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import about, rotated
 from pblas import MatrixDescriptor, blas
 
 GOAL, MOST = 0.95, 30.0
@@ -159,7 +160,7 @@ def main() -> None:
                     console.print(rows[-1], highlight=False, markup=False)
                     if options.json:
                         header = about(name, 1, options.commit) | {"rounds": options.rounds, "goal": GOAL}
-                        write_json(options.json, header | {"rows": rows})
+                        results_file.write(options.json, header | {"rows": rows})
                 case.close()
                 del case
                 cupy.get_default_memory_pool().free_all_blocks()

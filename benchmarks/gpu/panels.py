@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import results_file
+
 WIDTHS = {"cholesky": 1024, "lu": 512, "qr": 256}
 """Columns of a panel."""
 ROWS = (1024, 4096, 16384, 65536, 131072)
@@ -125,7 +127,7 @@ def main() -> None:
         return
     import cupy
 
-    from benchmarks.gpu.rows import about, write_json
+    from benchmarks.gpu.rows import about
 
     rows = []
     for row in measured():
@@ -133,7 +135,7 @@ def main() -> None:
         print(row, flush=True)
     if options.json:
         name = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-        write_json(options.json, about(name, 1) | {"rows": rows})
+        results_file.write(options.json, about(name, 1) | {"rows": rows})
 
 
 if __name__ == "__main__":

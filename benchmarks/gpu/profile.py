@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.rows import MODELS, about, commit, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import MODELS, about, commit
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.hopper.descriptors import Part
@@ -165,7 +166,7 @@ def main() -> None:
         for mode in options.modes:
             file["rows"].append(profiled(mode, model, options))
             if options.json:
-                write_json(options.json, file)
+                results_file.write(options.json, file)
     Console(width=150).print(table(file))
 
 

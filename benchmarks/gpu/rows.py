@@ -9,7 +9,6 @@ import datetime as dt
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import zlib
@@ -17,6 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from benchmarks import results_file
 
 Op = Literal["ag_gemm", "gemm_rs", "gemm_ar"]
 OPS: tuple[Op, ...] = ("ag_gemm", "gemm_rs", "gemm_ar")
@@ -371,15 +372,8 @@ def write_merged(path: Path, part: dict[str, Any]) -> dict[str, Any]:
     """Merge rows into a file; an interrupted run leaves the previous complete file."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     whole = merged(old, part)
-    write_json(path, whole)
+    results_file.write(path, whole)
     return whole
-
-
-def write_json(path: Path, file: dict[str, Any]) -> None:
-    """Write a file in one step; it replaces an existing one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(file, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def about(device: str, gpus: int, measured: str = "") -> dict[str, Any]:

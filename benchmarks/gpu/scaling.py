@@ -27,7 +27,8 @@ import numpy as np
 from rich.console import Console
 
 import pblas
-from benchmarks.gpu.rows import about, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import about
 from benchmarks.rounds import together
 from pblas import MatrixDescriptor, blas, linalg
 
@@ -168,7 +169,7 @@ def main() -> None:
                 rows = with_efficiency(rows)
                 console.print(row, highlight=False, markup=False)
                 if options.json:
-                    write_json(options.json, about(device, ctx.nprocs, options.commit) | {"rows": rows})
+                    results_file.write(options.json, about(device, ctx.nprocs, options.commit) | {"rows": rows})
 
 
 if __name__ == "__main__":

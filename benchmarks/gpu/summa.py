@@ -29,7 +29,8 @@ os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
 
 from mpi4py import MPI
 
-from benchmarks.gpu.rows import commit, write_json
+from benchmarks import results_file
+from benchmarks.gpu.rows import commit
 from benchmarks.rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
@@ -189,7 +190,7 @@ def merge(path: Path, new: dict[str, Any], facts: dict[str, Any]) -> None:
     else:
         whole["rows"].append(new)
     whole |= facts
-    write_json(path, whole)
+    results_file.write(path, whole)
 
 
 def publish(row: dict[str, Any], options: Any, facts: dict[str, Any]) -> None:

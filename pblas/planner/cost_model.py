@@ -22,7 +22,7 @@ from pblas.plans.plan import Algorithm, ProductPlan
 # and moves 380 GB/s. A kernel that pushes to all peers moves 330 GB/s and takes 8 us more, or 5.5 with LL packets. A
 # sum reads and writes 3.8 TB/s. A node of a graph takes 3 us, its flag included.
 # Two shots: docs/decisions/0007-two-shots-pull.md. All-reduces in pieces: fitted to 105 measurements, to within 4 %
-# (docs/performance/gpu_algorithms.json). Their ranks fall out of step, so copies meet at one target and are slower.
+# (benchmarks/results/gpu_algorithms.json). Their ranks fall out of step, so copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
 _PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
 _SUM_US, _SUM_RATE = 4.0, 3.8e6

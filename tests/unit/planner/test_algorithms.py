@@ -264,7 +264,7 @@ def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> 
 MEASURED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("measured_reductions.json").read_text("utf-8"))
 """Microseconds of reductions by several algorithms, medians: H200 of one host, bfloat16, D by rows.
 
-Those of 8 ranks, and some of 4, were emulated by 2 GPUs: docs/performance/gpu_emulated.json.
+Those of 8 ranks, and some of 4, were emulated by 2 GPUs: benchmarks/results/gpu_emulated.json.
 """
 
 

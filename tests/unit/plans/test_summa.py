@@ -294,7 +294,7 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("nprocs", [3, 4, 8])
 def test_small_products_with_thin_gemms_keep_their_plan(nprocs: int, *, shared: bool) -> None:
-    """Panels over grids took up to 2.2 times as long: docs/performance/cpu_thin_4_ranks.json, cpu_thin_8_ranks.json."""
+    """Panels over grids took up to 2.2 times as long: cpu_thin_4_ranks.json, cpu_thin_8_ranks.json."""
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     for m, n, k in ((16, 64, 256), (32, 256, 256), (64, 256, 256)):
         descs = column(m, k, nprocs), row(k, n, nprocs), row(m, n, nprocs)
