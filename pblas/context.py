@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from pblas import errors
+from pblas import _operators, errors  # noqa: F401 - registers the operators of matrices
 from pblas.backends import log, ranges
 from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, check_tuning

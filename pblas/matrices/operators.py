@@ -1,8 +1,12 @@
-"""Operators of matrices, as A @ B: each one calls an operation, and only its import points to a package above."""
+"""Operators of matrices, as A @ B.
+
+Each one calls an operation, which stands in a package above this one; `pblas/_operators.py` registers them.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
 
 from pblas.errors import ArgumentError
 from pblas.runtime.calls import collective
@@ -17,10 +21,31 @@ Ord = Literal["fro", "inf", "max"] | float
 """The norms of a matrix; as numbers 1 and inf."""
 
 
+class Operations(NamedTuple):
+    """The operations that the operators call; each takes the matrix first."""
+
+    pmatmul: Callable[..., Any]
+    product_with_array: Callable[..., Any]
+    combined: Callable[..., Any]
+    redistribute: Callable[..., Any]
+    assign: Callable[..., None]
+    reduction: Callable[..., Any]
+    trace: Callable[..., Any]
+    diagonal: Callable[..., Any]
+    norm: Callable[..., Any]
+
+
 class Operators:
     """Operators and methods of `DistMatrix` that call an operation."""
 
     __slots__ = ()
+
+    _operations: ClassVar[Operations]
+
+    @staticmethod
+    def register(operations: Operations) -> None:
+        """Set the operations behind the operators of all matrices."""
+        Operators._operations = operations
 
     @overload
     def __matmul__(self, other: Self) -> Self: ...
@@ -49,17 +74,11 @@ class Operators:
         [0.0, 1.0, 2.0]
         """
         if isinstance(other, Operators):
-            from pblas.operations.matmul import pmatmul
-
-            multiply: Any = pmatmul  # this module cannot name the types of a package above it
-            return multiply(self, other)
+            return self._operations.pmatmul(self, other)
         if not hasattr(other, "ndim") and hasattr(other, "__rmatmul__"):  # an object that multiplies matrices
             return NotImplemented
         self._check_factor(other, "right")
-        from pblas.operations.products_with_arrays import product_with_array
-
-        multiply = product_with_array
-        return multiply(self, other)
+        return self._operations.product_with_array(self, other)
 
     def _check_factor(self, other: Any, side: str) -> None:
         """Raise ArgumentError for a factor that is neither a matrix nor an array. **Collective** for that (local)."""
@@ -74,9 +93,7 @@ class Operators:
 
     def _combined(self, expression: str, out: Any = None, dtype: Any = None, **operands: Any) -> Self:
         """**Collective.** `pblas.elementwise`, with a dtype of the new result."""
-        from pblas.operations.elementwise import combined
-
-        result: Any = combined(expression, operands, out, dtype)
+        result: Any = self._operations.combined(expression, operands, out, dtype)
         return result
 
     def __add__(self, other: Any) -> Self:
@@ -174,10 +191,8 @@ class Operators:
         Returns:
             `out` itself, or the new matrix.
         """
-        from pblas.operations.redistribution import redistribute
-
-        redistributed: Any = redistribute
-        return redistributed(self, desc, out=out)
+        result: Any = self._operations.redistribute(self, desc, out=out)
+        return result
 
     # Reductions and elements
 
@@ -188,10 +203,7 @@ class Operators:
     def __rmatmul__(self, other: Any) -> Any:
         """**Collective.** An array that is equal on all ranks times this matrix; see `__matmul__`."""
         self._check_factor(other, "left")
-        from pblas.operations.products_with_arrays import product_with_array
-
-        multiply: Any = product_with_array
-        return multiply(self, other, left=True)
+        return self._operations.product_with_array(self, other, left=True)
 
     @collective
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -209,9 +221,7 @@ class Operators:
             DTypeError: complex values for a real matrix.
             OutOfRangeError: an index out of range.
         """
-        from pblas.operations.assignment import assign
-
-        assign(self, key, value)  # type: ignore[arg-type]  # a DistMatrix
+        self._operations.assign(self, key, value)
 
     @overload
     def sum(self, axis: None = None, keepdims: Literal[False] = False) -> Number: ...
@@ -242,9 +252,7 @@ class Operators:
         ...     float(a.sum()), a.sum(axis=0).tolist(), a.sum(axis=1, keepdims=True).shape
         (36.0, [10.0, 12.0, 14.0], (2, 1))
         """
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "sum", axis, keepdims)  # type: ignore[arg-type]  # a DistMatrix, here and below
+        return self._operations.reduction(self, "sum", axis, keepdims)
 
     @overload
     def mean(self, axis: None = None, keepdims: Literal[False] = False) -> Number: ...
@@ -254,9 +262,7 @@ class Operators:
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Number | Array: ...
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "mean", axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.reduction(self, "mean", axis, keepdims)
 
     @overload
     def max(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -273,9 +279,7 @@ class Operators:
             ArgumentError: another axis, or no elements.
             DTypeError: complex elements, which have no order.
         """
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "max", axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.reduction(self, "max", axis, keepdims)
 
     @overload
     def min(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -285,9 +289,7 @@ class Operators:
     def min(self, axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
     def min(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The least element, or that of each column or row; see `max`."""
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "min", axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.reduction(self, "min", axis, keepdims)
 
     @overload
     def argmax(self, axis: None = None, keepdims: Literal[False] = False) -> np.intp: ...
@@ -315,9 +317,7 @@ class Operators:
         ...     int(a.argmax()), a.argmin(axis=1).tolist()
         (3, [2, 2])
         """
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "argmax", axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.reduction(self, "argmax", axis, keepdims)
 
     @overload
     def argmin(self, axis: None = None, keepdims: Literal[False] = False) -> np.intp: ...
@@ -327,21 +327,15 @@ class Operators:
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> np.intp | Array: ...
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The index of the least element, of the first one if there are several; see `argmax`."""
-        from pblas.operations.reductions import reduction
-
-        return reduction(self, "argmin", axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.reduction(self, "argmin", axis, keepdims)
 
     def trace(self) -> Number:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
-        from pblas.operations.reductions import trace
-
-        return trace(self)  # type: ignore[arg-type]
+        return self._operations.trace(self)
 
     def diagonal(self) -> Vector:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
-        from pblas.operations.reductions import diagonal
-
-        return diagonal(self)  # type: ignore[arg-type]
+        return self._operations.diagonal(self)
 
     @overload
     def norm(self, ord: Ord = "fro", axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -376,6 +370,4 @@ class Operators:
         ...     float(a.norm()), float(a.norm(1)), a.norm("max", axis=0).shape
         (3e+200, 3e+200, (3,))
         """
-        from pblas.operations.reductions import norm
-
-        return norm(self, ord, axis, keepdims)  # type: ignore[arg-type]
+        return self._operations.norm(self, ord, axis, keepdims)

@@ -20,15 +20,6 @@ LAZY = ("pblas",)
 """Packages whose `__init__` imports its public names at their first use."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    (
-        "pblas.matrices.operators",
-        "pblas.operations.matmul",
-    ): "A @ B: a mixin of one-line calls, with imports in the method bodies",
-    ("pblas.matrices.operators", "pblas.operations.redistribution"): "A.redistribute(...): the same mixin",
-    ("pblas.matrices.operators", "pblas.operations.elementwise"): "A + B: the same mixin",
-    ("pblas.matrices.operators", "pblas.operations.reductions"): "A.sum(...) and the like: the same mixin",
-    ("pblas.matrices.operators", "pblas.operations.products_with_arrays"): "A @ v: the same mixin",
-    ("pblas.matrices.operators", "pblas.operations.assignment"): "A[...] = B: the same mixin",
     ("pblas.plans.base", "pblas.simulation.simulate"): "Plan.simulate: a plan asks the simulation, which reads plans",
     ("pblas.plans.base", "pblas.simulation.hardware"): "Plan.simulate: the hardware that it takes",
 }
