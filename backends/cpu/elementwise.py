@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu.pointwise import OWN, SHORT, line
+from pblas.backends.dtypes import address_of
 from pblas.epilogues import COMPARISONS, Apply, Name, Number
 
 if TYPE_CHECKING:
@@ -122,8 +123,8 @@ def combining(
     [[1.0, 1.0, 13.0, 23.0]]
     """
     arrays = {key: z for key, z in operands.items() if isinstance(z, np.ndarray)}
-    place = out.__array_interface__["data"][0], out.shape, out.strides, out.dtype
-    same = all((z.__array_interface__["data"][0], z.shape, z.strides, z.dtype) == place for z in arrays.values())
+    place = address_of(out), out.shape, out.strides, out.dtype
+    same = all((address_of(z), z.shape, z.strides, z.dtype) == place for z in arrays.values())
     if out.dtype != compute or not same:
         return None
     real = np.empty(0, compute).real.dtype

@@ -22,6 +22,7 @@ from pblas.execute.collective.staging import Staging
 from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
 from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
 from pblas.runtime.calls import collective
+from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
@@ -179,18 +180,20 @@ def gather(
     """
     rows, row = tuple(counts), x.shape[1:]
     numbers = tuple(math.prod(row) * count for count in rows)
-    exchange = runtime.prepared.get(("gather", numbers, x.dtype), lambda: Exchange(numbers, x.dtype, runtime.rank))
+    key = "gather", numbers, x.dtype
+    exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
     exchange.lay_out(runtime, operation, x)
     if not isinstance(call_args, str):
         call_args = {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows}
     runtime.agree(operation, call_args)
     if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
+    runtime.kept.keep(key, exchange)
     with runtime.collective_section(operation):
         return exchange.collect().reshape(sum(rows), *row)
 
 
-class Exchange:
+class Exchange(Kept):
     """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`.
 
     Args:
@@ -227,9 +230,6 @@ class Exchange:
             return self._gathering.run()
         (runtime, _, x), self._later = self._later, None
         return np.concatenate(runtime.backend.gather(x) if runtime.nprocs > 1 else (x.reshape(-1),))
-
-    def close(self) -> None:
-        """Nothing: it has no memory (local)."""
 
     @staticmethod
     def _is_direct(runtime: Runtime) -> bool:
@@ -301,8 +301,11 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
         call = ReduceArguments(operation, runtime, x, out, options)
         runtime.backend.arrays.check_stream(operation, stream, waits=call.algorithm == "naive")
     if kernels is not None and call.algorithm != "naive":
-        return kernels.reduce(call, options, stream)
+        result = kernels.reduce(call, options, stream)
+        call.keep()
+        return result
     call.agree()
+    call.keep()
     target = call.target(call.place.shape, lambda: runtime.backend.new(call.place.shape, call.dtype))
     host = call.with_arrays(runtime.backend.arrays.download)
     rounds = host.rounds(by_messages=True)
@@ -378,6 +381,7 @@ def _reduce_on_hosts(
         result, finish = _reduce_in_one_shot(runtime, called, call_args, spec, one_shot)
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
+    spec.keep()
     return result
 
 

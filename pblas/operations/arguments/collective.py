@@ -20,6 +20,7 @@ from pblas.execute.collective.collective import OneShot
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
+from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
 
 if TYPE_CHECKING:
@@ -260,7 +261,7 @@ class Reduction(NamedTuple):
     counts: Any = None
 
 
-class ReduceForm:
+class ReduceForm(Kept):
     """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global).
 
     Args:
@@ -366,10 +367,10 @@ class ReduceArguments(Arguments):
         counts = None if self.shares else self._counts(counts)
         self.epilogue: Any = None if epilogue is None else self._epilogue(epilogue)
         expression = (self.epilogue.expression, *self.epilogue.operands) if isinstance(self.epilogue, Epilogue) else ""
-        key = (name, self.x.shape, self.dtype, op, algorithm, counts, expression or self.epilogue is None)
-        options = Reduction(op, self.epilogue, algorithm, counts)
-        self.form: ReduceForm = runtime.prepared.get(
-            (*key, runtime.backend.shared), lambda: ReduceForm(name, runtime, self.x.shape, self.dtype, options)
+        described = expression or self.epilogue is None
+        self._key = name, self.x.shape, self.dtype, op, algorithm, counts, described, runtime.backend.shared
+        self.form: ReduceForm = runtime.kept.get(self._key, ReduceForm) or ReduceForm(
+            name, runtime, self.x.shape, self.dtype, Reduction(op, self.epilogue, algorithm, counts)
         )
         self.place: Array = self.x if counts is None else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
@@ -399,6 +400,10 @@ class ReduceArguments(Arguments):
     def unit(self) -> int:
         """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
         return self.form.unit
+
+    def keep(self) -> None:
+        """Keep the form for like calls: all ranks have agreed on this one."""
+        self.runtime.kept.keep(self._key, self.form)
 
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
         """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
