@@ -299,8 +299,8 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
         return out
     with _checking(runtime, operation):
         call = ReduceArguments(operation, runtime, x, out, options)
-        runtime.backend.arrays.check_stream(operation, stream, waits=call.algorithm == "naive")
-    if kernels is not None and call.algorithm != "naive":
+        runtime.backend.arrays.check_stream(operation, stream, waits=call.form.algorithm == "naive")
+    if kernels is not None and call.form.algorithm != "naive":
         result = kernels.reduce(call, options, stream)
         call.keep()
         return result
@@ -311,7 +311,7 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
     rounds = host.rounds(by_messages=True)
     base = 0 if call.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(call.place.shape, call.dtype)] + ([] if host.residual is None else [host.residual])
-    steps = Steps(operation, call.op, call.shares, rounds, call.unit)
+    steps = Steps(operation, call.form.op, call.shares, rounds, call.form.unit)
     finish = host.finish(by_columns=False, base=base)
     run_naive(runtime.backend, steps, Flat(host.x), [Flat(out, base) for out in outs], finish)
     for host_result, place in zip(outs, (target.array, call.residual), strict=False):
@@ -370,15 +370,16 @@ def _reduce_on_hosts(
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(operation, runtime, x, out, options)
-    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.form.nbytes, shared=runtime.backend.shared)
+        text = spec.text(call_args)
+    form = spec.form
     if log.is_on(log.INFO):
-        _log_choice(operation, spec, by_messages=by_messages)
-    staging: Staging | None = runtime.staging
-    one_shot = None if staging is None or by_messages else spec.form.one_shot(staging)
+        how = "by messages" if form.goes_by_messages else "through shared memory"
+        log.write(log.INFO, runtime.rank, "%s of %d bytes: %s, %s", operation, form.nbytes, form.algorithm, how)
+    one_shot = form.one_shot(runtime.staging)
     if one_shot is None:
-        result, finish = _reduce_in_rounds(runtime, called, call_args, spec, by_messages=by_messages)
+        result, finish = _reduce_in_rounds(runtime, called, text, spec)
     else:
-        result, finish = _reduce_in_one_shot(runtime, called, call_args, spec, one_shot)
+        result, finish = _reduce_in_one_shot(runtime, called, text, spec, one_shot)
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     spec.keep()
@@ -386,11 +387,11 @@ def _reduce_on_hosts(
 
 
 def _reduce_in_one_shot(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, one_shot: OneShot
+    runtime: Runtime, called: str, text: str, spec: ReduceArguments, one_shot: OneShot
 ) -> tuple[Any, Finish | None]:
     """**Collective.** A small all-reduce on one node, and its epilogue."""
     one_shot.lay_out(spec.x)
-    (by_rows,) = runtime.agree(called, spec.text(call_args), None, (int(not spec.by_columns),))
+    (by_rows,) = runtime.backend.agree(f"{called}{text}", maxima=(int(not spec.by_columns),)).maxima
     order: Literal["C", "F"] = "C" if by_rows else "F"
     target = spec.target(spec.x.shape, lambda: np.empty(spec.x.shape, spec.dtype, order), order)
     if not spec.x.size:
@@ -403,14 +404,13 @@ def _reduce_in_one_shot(
     return target.result, finish
 
 
-def _reduce_in_rounds(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, *, by_messages: bool
-) -> tuple[Any, Finish | None]:
+def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArguments) -> tuple[Any, Finish | None]:
     """**Collective.** A reduction of any size, and its epilogue."""
-    algorithm, reversed_ = spec.algorithm, spec.by_columns
+    form, reversed_ = spec.form, spec.by_columns
+    algorithm, by_messages = form.algorithm, form.goes_by_messages
     rounds = spec.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
-    steps = Steps(called, spec.op, spec.shares and algorithm != "one_shot", rounds, spec.unit)
+    steps = Steps(called, form.op, spec.shares and algorithm != "one_shot", rounds, form.unit)
     memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
     staging, job = memory.staging, None
     hidden, offers = (1, 1), algorithm == "two_shot" and called == spec.name
@@ -420,7 +420,7 @@ def _reduce_in_rounds(
         job = _laid_out(staging, steps, Flat(spec.x))
     # A rank whose arrays are stored by columns has laid out nothing: the ranks may have no common order.
     unstaged = 2 if reversed_ else int(job is None)
-    agreed = runtime.agree(called, spec.text(call_args), None, (int(not reversed_), *hidden, unstaged))
+    agreed = runtime.agree(called, text, None, (int(not reversed_), *hidden, unstaged))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"
@@ -449,12 +449,6 @@ def _reduce_in_rounds(
         with runtime.collective_section(called):
             _begun(staging, steps, flat, job, unstaged=bool(agreed[3])).run(outs, finish)
     return target.result, finish
-
-
-def _log_choice(operation: str, spec: ReduceArguments, *, by_messages: bool) -> None:
-    """Log the algorithm of a reduction and the path of its data (local)."""
-    how = "by messages" if by_messages else "through shared memory"
-    log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:

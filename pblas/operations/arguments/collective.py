@@ -19,7 +19,16 @@ from pblas.epilogues import Epilogue
 from pblas.execute.collective.collective import OneShot
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
+from pblas.plans.collective import (
+    ALGORITHMS,
+    CollectiveAlgorithm,
+    Rounds,
+    aligned,
+    choose,
+    goes_by_messages,
+    shares,
+    width_of,
+)
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
 
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
+_ALGORITHMS = "auto", *ALGORITHMS
 _WRONG = 1 << 61  # greater than all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
@@ -112,6 +122,8 @@ class Arguments(ABC):
             raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
+        if type(value) is np.ndarray and not self.runtime.backend.gpus:  # the most frequent case
+            return value
         if isinstance(value, DistMatrix):
             raise errors.ArgumentError(f"{self.name}: {name} must be an array, got a DistMatrix; its .local is one")
         array = self.as_array(name, value)
@@ -129,8 +141,6 @@ class Arguments(ABC):
             ArgumentError, DTypeError: an array that the backend cannot use in place.
         """
         backend = self.runtime.backend
-        if type(value) is np.ndarray:  # the most frequent case
-            return None if backend.gpus else value
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
         array = backends_array(backend, f"{self.name}: {name}", value)
@@ -312,6 +322,8 @@ class ReduceForm(Kept):
             self.algorithm = choose(self.nbytes, runtime.nprocs, transport, nunits, whole=whole, finished=finished)
         if backend.gpus and not backend.push:  # GPUs that do not reach each other's memory
             self.algorithm = "naive"
+        self.goes_by_messages: bool = self.algorithm == "naive" or goes_by_messages(self.nbytes, shared=backend.shared)
+        """Whether x travels in messages if it is in private memory."""
         named = epilogue.expression if isinstance(epilogue, Epilogue) else epilogue
         self.arguments: dict[str, Any] = {"shape": shape, "dtype": name_of(dtype), "op": op}
         """Arguments that must be equal on all ranks, besides the epilogue's operands and the algorithm."""
@@ -321,11 +333,12 @@ class ReduceForm(Kept):
         self.text: str = spelled(self.arguments | {"algorithm": self.algorithm})
         """All of them, for an agreement on a call without operands."""
 
-    def one_shot(self, staging: Staging) -> OneShot | None:
+    def one_shot(self, staging: Staging | None) -> OneShot | None:
         """An executor of such calls, if they are small and all ranks are on one node."""
         if self._one_shot is None or self._one_shot.staging is not staging:
-            rounds = self.rounds(self.unit, by_messages=False)
-            if self.algorithm != "one_shot" or staging.far or not staging.near or len(rounds) > 1:
+            if staging is None or staging.far or not staging.near or self.algorithm != "one_shot":
+                return None
+            if self.goes_by_messages or len(self.rounds(self.unit, by_messages=False)) > 1:
                 return None
             self._one_shot = OneShot(staging, self.op, self._shape, self._dtype, self.unit)
         return self._one_shot
@@ -360,8 +373,8 @@ class ReduceArguments(Arguments):
         op, epilogue, algorithm, counts = options
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
-        if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
-            names = ", ".join(("auto", *ALGORITHMS))
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+            names = ", ".join(_ALGORITHMS)
             raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
         self.shares: bool = name == "allreduce"
         counts = None if self.shares else self._counts(counts)
@@ -375,31 +388,6 @@ class ReduceArguments(Arguments):
         self.place: Array = self.x if counts is None else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
         self.operands: dict[str, Any] = self._checked_operands() if expression else {}
-
-    @property
-    def op(self) -> str:
-        """Name of the operation (global)."""
-        return self.form.op
-
-    @property
-    def algorithm(self) -> CollectiveAlgorithm:
-        """The algorithm, which "auto" has chosen (global)."""
-        return self.form.algorithm
-
-    @property
-    def is_rmsnorm(self) -> bool:
-        """Whether rows must stay whole (global)."""
-        return self.form.is_rmsnorm
-
-    @property
-    def line(self) -> int:
-        """Elements of a cache line (global)."""
-        return self.form.line
-
-    @property
-    def unit(self) -> int:
-        """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
-        return self.form.unit
 
     def keep(self) -> None:
         """Keep the form for like calls: all ranks have agreed on this one."""
@@ -417,12 +405,12 @@ class ReduceArguments(Arguments):
     @property
     def residual(self) -> Array | None:
         """A second result, which the epilogue reads too (local)."""
-        return self.operands.get("residual") if self.is_rmsnorm else None
+        return self.operands.get("residual") if self.form.is_rmsnorm else None
 
     @property
     def by_columns(self) -> bool:
         """Whether this rank's arrays can be used in place if elements are numbered down the columns (local)."""
-        if self.x.flags.c_contiguous or not self.shares or self.is_rmsnorm:
+        if self.x.flags.c_contiguous or not self.shares or self.form.is_rmsnorm:
             return False
         return all(array.flags.f_contiguous for array in (self.x, self.x if self.out is None else self.out))
 
@@ -431,7 +419,7 @@ class ReduceArguments(Arguments):
         call_args = self.form.arguments.copy()
         for name, value in sorted(self.operands.items()):
             call_args[f"epilogue's {name}"] = value if isinstance(value, _NUMBERS) else name_of(value.dtype)
-        call_args["algorithm"] = self.algorithm  # after the arguments that "auto" chooses it by
+        call_args["algorithm"] = self.form.algorithm  # after the arguments that "auto" chooses it by
         return call_args
 
     def text(self, call_args: Mapping[str, Any] | str) -> str:
@@ -453,10 +441,10 @@ class ReduceArguments(Arguments):
         """The rounds in which the elements are reduced (global).
 
         Args:
-            unit: number of elements that stay together; 0 for `self.unit` (global).
+            unit: number of elements that stay together; 0 for `self.form.unit` (global).
             by_messages: whether the rounds go by messages, instead of shared memory (global).
         """
-        return self.form.rounds(unit or self.unit, by_messages=by_messages)
+        return self.form.rounds(unit or self.form.unit, by_messages=by_messages)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
@@ -512,15 +500,15 @@ class ReduceArguments(Arguments):
 
     def _checked_operands(self) -> dict[str, Any]:
         """The operands of the epilogue by name: numbers and arrays, checked (local)."""
-        operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
+        operands: dict[str, Any] = {"eps": 1e-6} if self.form.is_rmsnorm else {}
         what = f"{self.name}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
-            kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
+            kinds = _KINDS[name] if self.form.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
             if "number" in kinds and array is None and (kinds == ("number",) or not isinstance(value, _LISTS)):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
-                written = self.is_rmsnorm and name == "residual"
+                written = self.form.is_rmsnorm and name == "residual"
                 operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=written)
         return operands
 
