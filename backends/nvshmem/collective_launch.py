@@ -127,13 +127,8 @@ class CollectiveLaunch:
 
     def _reduction(self, call: ReduceArguments) -> Plan:
         """**Collective** for a new kind of call: the plan of calls like this one."""
-        target = call.out if call.residual is None else call.residual
-        pulls = (
-            call.shares
-            and call.form.algorithm == "two_shot"
-            and not call.form.is_rmsnorm
-            and call.x.nbytes >= PULLED_NBYTES
-        )
+        target, form = call.out if call.residual is None else call.residual, call.form
+        pulls = call.shares and form.algorithm == "two_shot" and not form.is_rmsnorm and call.x.nbytes >= PULLED_NBYTES
         codes = [self._code(array if pulls else None, by_columns=call.by_columns) for array in (call.x, target)]
         signature = (call.signature(), *codes)
         plan = self._state.plans.get(signature)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +22,6 @@ from pblas.operations.arguments.collective import GatherArguments, ReduceArgumen
 from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
 from pblas.runtime.calls import collective
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ArrayT
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
 
 
@@ -140,7 +137,7 @@ class Collectives:
 def add_up(
     runtime: Runtime,
     operation: str,
-    call_args: Mapping[str, Any] | str,
+    text: str,
     x: Array,
     out: Array,
     epilogue: Epilogue | None,
@@ -152,8 +149,8 @@ def add_up(
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of the collective. A text was `spelled`
-            before, and the arguments in it determine those of the collective (global).
+        text: the arguments of that call that must be equal on all ranks, `spelled`; they determine those of the
+            collective, or the ranks have agreed on them before (global).
         x: this rank's array, which may be changed (local).
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
@@ -163,18 +160,16 @@ def add_up(
     kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
-    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, text))
 
 
-def gather(
-    runtime: Runtime, operation: str, call_args: Mapping[str, Any] | str, x: Array, counts: Sequence[int]
-) -> Array:
+def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
 
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of an all-gather; see `add_up` (global).
+        text: see `add_up` (global).
         x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
         counts: number of rows of each rank (global).
     """
@@ -183,9 +178,7 @@ def gather(
     key = "gather", numbers, x.dtype
     exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
     exchange.lay_out(runtime, operation, x)
-    if not isinstance(call_args, str):
-        call_args = {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows}
-    runtime.agree(operation, call_args)
+    runtime.agree(operation, text)
     if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
     runtime.kept.keep(key, exchange)
@@ -208,9 +201,8 @@ class Exchange(Kept):
 
     def lay_out(self, runtime: Runtime, name: str, x: Array) -> None:
         """Copy this rank's array to where peers read it; `name` of the call is for messages (local)."""
-        staging, backend = runtime.staging, runtime.backend
-        usable = staging is not None and staging.nbytes >= SLOT_NBYTES and staging.shared == backend.shared
-        if usable and not self._is_direct(runtime):
+        staging = _staging(runtime)
+        if staging is not None and not self._is_direct(runtime):
             self._later = None
             self._gathering.lay_out(staging, name, x)
         else:
@@ -221,7 +213,7 @@ class Exchange(Kept):
         if self._later is None or self._is_direct(self._later[0]):
             return False
         (runtime, name, x), self._later = self._later, None
-        self._gathering.lay_out(_Memory(runtime, 0).make(), name, x)
+        self._gathering.lay_out(_new_staging(runtime), name, x)
         return True
 
     def collect(self) -> Array:
@@ -254,29 +246,26 @@ def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:
     return job
 
 
-class _Memory:
-    """The context's staging memory, if it is large enough for a call."""
+def _staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging | None:
+    """The context's memory for pieces of `nbytes` bytes; None if it must be made first (global)."""
+    staging: Staging | None = runtime.staging
+    usable = staging is not None and staging.nbytes >= nbytes and staging.shared == runtime.backend.shared
+    return staging if usable else None
 
-    def __init__(self, runtime: Runtime, nbytes: int) -> None:
-        self._runtime, self._nbytes = runtime, max(nbytes, SLOT_NBYTES)
-        staging = runtime.staging
-        usable = staging is not None and staging.nbytes >= self._nbytes and staging.shared == runtime.backend.shared
-        self.staging: Staging | None = staging if usable else None
-        """None if it must be allocated first; it is None on all ranks or on none (global)."""
 
-    def make(self) -> Staging:
-        """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
-        runtime, staging = self._runtime, None
-        try:
-            staging = Staging(runtime.backend, self._nbytes)
-        except errors.WorkspaceError as caught:
-            if not (caught.shared and runtime.give_up_shared_memory()):
-                raise
-        if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
-            staging = Staging(runtime.backend, self._nbytes)
-        runtime.staging = staging
-        runtime.matrices.add(staging)
-        return staging
+def _new_staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging:
+    """**Collective.** Make that memory; fall back to messages if shared memory does not suffice."""
+    staging = None
+    try:
+        staging = Staging(runtime.backend, nbytes)
+    except errors.WorkspaceError as caught:
+        if not (caught.shared and runtime.give_up_shared_memory()):
+            raise
+    if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
+        staging = Staging(runtime.backend, nbytes)
+    runtime.staging = staging
+    runtime.matrices.add(staging)
+    return staging
 
 
 def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
@@ -363,14 +352,14 @@ def _reduce_on_hosts(
     out: Any,
     options: Reduction,
     stream: Any,
-    caller: tuple[str, Mapping[str, Any] | str] | None = None,
+    caller: tuple[str, str] | None = None,
 ) -> Any:
-    """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, with its arguments."""
-    called, call_args = caller or (operation, _NOTHING)
+    """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, and its arguments."""
+    called = operation if caller is None else caller[0]
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(operation, runtime, x, out, options)
-        text = spec.text(call_args)
+        text = spec.text if caller is None else caller[1]
     form = spec.form
     if log.is_on(log.INFO):
         how = "by messages" if form.goes_by_messages else "through shared memory"
@@ -411,8 +400,8 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
     rounds = spec.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
     steps = Steps(called, form.op, spec.shares and algorithm != "one_shot", rounds, form.unit)
-    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
-    staging, job = memory.staging, None
+    nbytes = max(SLOT_NBYTES, rounds.slot_nelements * spec.x.itemsize)
+    staging, job = _staging(runtime, nbytes), None
     hidden, offers = (1, 1), algorithm == "two_shot" and called == spec.name
     if staging is not None and offers:
         hidden = _reduce_hidden(staging, spec, reversed_)
@@ -439,7 +428,7 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
             run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
     else:
         if staging is None:
-            staging = memory.make()
+            staging = _new_staging(runtime, nbytes)
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
             agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1)))
         if by_messages and agreed[1]:
@@ -496,8 +485,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     steps, flat = _gathering(operation, spec, counts)
-    memory, job, hidden = _Memory(runtime, 0), None, 1
-    staging = memory.staging
+    staging, job, hidden = _staging(runtime), None, 1
     if staging is not None:
         hidden, job = _offered(staging, steps, flat)
     unclear = staging is None or spec.error_of(counts) is not None
@@ -509,7 +497,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
         counts = runtime.gathered(nrows)
         steps, flat = _gathering(operation, spec, counts)
         if staging is None:
-            staging = memory.make()
+            staging = _new_staging(runtime)
             hidden, job = _offered(staging, steps, flat)
         agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(job is None)))
     assert staging is not None, "made above if there was none"

@@ -441,10 +441,6 @@ class Caller:
             self.runtime.agree(self.verb, self._text())
         self._is_agreed = True
 
-    def _call_args(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks, by the names that callers know."""
-        return self._form.call_args | self.call_args | self.numbers | self._form.options
-
     def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
@@ -458,15 +454,15 @@ class Caller:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
-        def call_args(*, again: bool = True) -> dict[str, Any]:
-            return self._call_args() | {"planned before": again}
-
         planned = self.runtime.kept.get(key, _Planned)
         if planned is None:
-            self.runtime.agree(self.verb, call_args(again=False))  # its error says more than that of `plan_matmul`
+            self.runtime.agree(
+                self.verb, f"{self._text()}\nplanned before=False"
+            )  # its error says more than that of `plan_matmul`
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             planned = _Planned(self.runtime, descs, product, form.options, self.scales)
-        planned.run(product, (self.verb, call_args), self.stream, self.scales)
+        call = self.verb, lambda: f"{self._text()}\nplanned before=True"
+        planned.run(product, call, self.stream, self.scales)
         self.runtime.kept.keep(key, planned)
         self._is_agreed = True
 
@@ -549,9 +545,7 @@ class _Planned(Kept):
         a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
         return a, b, d if self._adds else None, d
 
-    def run(
-        self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any, scales: Scales | None
-    ) -> None:
+    def run(self, product: Product, call: tuple[str, Callable[[], str]], stream: Any, scales: Scales | None) -> None:
         """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory

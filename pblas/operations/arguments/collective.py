@@ -33,7 +33,7 @@ from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
@@ -422,13 +422,10 @@ class ReduceArguments(Arguments):
         call_args["algorithm"] = self.form.algorithm  # after the arguments that "auto" chooses it by
         return call_args
 
-    def text(self, call_args: Mapping[str, Any] | str) -> str:
-        """The arguments for an agreement: `call_args` of a call that contains this one, and those not named there."""
-        if isinstance(call_args, str):
-            return call_args
-        if not (self.operands or call_args):
-            return self.form.text
-        return spelled({**call_args, **self.arguments(), **call_args})
+    @property
+    def text(self) -> str:
+        """The arguments for an agreement (global)."""
+        return spelled(self.arguments()) if self.operands else self.form.text
 
     def signature(self) -> tuple[Any, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
