@@ -152,7 +152,7 @@ class CollectiveLaunch:
             rows = "inside" if kind == "one_shot" and call.form.unit * itemsize % _PACK_NBYTES == 0 else "after"
         key = self._compiled(call, rows)
         unit = call.form.unit if rows == "inside" else call.form.line
-        rounds = call.rounds(unit)
+        rounds = call.form.rounds(unit)
         largest = max(b - a for a, b in pairwise(rounds.bounds))
         if kind == "two_shot" and None not in addresses:  # no slots between the arrays
             rounds, halves = replace(rounds, width=max(1, largest)), self._state.reserve(0)

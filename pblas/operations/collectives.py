@@ -297,7 +297,7 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
     call.keep()
     target = call.target(call.place.shape, lambda: runtime.backend.new(call.place.shape, call.dtype))
     host = call.with_arrays(runtime.backend.arrays.download)
-    rounds = host.rounds(by_messages=True)
+    rounds = host.form.rounds(by_messages=True)
     base = 0 if call.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(call.place.shape, call.dtype)] + ([] if host.residual is None else [host.residual])
     steps = Steps(operation, call.form.op, call.shares, rounds, call.form.unit)
@@ -397,7 +397,7 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
     """**Collective.** A reduction of any size, and its epilogue."""
     form, reversed_ = spec.form, spec.by_columns
     algorithm, by_messages = form.algorithm, form.goes_by_messages
-    rounds = spec.rounds()
+    rounds = form.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
     steps = Steps(called, form.op, spec.shares and algorithm != "one_shot", rounds, form.unit)
     nbytes = max(SLOT_NBYTES, rounds.slot_nelements * spec.x.itemsize)
@@ -425,14 +425,14 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
     flat = Flat(spec.x.T if reversed_ else spec.x)
     if algorithm == "naive":
         with runtime.collective_section(called):
-            run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
+            run_naive(runtime.backend, steps._replace(rounds=form.rounds(by_messages=True)), flat, outs, finish)
     else:
         if staging is None:
             staging = _new_staging(runtime, nbytes)
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
             agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1)))
         if by_messages and agreed[1]:
-            steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
+            steps = steps._replace(rounds=form.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         with runtime.collective_section(called):

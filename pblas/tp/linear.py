@@ -319,7 +319,7 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
                     )
                 epilogue = scaled(caller.verb, epilogue, scales.d)
                 caller.scales = scales.factors
-            dtype, placed = caller.dtype, caller.placed
+            dtype, placed = caller.form.dtype, caller.form.placed
             shape = placed.shapes["y"]
             if aux is not None and epilogue is None:
                 raise errors.ArgumentError("aux= stores the input of an epilogue, and there is none; leave it out")
@@ -354,7 +354,7 @@ def _backward(
             shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
             y, w, x = shards["y"], shards["w"], shards["x"]
             if needs[0]:
-                dx = caller.target("dx", caller.placed.shapes["x"], x.dtype)
+                dx = caller.target("dx", caller.form.placed.shapes["x"], x.dtype)
             if needs[1]:
                 dw = caller.target("dweight", w.shape, w.dtype, dweight, tokens=False)
                 caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)

@@ -179,7 +179,8 @@ class Caller:
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
         self.scales: Scales | None = None
         """Scales of operands of 8 bits; set by `operands` (global)."""
-        self._form: _Form  # set by `operands`
+        self.form: _Form
+        """Sizes, descriptors and shards of the layer's matrices, and options; set by `operands`."""
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
 
@@ -193,18 +194,8 @@ class Caller:
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if caught is None and self._key is not None:
-            self.runtime.kept.keep(self._key, self._form)
+            self.runtime.kept.keep(self._key, self.form)
         self._call.__exit__(kind, caught, traceback)
-
-    @property
-    def placed(self) -> Placed:
-        """Descriptors of the layer's matrices, and shapes of this rank's shards; set by `operands`."""
-        return self._form.placed
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of results; set by `operands` (global)."""
-        return self._form.dtype
 
     @property
     def stream(self) -> Any:
@@ -274,7 +265,7 @@ class Caller:
     def operands(
         self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
     ) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as 2-D arrays; sets `placed`, `dtype` and `scales` (local).
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local).
 
         Args:
             arrays: the caller's arrays (local).
@@ -300,7 +291,7 @@ class Caller:
             form = self.runtime.kept.get(self._key, _Form)
         except TypeError:  # an option that is no key, which is wrong
             form = None
-        self._form = form or _Form(self, operands, options, given, stored=stored)
+        self.form = form or _Form(self, operands, options, given, stored=stored)
         self.scales = Scales.checked(self.verb, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
             self.numbers |= self.scales.arguments()
@@ -355,13 +346,15 @@ class Caller:
             return False
         if travels is None:
             return not backend.gpus
-        desc = self.placed.descs[travels]
-        nbytes = desc.m * desc.n * self.dtype.itemsize
+        desc = self.form.placed.descs[travels]
+        nbytes = desc.m * desc.n * self.form.dtype.itemsize
         if not backend.gpus:
-            if travels != target and self._form.has_8_bits:  # collectives of arrays take no such elements
+            if travels != target and self.form.has_8_bits:  # collectives of arrays take no such elements
                 return False
-            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(self.dtype) == self.dtype)
-        if self.layer is not REDUCE or self._form.sizes["I"] % self.runtime.nprocs or not nbytes:
+            return nbytes <= APART_NBYTES and (
+                travels != target or accumulator_dtype(self.form.dtype) == self.form.dtype
+            )
+        if self.layer is not REDUCE or self.form.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
@@ -370,7 +363,7 @@ class Caller:
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
-        rounded = travels == target and self._form.options["wire_dtype"] != name_of(self.dtype)
+        rounded = travels == target and self.form.options["wire_dtype"] != name_of(self.form.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
@@ -385,7 +378,7 @@ class Caller:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        gathered, counts = self.gathered, self.placed.counts
+        gathered, counts = self.gathered, self.form.placed.counts
         if travels is None:
             self.agree()
         elif travels != target and travels not in gathered:
@@ -427,12 +420,12 @@ class Caller:
 
     def _text(self) -> str:
         """The arguments that must be equal on all ranks, for an agreement."""
-        texts, key = self._form.texts, tuple(self.call_args.items())
+        texts, key = self.form.texts, tuple(self.call_args.items())
         text = texts.get(key)
         if text is None:
             if len(texts) >= _MAX_TEXTS:
                 texts.clear()
-            text = texts[key] = spelled(self._form.call_args | self.call_args | self._form.options)
+            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options)
         return text + spelled(self.numbers) if self.numbers else text
 
     def agree(self) -> None:
@@ -444,7 +437,7 @@ class Caller:
     def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
-        form = self._form
+        form = self.form
         sizes = {**form.sizes, "I": a.shape[1]} if layer is ALONE else form.sizes
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype

@@ -338,19 +338,19 @@ class ReduceForm(Kept):
         if self._one_shot is None or self._one_shot.staging is not staging:
             if staging is None or staging.far or not staging.near or self.algorithm != "one_shot":
                 return None
-            if self.goes_by_messages or len(self.rounds(self.unit, by_messages=False)) > 1:
+            if self.goes_by_messages or len(self.rounds()) > 1:
                 return None
             self._one_shot = OneShot(staging, self.op, self._shape, self._dtype, self.unit)
         return self._one_shot
 
-    def rounds(self, unit: int, *, by_messages: bool) -> Rounds:
-        """The rounds in which the elements are reduced: see `ReduceArguments.rounds`."""
-        key = unit, by_messages
+    def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
+        """The rounds in which the elements are reduced, `unit` of them together; 0 for `self.unit`."""
+        key = unit or self.unit, by_messages
         if key not in self._rounds:
-            self._rounds[key] = self._new_rounds(unit, by_messages=by_messages)
+            self._rounds[key] = self._new_rounds(*key)
         return self._rounds[key]
 
-    def _new_rounds(self, unit: int, *, by_messages: bool) -> Rounds:
+    def _new_rounds(self, unit: int, by_messages: bool) -> Rounds:
         size, nprocs = math.prod(self._shape), self._nprocs
         whole = self.algorithm == "one_shot"
         width = width_of(1 if whole else nprocs, self._dtype.itemsize, unit, by_messages=by_messages)
@@ -433,15 +433,6 @@ class ReduceArguments(Arguments):
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
         }
         return (self.name, *call_args.items())
-
-    def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
-        """The rounds in which the elements are reduced (global).
-
-        Args:
-            unit: number of elements that stay together; 0 for `self.form.unit` (global).
-            by_messages: whether the rounds go by messages, instead of shared memory (global).
-        """
-        return self.form.rounds(unit or self.form.unit, by_messages=by_messages)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
