@@ -87,7 +87,7 @@ def _perform(
             allocated.undo()
     if planned is None or begun is None or waits:
         bound = bound._replace(nelements=nelements, fact=fact)
-        return _late(verb, runtime, bound, lacks=waits == 2, closes=not is_step)
+        return _late(verb, runtime, bound, None if waits == 2 else planned, closes=not is_step)
     short = False
     try:
         value = planned.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=not is_step)
@@ -97,20 +97,22 @@ def _perform(
         if not short:
             raise
     if short:  # here, where no traceback holds the memory
-        return _late(verb, runtime, bound, lacks=True, closes=not is_step)
+        return _late(verb, runtime, bound, None, closes=not is_step)
     planned.free_buffers()
     runtime.kept.keep(bound.key, planned)
     return value
 
 
-def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, closes: bool) -> ResultT:
-    """**Collective.** A call whose plan some rank lacks, or that could not begin before the agreement on it."""
+def _late(
+    verb: str, runtime: Runtime, bound: Bound[ResultT], planned: Planned[ResultT] | None, *, closes: bool
+) -> ResultT:
+    """**Collective.** A call that could not begin before its agreement; None: some rank lacks the plan."""
     form = bound.operation.agreed(bound.form, bound.fact)
     if form != bound.form:
         bound = bound._replace(form=form)
         _, planned = _kept(verb, runtime, bound)
-        lacks = bool(runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0])
-    planned = None if lacks else _kept(verb, runtime, bound)[1]
+        if runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0]:
+            planned = None
     if planned is None:
         planned = made(verb, runtime, bound)
     try:
