@@ -346,14 +346,12 @@ class Caller:
             return False
         if travels is None:
             return not backend.gpus
-        desc = self.form.placed.descs[travels]
-        nbytes = desc.m * desc.n * self.form.dtype.itemsize
+        desc, dtype = self.form.placed.descs[travels], self.form.dtype
+        nbytes = desc.m * desc.n * dtype.itemsize
         if not backend.gpus:
             if travels != target and self.form.has_8_bits:  # collectives of arrays take no such elements
                 return False
-            return nbytes <= APART_NBYTES and (
-                travels != target or accumulator_dtype(self.form.dtype) == self.form.dtype
-            )
+            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(dtype) == dtype)
         if self.layer is not REDUCE or self.form.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
@@ -449,9 +447,8 @@ class Caller:
 
         planned = self.runtime.kept.get(key, _Planned)
         if planned is None:
-            self.runtime.agree(
-                self.verb, f"{self._text()}\nplanned before=False"
-            )  # its error says more than that of `plan_matmul`
+            # Its error says more than that of `plan_matmul`.
+            self.runtime.agree(self.verb, f"{self._text()}\nplanned before=False")
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             planned = _Planned(self.runtime, descs, product, form.options, self.scales)
         call = self.verb, lambda: f"{self._text()}\nplanned before=True"
