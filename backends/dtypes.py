@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_size_t
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     Number = np.inexact[Any]
     Scalar = complex | np.number[Any]
 
+_pointer_at = c_size_t.from_address
 ArrayT = TypeVar("ArrayT")
 """An array of any library, whose functions give arrays of the same library."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -62,6 +64,18 @@ def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     (dtype('float32'), dtype('complex64'))
     """
     return FLOAT32 if dtype.itemsize < FLOAT32.itemsize else dtype
+
+
+def address_of(x: Array) -> int:
+    """Address of the first element of a NumPy array: 0.1 us, where `x.__array_interface__` takes 1.7 us (local).
+
+    Source: NumPy C API, PyArrayObject: the member after the head of every object is `char *data`.
+
+    >>> x = np.arange(4)[1:]
+    >>> address_of(x) == x.ctypes.data
+    True
+    """
+    return _pointer_at(id(x) + object.__basicsize__).value
 
 
 def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu.pointwise import OWN, SHORT, line
+from pblas.backends.dtypes import address_of
 from pblas.epilogues import COMPARISONS, Apply, Name, Number
 
 if TYPE_CHECKING:
@@ -43,11 +44,43 @@ class _Compiled(NamedTuple):
     is_new: bool = False
 
 
+class _Evaluator(NamedTuple):
+    """A tree as a function of operands of certain dtypes.
+
+    Args:
+        value: evaluates it.
+        converted: dtype to which each array is converted before, by name; arrays of other names are not.
+        is_direct: whether it can put its value into the result.
+        is_call: whether it is one function of operands, so that pieces would save no memory.
+    """
+
+    value: Value
+    converted: Mapping[str, np.dtype[Any]]
+    is_direct: bool
+    is_call: bool
+
+
 @lru_cache
 def _real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of the real parts."""
     real: np.dtype[Any] = np.empty(0, dtype).real.dtype
     return real
+
+
+@lru_cache(1024)
+def _evaluator(
+    tree: Node, dtypes: tuple[tuple[str, np.dtype[Any]], ...], compute: np.dtype[Any], result: np.dtype[Any]
+) -> _Evaluator:
+    """The evaluator of a tree for operands of these dtypes by name, and a result of a dtype; see `evaluate`."""
+    real = _real_dtype(compute)
+    compiled = _compiled(tree, real, frozenset([name for name, dtype in dtypes if dtype.kind == "c"]))
+    wanted = {name: compute if dtype.kind == "c" else real for name, dtype in dtypes}
+    is_direct = compiled.is_new and result == (compute if compiled.is_complex else real)
+    is_call = (
+        isinstance(tree, Apply) and tree.function not in OWN and not any(isinstance(a, Apply) for a in tree.arguments)
+    )
+    converted = {name: wanted[name] for name, dtype in dtypes if dtype != wanted[name]}
+    return _Evaluator(compiled.value, converted, is_direct, is_call)
 
 
 def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
@@ -68,35 +101,29 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
     """
     if not out.size:
         return
-    real = _real_dtype(compute)
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
-    for name, z in operands.items():
-        if isinstance(z, np.ndarray):
-            arrays[name] = z.reshape((1,) * (2 - z.ndim) + z.shape)
-        else:
-            with np.errstate(all="ignore"):  # too large for the dtype: infinity
-                values[name] = compute.type(z) if np.iscomplexobj(z) else real.type(z)
-    if _by_columns(out):
-        out, arrays = out.T, {name: z.T for name, z in arrays.items()}
-    complex_names = [name for name, z in (arrays | values).items() if z.dtype.kind == "c"]
-    compiled = _compiled(tree, real, frozenset(complex_names))
-    wanted = {name: compute if z.dtype.kind == "c" else real for name, z in arrays.items()}
-    direct = compiled.is_new and out.dtype == (compute if compiled.is_complex else real)
-    converts = any(z.dtype != wanted[name] for name, z in arrays.items())
-    is_call = (
-        isinstance(tree, Apply) and tree.function not in OWN and not any(isinstance(a, Apply) for a in tree.arguments)
-    )
-    mixed = any(map(_by_columns, arrays.values()))
-    single = direct and is_call and not converts and not mixed
-    shape: Any = out.shape
     with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
-        for rows, columns in [(slice(None),) * 2] if single else _pieces(shape, compute.itemsize, mixed=mixed):
+        for name, z in operands.items():
+            if isinstance(z, np.ndarray):
+                arrays[name] = z if z.ndim == 2 else z.reshape((1,) * (2 - z.ndim) + z.shape)
+            else:
+                values[name] = (compute if np.iscomplexobj(z) else _real_dtype(compute)).type(z)
+        if _by_columns(out):
+            out, arrays = out.T, {name: z.T for name, z in arrays.items()}
+        dtypes = tuple([(name, z.dtype) for name, z in (values | arrays).items()])
+        value_of, converted, is_direct, is_call = _evaluator(tree, dtypes, compute, out.dtype)
+        mixed = any(map(_by_columns, arrays.values()))
+        if is_direct and is_call and not (converted or mixed):
+            value_of(values | arrays, out.shape, out)
+            return
+        shape: Any = out.shape
+        for rows, columns in _pieces(shape, compute.itemsize, mixed=mixed):
             piece: Any = out[rows, columns]
             for name, z in arrays.items():
                 part = z[rows if z.shape[0] > 1 else slice(None), columns if z.shape[1] > 1 else slice(None)]
-                values[name] = part if z.dtype == wanted[name] else part.astype(wanted[name])
-            value = compiled.value(values, piece.shape, piece if direct else None)
+                values[name] = part.astype(converted[name]) if name in converted else part
+            value = value_of(values, piece.shape, piece if is_direct else None)
             if value is not piece:
                 piece[...] = value
 
@@ -122,11 +149,11 @@ def combining(
     [[1.0, 1.0, 13.0, 23.0]]
     """
     arrays = {key: z for key, z in operands.items() if isinstance(z, np.ndarray)}
-    place = out.__array_interface__["data"][0], out.shape, out.strides, out.dtype
-    same = all((z.__array_interface__["data"][0], z.shape, z.strides, z.dtype) == place for z in arrays.values())
+    place = address_of(out), out.shape, out.strides, out.dtype
+    same = all((address_of(z), z.shape, z.strides, z.dtype) == place for z in arrays.values())
     if out.dtype != compute or not same:
         return None
-    real = np.empty(0, compute).real.dtype
+    real = _real_dtype(compute)
     with np.errstate(all="ignore"):
         numbers = {
             key: compute.type(z) if np.iscomplexobj(z) else real.type(z)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.linalg import cython_blas
 
-from pblas.backends.dtypes import FLOAT32, accumulator_dtype
+from pblas.backends.dtypes import FLOAT32, accumulator_dtype, address_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -128,8 +128,8 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(alpha.real, alpha.imag, beta.real, beta.imag)
     i, s = ctypes.addressof(ints), ctypes.addressof(scalars)
     _GEMM[z.dtype](
-        *(flag_x, flag_y, i, i + 4, i + 8, s, _address(x), i + 12, _address(y), i + 16),
-        *(s + ctypes.sizeof(scalars) // 2, _address(z), i + 20),
+        *(flag_x, flag_y, i, i + 4, i + 8, s, address_of(x), i + 12, address_of(y), i + 16),
+        *(s + ctypes.sizeof(scalars) // 2, address_of(z), i + 20),
     )
 
 
@@ -174,7 +174,3 @@ def _operand(x: Array, conj: bool) -> tuple[Array, int, int]:
     if conj and x.dtype.kind == "c":  # BLAS has no flag for conj(X) without a transposition: copy
         return _operand(np.conj(x), False)
     return x, _leading_dimension(x), _N
-
-
-def _address(x: Array) -> int:
-    return int(x.__array_interface__["data"][0])

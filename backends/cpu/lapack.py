@@ -14,6 +14,7 @@ import numpy as np
 from scipy.linalg import cython_lapack
 
 from pblas.backends.cpu.gemm import _pointer
+from pblas.backends.dtypes import address_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -251,7 +252,7 @@ def _routine(name: str, count: int) -> Any:
 def _address(argument: Any) -> Any:
     """The pointer that a Fortran routine takes for an argument."""
     if isinstance(argument, np.ndarray):
-        return argument.__array_interface__["data"][0]
+        return address_of(argument)
     return argument if isinstance(argument, bytes) else ctypes.addressof(argument)
 
 

@@ -21,12 +21,12 @@ from pblas.backends.cpu.gemm import (
     _SCALARS_SINGLE,
     _SINGLE,
     _T,
-    _address,
     _by_columns,
     _leading_dimension,
     _pointer,
     gemm,
 )
+from pblas.backends.dtypes import address_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -85,8 +85,8 @@ def syrk(
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(*values)
     i, s, size = ctypes.addressof(ints), ctypes.addressof(scalars), ctypes.sizeof(scalars) // 4
     (_HERK if hermitian else _SYRK)[z.dtype](
-        *(_UPPER if uplo == "U" else _LOWER, flag, i, i + 4, s, _address(matrix), i + 8),
-        *(s + (size if hermitian else 2 * size), _address(z), i + 12),
+        *(_UPPER if uplo == "U" else _LOWER, flag, i, i + 4, s, address_of(matrix), i + 8),
+        *(s + (size if hermitian else 2 * size), address_of(z), i + 12),
     )
 
 
@@ -156,8 +156,8 @@ def syr2k(
     scalars = (_SCALARS_SINGLE if z.dtype in _SINGLE else _SCALARS)(*values)
     i, s, size = ctypes.addressof(ints), ctypes.addressof(scalars), ctypes.sizeof(scalars) // 4
     (_HER2K if hermitian else _SYR2K)[z.dtype](
-        *(_UPPER if uplo == "U" else _LOWER, flag, i, i + 4, s, _address(left), i + 8),
-        *(_address(right), i + 12, s + 2 * size, _address(z), i + 16),
+        *(_UPPER if uplo == "U" else _LOWER, flag, i, i + 4, s, address_of(left), i + 8),
+        *(address_of(right), i + 12, s + 2 * size, address_of(z), i + 16),
     )
 
 

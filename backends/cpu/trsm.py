@@ -24,12 +24,12 @@ from pblas.backends.cpu.gemm import (
     _SCALARS_SINGLE,
     _SINGLE,
     _T,
-    _address,
     _by_columns,
     _leading_dimension,
     _pointer,
     gemm,
 )
+from pblas.backends.dtypes import address_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -86,7 +86,7 @@ def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, con
     i = ctypes.addressof(ints)
     _TRSM[z.dtype](
         *(_LEFT if by_columns else _RIGHT, _UPPER if upper else _LOWER, flag, _UNIT if unit else _NOT_UNIT),
-        *(i, i + 4, ctypes.addressof(scalars), _address(matrix), i + 8, _address(z), i + 12),
+        *(i, i + 4, ctypes.addressof(scalars), address_of(matrix), i + 8, address_of(z), i + 12),
     )
 
 

@@ -14,6 +14,7 @@ from mpi4py import MPI
 from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
+from pblas.backends.dtypes import address_of
 from pblas.backends.host_ranks import HostRanks
 from pblas.backends.interop import host_array
 from pblas.backends.mpi.channel import DelayedChannel
@@ -170,7 +171,7 @@ class MpiBackend(HostRanks):
 
     def address(self, x: Array) -> int:
         """Address of the first element of x (local)."""
-        return int(x.__array_interface__["data"][0])
+        return address_of(x)
 
     def shadow(self, x: Array) -> Array:
         """X itself, which is in host memory (local)."""

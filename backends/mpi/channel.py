@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from pblas.backends.dtypes import address_of
+
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
@@ -88,8 +90,7 @@ class Channel:
         (rows, columns), itemsize = x.shape, x.itemsize
         stride = x.strides[1] if columns > 1 else rows * itemsize
         word = WORDS[itemsize]
-        address = x.__array_interface__["data"][0]
-        memory = MPI.buffer.fromaddress(address, stride * (columns - 1) + rows * itemsize if x.size else 0)
+        memory = MPI.buffer.fromaddress(address_of(x), stride * (columns - 1) + rows * itemsize if x.size else 0)
         if stride == rows * itemsize:
             return [memory, x.size, word]
         key = (rows, columns, stride, itemsize)

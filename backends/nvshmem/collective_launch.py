@@ -80,8 +80,8 @@ class CollectiveLaunch:
                 target.array if call.residual is None else call.residual,
                 base=0 if call.shares else plan.rounds.part(self._resources.rank)[0],
                 operands=tuple(call.operands[name] for name in operand_names(_tree(call))),
-                weight=call.operands.get("weight") if call.is_rmsnorm else None,
-                eps=call.operands["eps"] if call.is_rmsnorm else 0.0,
+                weight=call.operands.get("weight") if call.form.is_rmsnorm else None,
+                eps=call.operands["eps"] if call.form.is_rmsnorm else 0.0,
             )
             self._launch(call.name, plan, arrays, options, stream)
         return target.result
@@ -127,8 +127,8 @@ class CollectiveLaunch:
 
     def _reduction(self, call: ReduceArguments) -> Plan:
         """**Collective** for a new kind of call: the plan of calls like this one."""
-        target = call.out if call.residual is None else call.residual
-        pulls = call.shares and call.algorithm == "two_shot" and not call.is_rmsnorm and call.x.nbytes >= PULLED_NBYTES
+        target, form = call.out if call.residual is None else call.residual, call.form
+        pulls = call.shares and form.algorithm == "two_shot" and not form.is_rmsnorm and call.x.nbytes >= PULLED_NBYTES
         codes = [self._code(array if pulls else None, by_columns=call.by_columns) for array in (call.x, target)]
         signature = (call.signature(), *codes)
         plan = self._state.plans.get(signature)
@@ -146,13 +146,13 @@ class CollectiveLaunch:
     def _new_reduction(self, call: ReduceArguments, addresses: list[Addresses], *, by_columns: bool) -> Plan:
         """**Collective.** Cut the elements, reserve memory, compile."""
         nprocs, itemsize = self._resources.size, call.x.itemsize
-        kind = call.algorithm if call.shares else "reduce_scatter"
+        kind = call.form.algorithm if call.shares else "reduce_scatter"
         rows: Literal["", "inside", "after"] = ""
-        if call.is_rmsnorm:  # one kernel can add and normalise whole rows of whole packs
-            rows = "inside" if kind == "one_shot" and call.unit * itemsize % _PACK_NBYTES == 0 else "after"
+        if call.form.is_rmsnorm:  # one kernel can add and normalise whole rows of whole packs
+            rows = "inside" if kind == "one_shot" and call.form.unit * itemsize % _PACK_NBYTES == 0 else "after"
         key = self._compiled(call, rows)
-        unit = call.unit if rows == "inside" else call.line
-        rounds = call.rounds(unit)
+        unit = call.form.unit if rows == "inside" else call.form.line
+        rounds = call.form.rounds(unit)
         largest = max(b - a for a, b in pairwise(rounds.bounds))
         if kind == "two_shot" and None not in addresses:  # no slots between the arrays
             rounds, halves = replace(rounds, width=max(1, largest)), self._state.reserve(0)
@@ -168,7 +168,7 @@ class CollectiveLaunch:
         tree, common = _tree(call), self._resources
         dtypes = tuple(getattr(call.operands[name], "dtype", None) for name in operand_names(tree))
         weight = getattr(call.operands.get("weight"), "dtype", call.dtype)
-        epilogue = ReductionEpilogue(call.op, tree, dtypes, weight if rows == "inside" else None)
+        epilogue = ReductionEpilogue(call.form.op, tree, dtypes, weight if rows == "inside" else None)
         keys: list[Hashable] = [call.dtype]
 
         def load() -> None:

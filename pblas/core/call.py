@@ -87,7 +87,7 @@ def _perform(
             allocated.undo()
     if planned is None or begun is None or waits:
         bound = bound._replace(nelements=nelements, fact=fact)
-        return _late(verb, runtime, bound, lacks=waits == 2, closes=not is_step)
+        return _late(verb, runtime, bound, None if waits == 2 else planned, closes=not is_step)
     short = False
     try:
         value = planned.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=not is_step)
@@ -97,25 +97,24 @@ def _perform(
         if not short:
             raise
     if short:  # here, where no traceback holds the memory
-        return _late(verb, runtime, bound, lacks=True, closes=not is_step)
+        return _late(verb, runtime, bound, None, closes=not is_step)
     planned.free_buffers()
-    runtime.kept.used(bound.key)
+    runtime.kept.keep(bound.key, planned)
     return value
 
 
-def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, closes: bool) -> ResultT:
-    """**Collective.** A call whose plan some rank lacks, or that could not begin before the agreement on it."""
+def _late(
+    verb: str, runtime: Runtime, bound: Bound[ResultT], planned: Planned[ResultT] | None, *, closes: bool
+) -> ResultT:
+    """**Collective.** A call that could not begin before its agreement; None: some rank lacks the plan."""
     form = bound.operation.agreed(bound.form, bound.fact)
     if form != bound.form:
         bound = bound._replace(form=form)
         _, planned = _kept(verb, runtime, bound)
-        lacks = bool(runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0])
-    planned = None if lacks else _kept(verb, runtime, bound)[1]
+        if runtime.agree(f"{verb}: plan", {}, None, (int(planned is None),))[0]:
+            planned = None
     if planned is None:
         planned = made(verb, runtime, bound)
-    is_kept = planned.kept_nbytes <= MOST_NBYTES
-    if lacks and is_kept:
-        runtime.kept.keep(bound.key, planned)
     try:
         if planned.operation.is_local and not planned.operation.meets:
             value = planned.run_locally(verb, runtime, bound)
@@ -126,25 +125,22 @@ def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, cl
         planned.close()
         raise
     planned.free_buffers()
-    if is_kept:
-        runtime.kept.used(bound.key)
+    if planned.kept_nbytes <= MOST_NBYTES:
+        runtime.kept.keep(bound.key, planned)
     else:
         planned.close()
     return value
 
 
 def _kept(verb: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Operation[ResultT], Planned[ResultT] | None]:
-    """The operation of a call and its kept plan; makes and keeps a plan that has no shared memory (local)."""
-    kept: Any = runtime.kept.get(bound.key)
-    planned: Planned[ResultT] | None = kept
+    """The operation of a call and its kept plan; makes a plan that has no shared memory (local)."""
+    planned: Planned[ResultT] | None = runtime.kept.get(bound.key, Planned)
     if planned is not None and planned.topology is runtime.topology:
         return planned.operation, planned
     operation = bound.operation.made(verb, bound.form, runtime.nprocs, runtime.topology)
     if not operation.is_local:
         return operation, None
-    planned = Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
-    runtime.kept.keep(bound.key, planned)
-    return operation, planned
+    return operation, Planned(operation, runtime, runtime.nprocs, runtime.topology, bound)
 
 
 PlannedT = TypeVar("PlannedT", bound=Planned[Any])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
+from pblas.backends.dtypes import address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import shared_descriptor
@@ -164,11 +165,7 @@ def shares_memory(x: Array, y: Array) -> bool:
 
 def is_same_memory(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements in the same places."""
-    return (
-        x.shape == y.shape
-        and x.strides == y.strides
-        and x.__array_interface__["data"][0] == y.__array_interface__["data"][0]
-    )
+    return x.shape == y.shape and x.strides == y.strides and address_of(x) == address_of(y)
 
 
 def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:

@@ -10,6 +10,7 @@ from pblas.backends import log
 from pblas.core.operation import ResultT
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.html import html_of
+from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import spelled
 from pblas.trace import Tracing
 
@@ -31,8 +32,8 @@ was dropped before, so a loop holds one early result more; and only small calls 
 _INTERNAL = frozenset(
     (
         *("begin", "bound", "complete", "detach", "forget_operands", "free_buffers"),
-        *("is_ready", "kept_nbytes", "kind", "launch", "made", "new_result", "noun", "operation", "perform", "prepare"),
-        *("rehearse", "run", "run_locally", "text", "topology", "trial"),
+        *("is_ready", "kept_nbytes", "kind", "last_use", "launch", "made", "new_result", "noun", "operation"),
+        *("perform", "prepare", "rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
 """Attributes that other modules of the package use, and TAB does not show."""
@@ -130,7 +131,7 @@ class Begun(NamedTuple):
     alone: bool
 
 
-class Planned(PlanHandle, Generic[ResultT]):
+class Planned(PlanHandle, Kept, Generic[ResultT]):
     """The plan and the executor of an operation.
 
     Args:
@@ -161,7 +162,6 @@ class Planned(PlanHandle, Generic[ResultT]):
         self._scalars = spelled(bound.scalars)
         self.plan: Plan = operation.plan(nprocs, topology)
         self.kept_nbytes = self.plan.buffer_nbytes if operation.keeps_workspace else 0
-        """Bytes of workspace that a kept plan keeps between calls, on any rank at most (global)."""
         result = operation.result
         self._has_result = result is not None
         if result is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.cpu.gemm import gemm
-from pblas.backends.dtypes import strided
+from pblas.backends.dtypes import address_of, strided
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -217,7 +217,7 @@ def _grouped(runs: list[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, 
 def _side_by_side(parts: list[Array]) -> Array:
     """One matrix of the columns of all parts, in their storage order: a view where they are adjacent in memory."""
     first, width = parts[0], sum(part.shape[1] for part in parts)
-    places = [part.__array_interface__["data"][0] for part in parts]
+    places = [address_of(part) for part in parts]
     ends = [place + part.shape[1] * part.strides[1] for place, part in zip(places, parts, strict=True)]
     if places[1:] == ends[:-1]:
         return strided(first, (first.shape[0], width), first.strides)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -22,7 +21,7 @@ from pblas.execute.collective.staging import Staging
 from pblas.operations.arguments.collective import GatherArguments, ReduceArguments, Reduction
 from pblas.plans.collective import SLOT_NBYTES, goes_by_messages
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import name_of
+from pblas.runtime.kept_plans import Kept
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ArrayT
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 AnyEpilogue = str | Epilogue | Callable[["Array"], "Array"] | None
 
 
@@ -139,7 +137,7 @@ class Collectives:
 def add_up(
     runtime: Runtime,
     operation: str,
-    call_args: Mapping[str, Any] | str,
+    text: str,
     x: Array,
     out: Array,
     epilogue: Epilogue | None,
@@ -151,8 +149,8 @@ def add_up(
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of the collective. A text was `spelled`
-            before, and the arguments in it determine those of the collective (global).
+        text: the arguments of that call that must be equal on all ranks, `spelled`; they determine those of the
+            collective, or the ranks have agreed on them before (global).
         x: this rank's array, which may be changed (local).
         out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
         epilogue: the epilogue, with checked operands; None for none (local).
@@ -162,35 +160,33 @@ def add_up(
     kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
-    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, call_args))
+    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, text))
 
 
-def gather(
-    runtime: Runtime, operation: str, call_args: Mapping[str, Any] | str, x: Array, counts: Sequence[int]
-) -> Array:
+def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
 
     Args:
         runtime: of the context (global).
         operation: name of the other call (global).
-        call_args: arguments that must be equal on all ranks, besides those of an all-gather; see `add_up` (global).
+        text: see `add_up` (global).
         x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
         counts: number of rows of each rank (global).
     """
     rows, row = tuple(counts), x.shape[1:]
     numbers = tuple(math.prod(row) * count for count in rows)
-    exchange = runtime.prepared.get(("gather", numbers, x.dtype), lambda: Exchange(numbers, x.dtype, runtime.rank))
+    key = "gather", numbers, x.dtype
+    exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
     exchange.lay_out(runtime, operation, x)
-    if not isinstance(call_args, str):
-        call_args = {**call_args, "x.shape[1:]": row, "dtype": name_of(x.dtype), "counts": rows}
-    runtime.agree(operation, call_args)
+    runtime.agree(operation, text)
     if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
+    runtime.kept.keep(key, exchange)
     with runtime.collective_section(operation):
         return exchange.collect().reshape(sum(rows), *row)
 
 
-class Exchange:
+class Exchange(Kept):
     """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`.
 
     Args:
@@ -205,9 +201,8 @@ class Exchange:
 
     def lay_out(self, runtime: Runtime, name: str, x: Array) -> None:
         """Copy this rank's array to where peers read it; `name` of the call is for messages (local)."""
-        staging, backend = runtime.staging, runtime.backend
-        usable = staging is not None and staging.nbytes >= SLOT_NBYTES and staging.shared == backend.shared
-        if usable and not self._is_direct(runtime):
+        staging = _staging(runtime)
+        if staging is not None and not self._is_direct(runtime):
             self._later = None
             self._gathering.lay_out(staging, name, x)
         else:
@@ -218,7 +213,7 @@ class Exchange:
         if self._later is None or self._is_direct(self._later[0]):
             return False
         (runtime, name, x), self._later = self._later, None
-        self._gathering.lay_out(_Memory(runtime, 0).make(), name, x)
+        self._gathering.lay_out(_new_staging(runtime), name, x)
         return True
 
     def collect(self) -> Array:
@@ -227,9 +222,6 @@ class Exchange:
             return self._gathering.run()
         (runtime, _, x), self._later = self._later, None
         return np.concatenate(runtime.backend.gather(x) if runtime.nprocs > 1 else (x.reshape(-1),))
-
-    def close(self) -> None:
-        """Nothing: it has no memory (local)."""
 
     @staticmethod
     def _is_direct(runtime: Runtime) -> bool:
@@ -254,29 +246,26 @@ def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:
     return job
 
 
-class _Memory:
-    """The context's staging memory, if it is large enough for a call."""
+def _staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging | None:
+    """The context's memory for pieces of `nbytes` bytes; None if it must be made first (global)."""
+    staging: Staging | None = runtime.staging
+    usable = staging is not None and staging.nbytes >= nbytes and staging.shared == runtime.backend.shared
+    return staging if usable else None
 
-    def __init__(self, runtime: Runtime, nbytes: int) -> None:
-        self._runtime, self._nbytes = runtime, max(nbytes, SLOT_NBYTES)
-        staging = runtime.staging
-        usable = staging is not None and staging.nbytes >= self._nbytes and staging.shared == runtime.backend.shared
-        self.staging: Staging | None = staging if usable else None
-        """None if it must be allocated first; it is None on all ranks or on none (global)."""
 
-    def make(self) -> Staging:
-        """**Collective.** Allocate the memory; fall back to messages if shared memory does not suffice."""
-        runtime, staging = self._runtime, None
-        try:
-            staging = Staging(runtime.backend, self._nbytes)
-        except errors.WorkspaceError as caught:
-            if not (caught.shared and runtime.give_up_shared_memory()):
-                raise
-        if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
-            staging = Staging(runtime.backend, self._nbytes)
-        runtime.staging = staging
-        runtime.matrices.add(staging)
-        return staging
+def _new_staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging:
+    """**Collective.** Make that memory; fall back to messages if shared memory does not suffice."""
+    staging = None
+    try:
+        staging = Staging(runtime.backend, nbytes)
+    except errors.WorkspaceError as caught:
+        if not (caught.shared and runtime.give_up_shared_memory()):
+            raise
+    if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
+        staging = Staging(runtime.backend, nbytes)
+    runtime.staging = staging
+    runtime.matrices.add(staging)
+    return staging
 
 
 def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
@@ -299,16 +288,19 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
         return out
     with _checking(runtime, operation):
         call = ReduceArguments(operation, runtime, x, out, options)
-        runtime.backend.arrays.check_stream(operation, stream, waits=call.algorithm == "naive")
-    if kernels is not None and call.algorithm != "naive":
-        return kernels.reduce(call, options, stream)
+        runtime.backend.arrays.check_stream(operation, stream, waits=call.form.algorithm == "naive")
+    if kernels is not None and call.form.algorithm != "naive":
+        result = kernels.reduce(call, options, stream)
+        call.keep()
+        return result
     call.agree()
+    call.keep()
     target = call.target(call.place.shape, lambda: runtime.backend.new(call.place.shape, call.dtype))
     host = call.with_arrays(runtime.backend.arrays.download)
-    rounds = host.rounds(by_messages=True)
+    rounds = host.form.rounds(by_messages=True)
     base = 0 if call.shares else rounds.part(runtime.rank)[0]
     outs = [np.empty(call.place.shape, call.dtype)] + ([] if host.residual is None else [host.residual])
-    steps = Steps(operation, call.op, call.shares, rounds, call.unit)
+    steps = Steps(operation, call.form.op, call.shares, rounds, call.form.unit)
     finish = host.finish(by_columns=False, base=base)
     run_naive(runtime.backend, steps, Flat(host.x), [Flat(out, base) for out in outs], finish)
     for host_result, place in zip(outs, (target.array, call.residual), strict=False):
@@ -360,33 +352,35 @@ def _reduce_on_hosts(
     out: Any,
     options: Reduction,
     stream: Any,
-    caller: tuple[str, Mapping[str, Any] | str] | None = None,
+    caller: tuple[str, str] | None = None,
 ) -> Any:
-    """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, with its arguments."""
-    called, call_args = caller or (operation, _NOTHING)
+    """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, and its arguments."""
+    called = operation if caller is None else caller[0]
     with runtime.local_step(called):
         refuse_stream(called, stream)
         spec = ReduceArguments(operation, runtime, x, out, options)
-    by_messages = spec.algorithm == "naive" or goes_by_messages(spec.form.nbytes, shared=runtime.backend.shared)
+        text = spec.text if caller is None else caller[1]
+    form = spec.form
     if log.is_on(log.INFO):
-        _log_choice(operation, spec, by_messages=by_messages)
-    staging: Staging | None = runtime.staging
-    one_shot = None if staging is None or by_messages else spec.form.one_shot(staging)
+        how = "by messages" if form.goes_by_messages else "through shared memory"
+        log.write(log.INFO, runtime.rank, "%s of %d bytes: %s, %s", operation, form.nbytes, form.algorithm, how)
+    one_shot = form.one_shot(runtime.staging)
     if one_shot is None:
-        result, finish = _reduce_in_rounds(runtime, called, call_args, spec, by_messages=by_messages)
+        result, finish = _reduce_in_rounds(runtime, called, text, spec)
     else:
-        result, finish = _reduce_in_one_shot(runtime, called, call_args, spec, one_shot)
+        result, finish = _reduce_in_one_shot(runtime, called, text, spec, one_shot)
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
+    spec.keep()
     return result
 
 
 def _reduce_in_one_shot(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, one_shot: OneShot
+    runtime: Runtime, called: str, text: str, spec: ReduceArguments, one_shot: OneShot
 ) -> tuple[Any, Finish | None]:
     """**Collective.** A small all-reduce on one node, and its epilogue."""
     one_shot.lay_out(spec.x)
-    (by_rows,) = runtime.agree(called, spec.text(call_args), None, (int(not spec.by_columns),))
+    (by_rows,) = runtime.backend.agree(f"{called}{text}", maxima=(int(not spec.by_columns),)).maxima
     order: Literal["C", "F"] = "C" if by_rows else "F"
     target = spec.target(spec.x.shape, lambda: np.empty(spec.x.shape, spec.dtype, order), order)
     if not spec.x.size:
@@ -399,16 +393,15 @@ def _reduce_in_one_shot(
     return target.result, finish
 
 
-def _reduce_in_rounds(
-    runtime: Runtime, called: str, call_args: Mapping[str, Any] | str, spec: ReduceArguments, *, by_messages: bool
-) -> tuple[Any, Finish | None]:
+def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArguments) -> tuple[Any, Finish | None]:
     """**Collective.** A reduction of any size, and its epilogue."""
-    algorithm, reversed_ = spec.algorithm, spec.by_columns
-    rounds = spec.rounds()
+    form, reversed_ = spec.form, spec.by_columns
+    algorithm, by_messages = form.algorithm, form.goes_by_messages
+    rounds = form.rounds()
     # With one shot every rank forms all sums, so no rank shares any.
-    steps = Steps(called, spec.op, spec.shares and algorithm != "one_shot", rounds, spec.unit)
-    memory = _Memory(runtime, rounds.slot_nelements * spec.x.itemsize)
-    staging, job = memory.staging, None
+    steps = Steps(called, form.op, spec.shares and algorithm != "one_shot", rounds, form.unit)
+    nbytes = max(SLOT_NBYTES, rounds.slot_nelements * spec.x.itemsize)
+    staging, job = _staging(runtime, nbytes), None
     hidden, offers = (1, 1), algorithm == "two_shot" and called == spec.name
     if staging is not None and offers:
         hidden = _reduce_hidden(staging, spec, reversed_)
@@ -416,7 +409,7 @@ def _reduce_in_rounds(
         job = _laid_out(staging, steps, Flat(spec.x))
     # A rank whose arrays are stored by columns has laid out nothing: the ranks may have no common order.
     unstaged = 2 if reversed_ else int(job is None)
-    agreed = runtime.agree(called, spec.text(call_args), None, (int(not reversed_), *hidden, unstaged))
+    agreed = runtime.agree(called, text, None, (int(not reversed_), *hidden, unstaged))
     if agreed[0] and agreed[3] == 2:
         reversed_, agreed = False, (1, 1, 1, 2)
     order: Literal["C", "F"] = "F" if reversed_ else "C"
@@ -432,25 +425,19 @@ def _reduce_in_rounds(
     flat = Flat(spec.x.T if reversed_ else spec.x)
     if algorithm == "naive":
         with runtime.collective_section(called):
-            run_naive(runtime.backend, steps._replace(rounds=spec.rounds(by_messages=True)), flat, outs, finish)
+            run_naive(runtime.backend, steps._replace(rounds=form.rounds(by_messages=True)), flat, outs, finish)
     else:
         if staging is None:
-            staging = memory.make()
+            staging = _new_staging(runtime, nbytes)
             hidden = _reduce_hidden(staging, spec, reversed_) if offers else (1, 1)
             agreed = (0, *runtime.agree(f"{called}: staged", {}, None, (*hidden, 1)))
         if by_messages and agreed[1]:
-            steps = steps._replace(rounds=spec.rounds(by_messages=True), by_messages=True)
+            steps = steps._replace(rounds=form.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
         with runtime.collective_section(called):
             _begun(staging, steps, flat, job, unstaged=bool(agreed[3])).run(outs, finish)
     return target.result, finish
-
-
-def _log_choice(operation: str, spec: ReduceArguments, *, by_messages: bool) -> None:
-    """Log the algorithm of a reduction and the path of its data (local)."""
-    how = "by messages" if by_messages else "through shared memory"
-    log.write(log.INFO, spec.runtime.rank, "%s of %d bytes: %s, %s", operation, spec.x.nbytes, spec.algorithm, how)
 
 
 def _reduce_hidden(staging: Staging, spec: ReduceArguments, reversed_: bool) -> tuple[int, int]:
@@ -498,8 +485,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     steps, flat = _gathering(operation, spec, counts)
-    memory, job, hidden = _Memory(runtime, 0), None, 1
-    staging = memory.staging
+    staging, job, hidden = _staging(runtime), None, 1
     if staging is not None:
         hidden, job = _offered(staging, steps, flat)
     unclear = staging is None or spec.error_of(counts) is not None
@@ -511,7 +497,7 @@ def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, 
         counts = runtime.gathered(nrows)
         steps, flat = _gathering(operation, spec, counts)
         if staging is None:
-            staging = memory.make()
+            staging = _new_staging(runtime)
             hidden, job = _offered(staging, steps, flat)
         agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(job is None)))
     assert staging is not None, "made above if there was none"

@@ -1,59 +1,66 @@
-"""The plans of earlier calls, kept for calls like them."""
+"""Plans of earlier calls, and other values that calls derive from their arguments, kept for calls like them."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import Protocol
+from typing import TypeVar
 
 MOST_NBYTES = 16 << 20
 """Most bytes of workspace of a plan that is kept. Larger calls take so long that a new plan does not matter."""
 _ALL_NBYTES = 8 * MOST_NBYTES
-_COUNT = 256
+_OBJECTS_NBYTES = 32 << 10
+"""Bytes that each plan counts besides its workspace: its objects take 5 to 70 kB."""
 
 
-class Kept(Protocol):
-    """A plan that can be kept."""
+class Kept:
+    """A plan, or another value, that can be kept."""
 
-    @property
-    def kept_nbytes(self) -> int:
-        """Bytes of workspace that it keeps between calls, on any rank at most (global)."""
+    kept_nbytes = 0
+    """Bytes of workspace that it keeps between calls, on any rank at most (global)."""
+    last_use = 0
+    """Number of its last use; 0 unless it is kept (global)."""
 
     def close(self) -> None:
         """Drop its workspace (local)."""
 
 
-class KeptPlans:
-    """The plans of the last calls, bounded in number and by the bytes of their workspaces (local).
+KeptT = TypeVar("KeptT", bound=Kept)
 
-    Ranks may keep different plans after an error on one of them: each call agrees whether all ranks have its plan.
+
+class KeptPlans:
+    """The plans of the last calls, bounded by the bytes that they take, 4096 at most.
+
+    A plan is kept at the end of its call, on which all ranks have agreed, so that all ranks keep the same plans: where
+    ranks push data, no agreement finds out whether a rank lacks one (global).
     """
 
     def __init__(self) -> None:
-        self._plans: OrderedDict[object, Kept] = OrderedDict()
-        self._nbytes = 0
+        self._plans: dict[object, Kept] = {}
+        self._nbytes = self._nuses = 0
 
-    def get(self, key: object) -> Kept | None:
-        """The plan that was kept under a key, or None."""
-        return self._plans.get(key)
-
-    def used(self, key: object) -> None:
-        """Count a use of a plan, if it is kept."""
-        if key in self._plans:
-            self._plans.move_to_end(key)
+    def get(self, key: object, kind: type[KeptT]) -> KeptT | None:
+        """The plan that was kept under a key, which is of this class, or None."""
+        plan = self._plans.get(key)
+        assert plan is None or isinstance(plan, kind), "keys of different classes differ"
+        return plan
 
     def keep(self, key: object, plan: Kept) -> None:
-        """Keep a plan, and close those used longest ago."""
+        """Keep a plan whose call has ended, or count its use; close those used longest ago if they are too many."""
+        self._nuses += 1
+        is_new, plan.last_use = not plan.last_use, self._nuses
+        if not is_new:
+            return
         self.drop(key)
         self._plans[key] = plan
-        self._nbytes += plan.kept_nbytes
-        while self._nbytes > _ALL_NBYTES or len(self._plans) > _COUNT:
-            self.drop(next(iter(self._plans)))
+        self._nbytes += plan.kept_nbytes + _OBJECTS_NBYTES
+        while self._nbytes > _ALL_NBYTES:
+            self.drop(min(self._plans, key=lambda key: self._plans[key].last_use))
 
     def drop(self, key: object) -> None:
         """Close the plan under a key, if there is one."""
         plan = self._plans.pop(key, None)
         if plan is not None:
-            self._nbytes -= plan.kept_nbytes
+            self._nbytes -= plan.kept_nbytes + _OBJECTS_NBYTES
+            plan.last_use = 0
             plan.close()
 
     def close(self) -> None:

@@ -34,12 +34,6 @@ Planned = TypeVar("Planned")
 _MAX_PLANS = 8
 """Number of plans of p?gemm that are cached. Each plan may have a workspace, as large as its operands if they are in
 private memory."""
-_MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
-"""Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
-share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
-_MAX_PREPARED = 1024
-"""Number of cached calls of levels 1 and 2, of reductions, of collectives of plain arrays and of `pblas.tp`: what they
-derive from their arguments, without any workspace. A call of `pblas.tp` takes 5 kB."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
@@ -100,13 +94,10 @@ class Runtime:
         """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
         self.plans: Plans = Plans()
-        self.products: Plans = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
         self.kept: KeptPlans = KeptPlans()
-        """Plans of operations (local)."""
-        self.prepared: Plans = Plans(_MAX_PREPARED)
-        """Calls on vectors, and reductions: all that they derive from descriptors and options alone (local)."""
+        """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()
-        """Workspace that the plans in `products` share (global)."""
+        """Workspace that the plans of `pblas.tp` share (global)."""
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None
         """Memory for collectives on plain arrays; None before the first such call (global)."""
@@ -152,7 +143,7 @@ class Runtime:
 
     def close_plans(self) -> None:
         """Close all kept plans (local)."""
-        for plans in (self.kept, self.plans, self.prepared, self.products):
+        for plans in (self.kept, self.plans):
             plans.close()
 
     def next_number(self) -> int:

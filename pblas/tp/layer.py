@@ -36,8 +36,8 @@ class Linear:
     The constructor plans for `max_tokens` and reserves the memory. The layer plans for another number of tokens in the
     first call with that number. All plans share one workspace, so plans of the same kind need no more memory.
 
-    Plans belong to the context, and layers with the same sizes and options share them. The context caches the last 1024
-    plans on CPUs, of some 30 kB each besides the workspace, and the last 64 on GPUs, where plans have graphs. A layer
+    Plans belong to the context, and layers with the same sizes and options share them. The context caches the last 4096
+    plans and forms of calls on CPUs, of 5 to 70 kB each, and the last 64 plans on GPUs, where they have graphs. A layer
     has one plan for each shape of x without the features, and two more for gradients. So a model with four kinds of
     layers can use 256 numbers of tokens on CPUs, or 16 on GPUs, before a plan is made again.
 

@@ -309,77 +309,67 @@ def linear_allreduce_backward(
 
 def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
     with Caller(layer, layer.name, options.ctx, x, options.stream) as caller:
-        return _product(caller, x, weight, bias, epilogue, out, aux, options)
-
-
-def _product(
-    caller: Caller, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options
-) -> Any:
-    with caller.checking():
-        shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
-        scales = caller.scales
-        if scales is not None and scales.d is not None:
-            if epilogue == "swiglu":
-                raise errors.ArgumentError(f"{caller.verb}: scale_d= and 'swiglu' exclude each other; scale y yourself")
-            epilogue = scaled(caller.verb, epilogue, scales.d)
-            caller.scales = scales.factors
-        dtype, placed = caller.dtype, caller.placed
-        shape = placed.shapes["y"]
-        if aux is not None and epilogue is None:
-            raise errors.ArgumentError("aux= stores the input of an epilogue, and there is none; leave it out")
-        out_array = None if out is None else caller.array("out", out)
-        aux_array = None if aux is None else caller.array("aux", aux)
-        caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])
-        caller.check_apart("aux", aux_array, x=shards["x"], weight=shards["w"], out=out_array)
-        activation = Activation(caller, epilogue, bias, placed, dtype, out=out_array, aux=aux_array)
-        y = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
-        y_rows = z_rows = rows(y.array)
-        if aux is not None or activation.is_gated:
-            z_rows = rows(caller.target("aux", shape, dtype, aux).array)
-    epilogue, steps = activation.split(z_rows, y_rows)
-    caller.run(Product("y", shards["x"], shards["w"], z_rows, epilogue))
-    activation.run(steps)
-    if scales is not None and scales.amax is not None:
-        caller.runtime.backend.arrays.largest(y_rows, scales.amax, caller.stream)
-    return y.result
+        with caller.checking():
+            shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
+            scales = caller.scales
+            if scales is not None and scales.d is not None:
+                if epilogue == "swiglu":
+                    raise errors.ArgumentError(
+                        f"{caller.verb}: scale_d= and 'swiglu' exclude each other; scale y yourself"
+                    )
+                epilogue = scaled(caller.verb, epilogue, scales.d)
+                caller.scales = scales.factors
+            dtype, placed = caller.form.dtype, caller.form.placed
+            shape = placed.shapes["y"]
+            if aux is not None and epilogue is None:
+                raise errors.ArgumentError("aux= stores the input of an epilogue, and there is none; leave it out")
+            out_array = None if out is None else caller.array("out", out)
+            aux_array = None if aux is None else caller.array("aux", aux)
+            caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])
+            caller.check_apart("aux", aux_array, x=shards["x"], weight=shards["w"], out=out_array)
+            activation = Activation(caller, epilogue, bias, placed, dtype, out=out_array, aux=aux_array)
+            y = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
+            y_rows = z_rows = rows(y.array)
+            if aux is not None or activation.is_gated:
+                z_rows = rows(caller.target("aux", shape, dtype, aux).array)
+        epilogue, steps = activation.split(z_rows, y_rows)
+        caller.run(Product("y", shards["x"], shards["w"], z_rows, epilogue))
+        activation.run(steps)
+        if scales is not None and scales.amax is not None:
+            caller.runtime.backend.arrays.largest(y_rows, scales.amax, caller.stream)
+        return y.result
 
 
 def _backward(
     layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
 ) -> Gradients[Any]:
     with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:
-        return _gradients(caller, dy, x, weight, epilogue, aux, needs, dweight, options)
-
-
-def _gradients(
-    caller: Caller, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
-) -> Gradients[Any]:
-    layer, runtime, dx, dw, db = caller.layer, caller.runtime, None, None, None
-    with caller.checking():
-        if not isinstance(needs, tuple | list) or len(needs) != 3:
-            raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
-        needs = tuple(checked_flag(caller.verb, "each of needs", each) for each in needs)
-        caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
-        gradient = ActivationGradient(caller, epilogue, dy, aux)
-        shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
-        y, w, x = shards["y"], shards["w"], shards["x"]
-        if needs[0]:
-            dx = caller.target("dx", caller.placed.shapes["x"], x.dtype)
-        if needs[1]:
-            dw = caller.target("dweight", w.shape, w.dtype, dweight, tokens=False)
-            caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
-        if needs[2]:
-            db = caller.target("dbias", y.shape[1:], y.dtype)
-    gradient.run()
-    if dx is dw is None:
-        caller.agree()
-    if dx is not None:
-        caller.run(Product("x", y, w, rows(dx.array)))
-    if dw is not None:
-        caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
-    if db is not None:
-        whole = caller.gathered.get("y")
-        runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
-        if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only
-            caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
-    return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
+        runtime, dx, dw, db = caller.runtime, None, None, None
+        with caller.checking():
+            if not isinstance(needs, tuple | list) or len(needs) != 3:
+                raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
+            needs = tuple(checked_flag(caller.verb, "each of needs", each) for each in needs)
+            caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
+            gradient = ActivationGradient(caller, epilogue, dy, aux)
+            shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
+            y, w, x = shards["y"], shards["w"], shards["x"]
+            if needs[0]:
+                dx = caller.target("dx", caller.form.placed.shapes["x"], x.dtype)
+            if needs[1]:
+                dw = caller.target("dweight", w.shape, w.dtype, dweight, tokens=False)
+                caller.check_apart("dweight", None if dweight is None else dw.array, dy=y, x=x)
+            if needs[2]:
+                db = caller.target("dbias", y.shape[1:], y.dtype)
+        gradient.run()
+        if dx is dw is None:
+            caller.agree()
+        if dx is not None:
+            caller.run(Product("x", y, w, rows(dx.array)))
+        if dw is not None:
+            caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
+        if db is not None:
+            whole = caller.gathered.get("y")
+            runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
+            if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only
+                caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
+        return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))

@@ -38,10 +38,12 @@ PRODUCTS: Mapping[Matrix, tuple[Matrix, Matrix, Trans, Trans]] = MappingProxyTyp
 WORDS: Mapping[str, str] = MappingProxyType({"T": "tokens", "I": "features in", "O": "features out"})
 """Names of the axes, for messages."""
 
+_ARGUMENTS: Mapping[Matrix, str] = MappingProxyType({"x": "x", "w": "weight", "y": "dy"})
+
 
 def argument_name(matrix: Matrix) -> str:
     """The name of the argument that holds a matrix; of y, only the gradient dy is an argument."""
-    return {"x": "x", "w": "weight", "y": "dy"}[matrix]
+    return _ARGUMENTS[matrix]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # four instances, compared by identity, which are keys of caches

@@ -27,6 +27,7 @@ from pblas.operations.collectives import add_up, gather, refuse_stream
 from pblas.operations.matmul import plan_matmul
 from pblas.operations.multiplication.base import Execution
 from pblas.plans.collective import APART_NBYTES, choose
+from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
 from pblas.tp.default import default_context
 from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 
 _MAX_TEXTS = 64
+_GRAPHS_NBYTES = 15 << 17
+"""Bytes that the graphs of a plan on GPUs count, so that a context keeps 64 such plans at most. All plans of a context
+share one workspace, which counts nothing."""
 
 
 class Options(NamedTuple):
@@ -84,7 +88,7 @@ class Product(NamedTuple):
     beta: float = 0.0
 
 
-class _Form:
+class _Form(Kept):
     """All that a call derives from shapes, dtypes and options alone, kept for like calls.
 
     Args:
@@ -141,9 +145,6 @@ class _Form:
         self.texts: dict[tuple[Any, ...], str] = {}
         """The text of these arguments for an agreement, by the call's other ones (global)."""
 
-    def close(self) -> None:
-        """Nothing: it has no memory (local)."""
-
 
 class Caller:
     """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
@@ -178,7 +179,9 @@ class Caller:
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
         self.scales: Scales | None = None
         """Scales of operands of 8 bits; set by `operands` (global)."""
-        self._form: _Form  # set by `operands`
+        self.form: _Form
+        """Sizes, descriptors and shards of the layer's matrices, and options; set by `operands`."""
+        self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
 
         self._call = runtime.call(verb)
@@ -190,17 +193,9 @@ class Caller:
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if caught is None and self._key is not None:
+            self.runtime.kept.keep(self._key, self.form)
         self._call.__exit__(kind, caught, traceback)
-
-    @property
-    def placed(self) -> Placed:
-        """Descriptors of the layer's matrices, and shapes of this rank's shards; set by `operands`."""
-        return self._form.placed
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The dtype of results; set by `operands` (global)."""
-        return self._form.dtype
 
     @property
     def stream(self) -> Any:
@@ -270,7 +265,7 @@ class Caller:
     def operands(
         self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
     ) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as 2-D arrays; sets `placed`, `dtype` and `scales` (local).
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local).
 
         Args:
             arrays: the caller's arrays (local).
@@ -291,15 +286,12 @@ class Caller:
         given = None if out is None or not stored else self.runtime.backend.as_array(out).dtype
         plain = (*options[1:4], *options[6:8], *options.lengths.values())
         shapes = tuple((matrix, array.shape, array.dtype) for matrix, array in operands.items())
-        key = (self.verb, self.layer, shapes, self.batch, given, plain, tuple(map(type, plain)))
-
-        def make() -> _Form:
-            return _Form(self, operands, options, given, stored=stored)
-
+        self._key = (self.verb, self.layer, shapes, self.batch, given, plain, tuple(map(type, plain)))
         try:
-            self._form = self.runtime.prepared.get(key, make)
+            form = self.runtime.kept.get(self._key, _Form)
         except TypeError:  # an option that is no key, which is wrong
-            self._form = make()
+            form = None
+        self.form = form or _Form(self, operands, options, given, stored=stored)
         self.scales = Scales.checked(self.verb, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
             self.numbers |= self.scales.arguments()
@@ -354,13 +346,13 @@ class Caller:
             return False
         if travels is None:
             return not backend.gpus
-        desc = self.placed.descs[travels]
-        nbytes = desc.m * desc.n * self.dtype.itemsize
+        desc, dtype = self.form.placed.descs[travels], self.form.dtype
+        nbytes = desc.m * desc.n * dtype.itemsize
         if not backend.gpus:
-            if travels != target and self._form.has_8_bits:  # collectives of arrays take no such elements
+            if travels != target and self.form.has_8_bits:  # collectives of arrays take no such elements
                 return False
-            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(self.dtype) == self.dtype)
-        if self.layer is not REDUCE or self._form.sizes["I"] % self.runtime.nprocs or not nbytes:
+            return nbytes <= APART_NBYTES and (travels != target or accumulator_dtype(dtype) == dtype)
+        if self.layer is not REDUCE or self.form.sizes["I"] % self.runtime.nprocs or not nbytes:
             return False
         return choose(nbytes, self.runtime.nprocs, "gpus", desc.m, whole=True) == "one_shot"
 
@@ -369,7 +361,7 @@ class Caller:
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
-        rounded = travels == target and self._form.options["wire_dtype"] != name_of(self.dtype)
+        rounded = travels == target and self.form.options["wire_dtype"] != name_of(self.form.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
@@ -384,14 +376,15 @@ class Caller:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
         target, a, b, d, epilogue, beta = product
         left, right, transa, transb = PRODUCTS[target]
-        shards, counts = {left: a, right: b}, self.placed.counts
+        gathered, counts = self.gathered, self.form.placed.counts
         if travels is None:
             self.agree()
-        elif travels in shards and travels not in self.gathered:
-            self.gathered[travels] = gather(self.runtime, self.verb, self._text(), shards[travels], counts)
+        elif travels != target and travels not in gathered:
+            shard = a if travels == left else b
+            gathered[travels] = gather(self.runtime, self.verb, self._text(), shard, counts)
         self._is_agreed = True
-        shards |= self.gathered
-        a, b = (shards[z].T if trans == "T" else shards[z] for z, trans in ((left, transa), (right, transb)))
+        a, b = gathered.get(left, a), gathered.get(right, b)
+        a, b = a.T if transa == "T" else a, b.T if transb == "T" else b
         if travels == target:
             with self.checking():
                 partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
@@ -405,13 +398,13 @@ class Caller:
         """D := epilogue(a b + beta d), rounded once (local)."""
         arrays, wide = self.runtime.backend.arrays, accumulator_dtype(d.dtype)
         total = d if wide == d.dtype else arrays.like(d, wide)
-        with self.runtime.collective_section(self.verb):
-            if beta != 0 and total is not d:
-                arrays.assign(d, total)
-            arrays.gemm(self._factor, a, b, beta, total)
-            if epilogue is not None:
-                finish(self.runtime.backend, epilogue, total, epilogue.operands, d)
-            elif total is not d:
+        if beta != 0 and total is not d:
+            arrays.assign(d, total)
+        arrays.gemm(self._factor, a, b, beta, total)
+        if epilogue is not None:
+            finish(self.runtime.backend, epilogue, total, epilogue.operands, d)
+        elif total is not d:
+            with np.errstate(all="ignore"):  # a sum that is too large for 16 bits is infinite
                 arrays.assign(total, d)
 
     @property
@@ -425,12 +418,12 @@ class Caller:
 
     def _text(self) -> str:
         """The arguments that must be equal on all ranks, for an agreement."""
-        texts, key = self._form.texts, tuple(self.call_args.items())
+        texts, key = self.form.texts, tuple(self.call_args.items())
         text = texts.get(key)
         if text is None:
             if len(texts) >= _MAX_TEXTS:
                 texts.clear()
-            text = texts[key] = spelled(self._form.call_args | self.call_args | self._form.options)
+            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options)
         return text + spelled(self.numbers) if self.numbers else text
 
     def agree(self) -> None:
@@ -439,14 +432,10 @@ class Caller:
             self.runtime.agree(self.verb, self._text())
         self._is_agreed = True
 
-    def _call_args(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks, by the names that callers know."""
-        return self._form.call_args | self.call_args | self.numbers | self._form.options
-
     def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
-        form = self._form
+        form = self.form
         sizes = {**form.sizes, "I": a.shape[1]} if layer is ALONE else form.sizes
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
@@ -456,15 +445,15 @@ class Caller:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
 
-        def call_args(*, again: bool = True) -> dict[str, Any]:
-            return self._call_args() | {"planned before": again}
-
-        def plan() -> _Planned:
-            self.runtime.agree(self.verb, call_args(again=False))  # its error says more than that of `plan_matmul`
+        planned = self.runtime.kept.get(key, _Planned)
+        if planned is None:
+            # Its error says more than that of `plan_matmul`.
+            self.runtime.agree(self.verb, f"{self._text()}\nplanned before=False")
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
-            return _Planned(self.runtime, descs, product, form.options, self.scales)
-
-        self.runtime.products.get(key, plan).run(product, (self.verb, call_args), self.stream, self.scales)
+            planned = _Planned(self.runtime, descs, product, form.options, self.scales)
+        call = self.verb, lambda: f"{self._text()}\nplanned before=True"
+        planned.run(product, call, self.stream, self.scales)
+        self.runtime.kept.keep(key, planned)
         self._is_agreed = True
 
 
@@ -508,7 +497,7 @@ def _has_uniform_rows(x: Array) -> bool:
     )
 
 
-class _Planned:
+class _Planned(Kept):
     """**Collective.** A planned product, and the descriptors that it was planned with.
 
     Args:
@@ -538,15 +527,15 @@ class _Planned:
         with runtime.backend.taking(self._workspace_slot):
             self._product = plan_matmul(a, b, c, out=d, **options)
         self._product.forget_operands()
+        if runtime.backend.gpus:
+            self.kept_nbytes = _GRAPHS_NBYTES
 
     def _matrices(self, product: Product) -> tuple[DistMatrix, DistMatrix, DistMatrix | None, DistMatrix]:
         arrays = product.a, product.b, product.d
         a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
         return a, b, d if self._adds else None, d
 
-    def run(
-        self, product: Product, call: tuple[str, Callable[[], Mapping[str, Any]]], stream: Any, scales: Scales | None
-    ) -> None:
+    def run(self, product: Product, call: tuple[str, Callable[[], str]], stream: Any, scales: Scales | None) -> None:
         """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory

@@ -19,11 +19,21 @@ from pblas.epilogues import Epilogue
 from pblas.execute.collective.collective import OneShot
 from pblas.execute.collective.reduction import OPERATIONS, ByFunction, Normalised, Pointwise
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.collective import ALGORITHMS, CollectiveAlgorithm, Rounds, aligned, choose, shares, width_of
+from pblas.plans.collective import (
+    ALGORITHMS,
+    CollectiveAlgorithm,
+    Rounds,
+    aligned,
+    choose,
+    goes_by_messages,
+    shares,
+    width_of,
+)
+from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 _NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
+_ALGORITHMS = "auto", *ALGORITHMS
 _WRONG = 1 << 61  # greater than all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
@@ -111,6 +122,8 @@ class Arguments(ABC):
             raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
     def _array(self, name: str, value: Any) -> Array:
+        if type(value) is np.ndarray and not self.runtime.backend.gpus:  # the most frequent case
+            return value
         if isinstance(value, DistMatrix):
             raise errors.ArgumentError(f"{self.name}: {name} must be an array, got a DistMatrix; its .local is one")
         array = self.as_array(name, value)
@@ -128,8 +141,6 @@ class Arguments(ABC):
             ArgumentError, DTypeError: an array that the backend cannot use in place.
         """
         backend = self.runtime.backend
-        if type(value) is np.ndarray:  # the most frequent case
-            return None if backend.gpus else value
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
         array = backends_array(backend, f"{self.name}: {name}", value)
@@ -260,7 +271,7 @@ class Reduction(NamedTuple):
     counts: Any = None
 
 
-class ReduceForm:
+class ReduceForm(Kept):
     """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global).
 
     Args:
@@ -311,6 +322,8 @@ class ReduceForm:
             self.algorithm = choose(self.nbytes, runtime.nprocs, transport, nunits, whole=whole, finished=finished)
         if backend.gpus and not backend.push:  # GPUs that do not reach each other's memory
             self.algorithm = "naive"
+        self.goes_by_messages: bool = self.algorithm == "naive" or goes_by_messages(self.nbytes, shared=backend.shared)
+        """Whether x travels in messages if it is in private memory."""
         named = epilogue.expression if isinstance(epilogue, Epilogue) else epilogue
         self.arguments: dict[str, Any] = {"shape": shape, "dtype": name_of(dtype), "op": op}
         """Arguments that must be equal on all ranks, besides the epilogue's operands and the algorithm."""
@@ -320,23 +333,24 @@ class ReduceForm:
         self.text: str = spelled(self.arguments | {"algorithm": self.algorithm})
         """All of them, for an agreement on a call without operands."""
 
-    def one_shot(self, staging: Staging) -> OneShot | None:
+    def one_shot(self, staging: Staging | None) -> OneShot | None:
         """An executor of such calls, if they are small and all ranks are on one node."""
         if self._one_shot is None or self._one_shot.staging is not staging:
-            rounds = self.rounds(self.unit, by_messages=False)
-            if self.algorithm != "one_shot" or staging.far or not staging.near or len(rounds) > 1:
+            if staging is None or staging.far or not staging.near or self.algorithm != "one_shot":
+                return None
+            if self.goes_by_messages or len(self.rounds()) > 1:
                 return None
             self._one_shot = OneShot(staging, self.op, self._shape, self._dtype, self.unit)
         return self._one_shot
 
-    def rounds(self, unit: int, *, by_messages: bool) -> Rounds:
-        """The rounds in which the elements are reduced: see `ReduceArguments.rounds`."""
-        key = unit, by_messages
+    def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
+        """The rounds in which the elements are reduced, `unit` of them together; 0 for `self.unit`."""
+        key = unit or self.unit, by_messages
         if key not in self._rounds:
-            self._rounds[key] = self._new_rounds(unit, by_messages=by_messages)
+            self._rounds[key] = self._new_rounds(*key)
         return self._rounds[key]
 
-    def _new_rounds(self, unit: int, *, by_messages: bool) -> Rounds:
+    def _new_rounds(self, unit: int, by_messages: bool) -> Rounds:
         size, nprocs = math.prod(self._shape), self._nprocs
         whole = self.algorithm == "one_shot"
         width = width_of(1 if whole else nprocs, self._dtype.itemsize, unit, by_messages=by_messages)
@@ -359,46 +373,25 @@ class ReduceArguments(Arguments):
         op, epilogue, algorithm, counts = options
         if not isinstance(op, str) or op not in OPERATIONS:
             raise errors.ArgumentError(f"{name}: op must be one of {', '.join(OPERATIONS)}, got {op!r}")
-        if not isinstance(algorithm, str) or algorithm not in ("auto", *ALGORITHMS):
-            names = ", ".join(("auto", *ALGORITHMS))
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+            names = ", ".join(_ALGORITHMS)
             raise errors.ArgumentError(f"{name}: algorithm must be one of {names}, got {algorithm!r}")
         self.shares: bool = name == "allreduce"
         counts = None if self.shares else self._counts(counts)
         self.epilogue: Any = None if epilogue is None else self._epilogue(epilogue)
         expression = (self.epilogue.expression, *self.epilogue.operands) if isinstance(self.epilogue, Epilogue) else ""
-        key = (name, self.x.shape, self.dtype, op, algorithm, counts, expression or self.epilogue is None)
-        options = Reduction(op, self.epilogue, algorithm, counts)
-        self.form: ReduceForm = runtime.prepared.get(
-            (*key, runtime.backend.shared), lambda: ReduceForm(name, runtime, self.x.shape, self.dtype, options)
+        described = expression or self.epilogue is None
+        self._key = name, self.x.shape, self.dtype, op, algorithm, counts, described, runtime.backend.shared
+        self.form: ReduceForm = runtime.kept.get(self._key, ReduceForm) or ReduceForm(
+            name, runtime, self.x.shape, self.dtype, Reduction(op, self.epilogue, algorithm, counts)
         )
         self.place: Array = self.x if counts is None else self._rows(counts)
         self.check_out(self.place.shape, self.out, self.place, "x itself" if self.shares else "this rank's rows of it")
         self.operands: dict[str, Any] = self._checked_operands() if expression else {}
 
-    @property
-    def op(self) -> str:
-        """Name of the operation (global)."""
-        return self.form.op
-
-    @property
-    def algorithm(self) -> CollectiveAlgorithm:
-        """The algorithm, which "auto" has chosen (global)."""
-        return self.form.algorithm
-
-    @property
-    def is_rmsnorm(self) -> bool:
-        """Whether rows must stay whole (global)."""
-        return self.form.is_rmsnorm
-
-    @property
-    def line(self) -> int:
-        """Elements of a cache line (global)."""
-        return self.form.line
-
-    @property
-    def unit(self) -> int:
-        """Number of elements that one rank must reduce together: a row, or a cache line (global)."""
-        return self.form.unit
+    def keep(self) -> None:
+        """Keep the form for like calls: all ranks have agreed on this one."""
+        self.runtime.kept.keep(self._key, self.form)
 
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
         """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
@@ -412,12 +405,12 @@ class ReduceArguments(Arguments):
     @property
     def residual(self) -> Array | None:
         """A second result, which the epilogue reads too (local)."""
-        return self.operands.get("residual") if self.is_rmsnorm else None
+        return self.operands.get("residual") if self.form.is_rmsnorm else None
 
     @property
     def by_columns(self) -> bool:
         """Whether this rank's arrays can be used in place if elements are numbered down the columns (local)."""
-        if self.x.flags.c_contiguous or not self.shares or self.is_rmsnorm:
+        if self.x.flags.c_contiguous or not self.shares or self.form.is_rmsnorm:
             return False
         return all(array.flags.f_contiguous for array in (self.x, self.x if self.out is None else self.out))
 
@@ -426,16 +419,13 @@ class ReduceArguments(Arguments):
         call_args = self.form.arguments.copy()
         for name, value in sorted(self.operands.items()):
             call_args[f"epilogue's {name}"] = value if isinstance(value, _NUMBERS) else name_of(value.dtype)
-        call_args["algorithm"] = self.algorithm  # after the arguments that "auto" chooses it by
+        call_args["algorithm"] = self.form.algorithm  # after the arguments that "auto" chooses it by
         return call_args
 
-    def text(self, call_args: Mapping[str, Any] | str) -> str:
-        """The arguments for an agreement: `call_args` of a call that contains this one, and those not named there."""
-        if isinstance(call_args, str):
-            return call_args
-        if not (self.operands or call_args):
-            return self.form.text
-        return spelled({**call_args, **self.arguments(), **call_args})
+    @property
+    def text(self) -> str:
+        """The arguments for an agreement (global)."""
+        return spelled(self.arguments()) if self.operands else self.form.text
 
     def signature(self) -> tuple[Any, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
@@ -443,15 +433,6 @@ class ReduceArguments(Arguments):
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
         }
         return (self.name, *call_args.items())
-
-    def rounds(self, unit: int = 0, *, by_messages: bool = False) -> Rounds:
-        """The rounds in which the elements are reduced (global).
-
-        Args:
-            unit: number of elements that stay together; 0 for `self.unit` (global).
-            by_messages: whether the rounds go by messages, instead of shared memory (global).
-        """
-        return self.form.rounds(unit or self.unit, by_messages=by_messages)
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
         """The epilogue with its operands.
@@ -507,15 +488,15 @@ class ReduceArguments(Arguments):
 
     def _checked_operands(self) -> dict[str, Any]:
         """The operands of the epilogue by name: numbers and arrays, checked (local)."""
-        operands: dict[str, Any] = {"eps": 1e-6} if self.is_rmsnorm else {}
+        operands: dict[str, Any] = {"eps": 1e-6} if self.form.is_rmsnorm else {}
         what = f"{self.name}: epilogue {self.epilogue.expression!r}"
         for name, value in self.epilogue.operands.items():
-            kinds = _KINDS[name] if self.is_rmsnorm else ("number", "row", "full")
+            kinds = _KINDS[name] if self.form.is_rmsnorm else ("number", "row", "full")
             array = self.as_array(f"epilogue {self.epilogue.expression!r}: {name}", value)
             if "number" in kinds and array is None and (kinds == ("number",) or not isinstance(value, _LISTS)):
                 operands[name] = checked_scalar(what, name, value, self.dtype)
             else:
-                written = self.is_rmsnorm and name == "residual"
+                written = self.form.is_rmsnorm and name == "residual"
                 operands[name] = self._checked_array(f"{what}: {name}", value, array, kinds, written=written)
         return operands
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pblas.epilogues import Node
     from pblas.runtime.runtime import Runtime
 
-_NUMBERS = int | float | complex | np.number
+_NUMBERS = int, float, complex, np.number
 _OPTIONS = ("out", "dtype", "nprocs")
 
 
@@ -269,6 +269,8 @@ def _check_names(verb: str, expression: Any, operands: Mapping[str, Any]) -> Non
 
 def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> Any:
     """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
+    if isinstance(z, DistMatrix) and runtime is not None:
+        return z
     expected = f"{verb}: {name} must be a DistMatrix, a number, or an array that is equal on all ranks"
     if isinstance(z, bool | np.bool_):
         raise errors.ArgumentError(f"{expected}, got {z!r}; pass {int(z)}")
@@ -281,8 +283,6 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
     if runtime is None:
         if not isinstance(z, MatrixDescriptor):
             raise errors.ArgumentError(f"{verb}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}")
-        return z
-    if isinstance(z, DistMatrix):
         return z
     if not has_memory(z):
         remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""

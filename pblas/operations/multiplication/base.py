@@ -12,7 +12,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import CheckedOperands
 from pblas.operations.arguments.scales import SCALE_D, Scales
 from pblas.operations.multiplication.product import Extras, Product, numbers
-from pblas.runtime.runtime import spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +26,7 @@ class Execution(NamedTuple):
 
     Args:
         call: the name of the call that this execution is part of, and a function that returns the arguments of that
-            call on which the ranks agree; None for `execute` itself (global).
+            call on which the ranks agree, `spelled`; None for `execute` itself (global).
         scales: checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for
             the planned ones.
     """
@@ -38,7 +37,7 @@ class Execution(NamedTuple):
     out: DistMatrix | None
     operands: Mapping[str, Any] | None = None
     stream: Any = None
-    call: tuple[str, Callable[[], Mapping[str, Any]]] | None = None
+    call: tuple[str, Callable[[], str]] | None = None
     scales: Any = None
 
 
@@ -148,7 +147,7 @@ class PlannedMatmul(Planned[DistMatrix]):
             scalars = {**planned.scalars, "c is given": c is not None, **numbers(operands)}
             scalars |= {} if scales is None else scales.arguments()
         extras = Extras(self._epilogue, operands, scales, stream)
-        agrees = None if call is None else spelled(call[1]())
+        agrees = None if call is None else call[1]()
         return planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
 
     # Also for the push transport

@@ -504,6 +504,32 @@ def test_a_plan_that_one_rank_has_closed_is_refused_on_every_rank(ctx: Context) 
         check_product(ctx)
 
 
+def test_ranks_keep_the_same_plans_after_an_error_on_one_of_them(ctx: Context) -> None:
+    """Also plans that each rank makes alone, before it hears of the error: executions that push data compare none."""
+    x, vector = Cast(ctx), np.ones(N)
+
+    def calls(*, wrong: bool) -> None:
+        odd: Any = "?" if wrong else 0.125
+        for call in (
+            lambda: pblas.elementwise("x * s - x * s", x=x.a, s=odd),
+            lambda: ctx.allreduce(vector, out=np.ones(N + wrong), op="min"),
+            lambda: pblas.tp.linear_allreduce(vector[None], vector[None], bias=np.ones(1 + wrong), ctx=ctx),
+        ):
+            if wrong_anywhere:
+                raises_on_all_ranks(ArgumentError, "", call)
+            else:
+                call()
+
+    for ranks in culprits():
+        ctx.runtime.kept.close()
+        for wrong_anywhere in (True, False):
+            calls(wrong=wrong_anywhere and ctx.rank in ranks)
+            plans = ctx.runtime.kept._plans.values()
+            last_uses = ctx.runtime.backend.gather([(type(plan).__name__, plan.last_use) for plan in plans])
+            assert last_uses == [last_uses[0]] * ctx.nprocs
+            assert bool(last_uses[0]) != wrong_anywhere
+
+
 def test_executions_of_two_plans_are_not_mistaken_for_each_other(ctx: Context) -> None:
     x = Cast(ctx)
     first, second = pblas.plan_matmul(x.a, x.b), pblas.plan_matmul(x.a, x.b)

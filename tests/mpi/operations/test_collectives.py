@@ -49,7 +49,7 @@ def small_slots(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Iterator
 def forget_calls(contexts: Contexts) -> None:
     """Drop the rounds that contexts keep for like calls."""
     for context in contexts.values():
-        context.runtime.prepared.close()
+        context.runtime.kept.close()
 
 
 def random_terms(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> list[Array]:

@@ -12,6 +12,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
+from pblas.core.planned import Planned
 from pblas.execute.redistribution.redistribution import RunRedistribution
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import Redistribution
@@ -209,7 +210,7 @@ def test_a_kept_plan_holds_no_buffers_between_calls(contexts: Contexts, monkeypa
 
 def _kept(ctx: pblas.Context, a: DistMatrix, b: DistMatrix) -> Any:
     """The plan that the context has kept of a redistribution."""
-    kept = ctx.runtime.kept.get(Redistribution.bind("redistribute", ctx.runtime, a, out=b).key)
+    kept = ctx.runtime.kept.get(Redistribution.bind("redistribute", ctx.runtime, a, out=b).key, Planned)
     assert kept is not None, "the call has been planned"
     return kept
 
