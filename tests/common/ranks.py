@@ -15,6 +15,7 @@ from mpi4py import MPI
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends.mpi import MpiBackend
+from pblas.runtime.runtime import Runtime
 from tests.common.gauge import NAMES
 from tests.harness.shares import NO_DIFFERENT
 
@@ -187,6 +188,23 @@ def check_product(ctx: pblas.Context) -> None:
     i, j, k = np.arange(7.0)[:, None], np.arange(3.0)[None, :], np.arange(5.0)
     assert result is not None
     assert np.array_equal(result, (i - 2.0 * k) @ (k[:, None] * j + 1.0))
+
+
+def delay_exchanges(patch: pytest.MonkeyPatch, late: int, seconds: float = 0.002) -> None:
+    """Let one rank sleep before each exchange of data."""
+    section = Runtime.collective_section
+
+    def sleeping(runtime: Runtime, verb: str, **options: Any) -> Any:
+        time.sleep(seconds if COMM.rank == late else 0.0)
+        return section(runtime, verb, **options)
+
+    patch.setattr(Runtime, "collective_section", sleeping)
+
+
+def check_memory(ctx: pblas.Context) -> None:
+    """**Collective.** Assert that all ranks have the same blocks of symmetric memory."""
+    blocks: Any = ctx.runtime.backend.arena._blocks
+    same_on_all_ranks({slot: place[:3] for slot, place in blocks.items()})
 
 
 def entries(m: int, n: int, dtype: Any) -> np.ndarray[Any, Any]:

@@ -44,3 +44,12 @@ def test_a_new_plan_replaces_one_under_its_key_and_a_dropped_one_can_return() ->
     assert kept.get("key", Plan) is second
     kept.close()
     assert kept.get("key", Plan) is None
+
+
+def test_bytes_of_dropped_plans_do_not_count() -> None:
+    kept, first = KeptPlans(), Plan(4 * MOST_NBYTES)
+    kept.keep("first", first)
+    for key in range(20):
+        kept.keep(key, Plan(3 * MOST_NBYTES))
+        kept.drop(key)
+    assert not first.is_closed

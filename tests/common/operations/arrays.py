@@ -177,6 +177,16 @@ ELEMENTWISE = [
         shares=(("b", "a"),),
     ),
     Operation(
+        "DistMatrix.__setitem__: of a row",
+        lambda _, a, b, i, j: a.__setitem__(np.s_[i : i + 3, j : j + 3], b[1:2, 2:5]) or a,
+        lambda a, b, i, j: _assigned(a, i, j, np.broadcast_to(b[1:2, 2:5], (3, 3))),
+        least=5,
+        values={"a": A, "b": B, "i": 0, "j": 1},
+        options={"i": (1, 2), "j": (0,)},
+        views=("b",),
+        shares=(("b", "a"),),
+    ),
+    Operation(
         "DistMatrix.__setitem__: of a number",
         lambda _, a, value: a.__setitem__(np.s_[1:3, 1:4], value) or a,
         lambda a, value: _assigned(a, 1, 1, np.full((2, 3), value)),
@@ -209,6 +219,13 @@ MOVING = [
         values={"a": A, "out": B, "alpha": 1.0, "beta": 0.0, "uplo": "L", "diagonal": 0},
         options={"beta": (1.0, 2.0, 1j), "diagonal": (1, -2), "uplo": ("U", None), "alpha": (2.0, 0.0)},
         views=("a",),
+    ),
+    Operation(
+        "redistribute: of a trapezoid",
+        called(pblas.redistribute),
+        moved,
+        values={"a": A, "desc": Layout("columns"), "alpha": 1.0, "uplo": "U", "diagonal": 0},
+        options={"alpha": (2.0, 0.0), "diagonal": (1, -2)},
     ),
     Operation(
         "plan_redistribution",
@@ -303,6 +320,13 @@ REDUCING = [
         values={"a": A, "b": B},
         views=("a", "b"),
         shares=(("b", "a"),),
+    ),
+    Operation(
+        "vdot: of a replicated matrix",
+        called(pblas.vdot),
+        lambda a, b: (a.conj() * b).sum(),
+        values={"a": Operand(layout="whole"), "b": B},
+        views=("a", "b"),
     ),
 ]
 ROWS = Layout("rows")

@@ -71,9 +71,9 @@ def applies(x: Array, c: Array, **_: Any) -> float:
     return float(abs(np.linalg.norm(x) - np.linalg.norm(c)) / eps_of(x.dtype) / np.linalg.norm(c))
 
 
-def estimates(x: Any, a: Array, **_: Any) -> float:
+def estimates(x: Any, a: Array, norm: float | None = None, **_: Any) -> float:
     """Whether a number is at least the reciprocal condition, and at most ten times that: LAPACK's xGECON."""
-    right = 1 / np.linalg.cond(a, 1)
+    right = 1 / np.linalg.norm(np.linalg.inv(a), 1) / (np.linalg.norm(a, 1) if norm is None else norm)
     return 0.0 if right * (1 - 1e-3) <= x <= 10 * right else float("inf")
 
 
@@ -133,8 +133,8 @@ FACTORS = [
             f"linalg.cho_factor: {name}",
             of_factor(linalg.cho_factor, name, "b"),
             residual=residual,
-            values={"a": DEFINITE, "lower": True} | ({"b": B} if name == "solve" else {}),
-            options={"lower": (False,), **ALGORITHMS, **OVERWRITE},
+            values={"a": DEFINITE, "lower": True, "check": True} | ({"b": B} if name == "solve" else {}),
+            options={"lower": (False,), "check": (False,), **ALGORITHMS, **OVERWRITE},
             views=("a", "b") if name == "solve" else ("a",),
         )
         for name, residual in (
@@ -147,17 +147,17 @@ FACTORS = [
     *(
         Operation(
             f"linalg.lu_factor: {name}",
-            of_factor(linalg.lu_factor, name, "b", "trans"),
+            of_factor(linalg.lu_factor, name, "b", "trans", "norm"),
             residual=residual,
-            values={"a": GENERAL} | ({"b": B, "trans": "N"} if name == "solve" else {}),
-            options={**({"trans": ("T", "C")} if name == "solve" else {}), **ALGORITHMS, **OVERWRITE},
+            values={"a": GENERAL, **values},
+            options={**options, **ALGORITHMS, **OVERWRITE},
             views=("a", "b") if name == "solve" else ("a",),
         )
-        for name, residual in (
-            ("solve", solves),
-            ("inv", inverts),
-            ("det", close(lambda a, **_: np.linalg.det(a))),
-            ("rcond", estimates),
+        for name, residual, values, options in (
+            ("solve", solves, {"b": B, "trans": "N"}, {"trans": ("T", "C")}),
+            ("inv", inverts, {}, {}),
+            ("det", close(lambda a, **_: np.linalg.det(a)), {}, {}),
+            ("rcond", estimates, {"norm": None}, {"norm": (8.0,)}),
         )
     ),
     Operation(

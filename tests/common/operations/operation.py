@@ -113,6 +113,13 @@ class Operation:
     def operands(self) -> dict[str, Operand]:
         return {name: value for name, value in self.values.items() if isinstance(value, Operand)}
 
+    def new_results(self) -> Iterator[tuple[str, Layout]]:
+        """(argument, value) of the first descriptor of a new result for each argument that may be one."""
+        for name in {**self.values, **self.options}:
+            given = [self.values[name]] if name in self.values else []
+            layouts = [x for x in (*given, *self.options.get(name, ())) if isinstance(x, Layout) and x.gap is None]
+            yield from ((name, x) for x in layouts[:1])
+
     def variations(self) -> Iterator[tuple[str, Values]]:
         """(text, arguments) of calls that differ from the base call in one argument."""
 

@@ -95,7 +95,7 @@ def of_matrix(name: str, structured: Callable[..., Array] | None, **options: tup
     """The entries of gemv, symv or hemv: with and without y."""
     function, values = called(getattr(blas, name)), {"a": A, "x": X, "alpha": 1.0}
     options = {"alpha": SCALARS, "out": OUTS, **options}
-    scaled = {"beta": BETAS, "out": OUTS, "y": (ROW,)}
+    scaled = {"beta": BETAS, "out": OUTS, "y": (ROW, Operand("column", conj=True))}
     views = ("a", "x") if structured is None else ("x",)
     return [
         Operation(f"blas.{name}", function, product(structured), values=values, options=options, views=views),
@@ -105,6 +105,7 @@ def of_matrix(name: str, structured: Callable[..., Array] | None, **options: tup
             product(structured),
             values={**values, "y": GRID, "beta": 1.0},
             options=scaled,
+            views=(*views, "y"),
             shares=(("out", "y"), ("out", "x"), ("y", "x")),
         ),
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from pblas import DistMatrix
 from tests.common.gauge import Array
 from tests.common.operations.catalogue import OPERATIONS
 from tests.common.operations.operation import (
+    Layout,
     Operand,
     Operation,
     Values,
@@ -29,7 +31,7 @@ from tests.common.operations.operation import (
     result_given,
     wrong_result,
 )
-from tests.common.ranks import COMM, Contexts
+from tests.common.ranks import COMM, Contexts, check_memory, delay_exchanges
 
 SETTINGS = ("shared",)
 WITH_MATRICES = [name for name, operation in OPERATIONS.items() if operation.operands]
@@ -71,8 +73,14 @@ class Calls:
             self.failures += [f"{text}: {wrong}"] if wrong else []
         return kind, said
 
+    def forget(self, rank: int) -> None:
+        """Drop the kept plans of one rank (local)."""
+        if self.ctx.rank == rank:
+            self.ctx.runtime.kept.close()
+
     def check(self) -> None:
-        """**Collective.** Assert that no rank has seen a failure."""
+        """**Collective.** Assert that no rank has seen a failure, and that all have the same blocks of memory."""
+        check_memory(self.ctx)
         texts = dict.fromkeys(text for failures in COMM.allgather(self.failures) for text in failures[:8])
         if texts:
             pytest.fail("\n".join(texts))
@@ -103,7 +111,8 @@ def calls_that_write(operation: Operation) -> Iterator[Values]:
     """The arguments of the base call, with memory for the result, and of one that may overwrite A."""
     yield from result_given(operation)
     if "overwrite_a" in operation.options:
-        yield {**operation.values, "overwrite_a": True}
+        for conj in {False, "a" in operation.views}:
+            yield {**operation.values, "overwrite_a": True, "a": replace(operation.operands["a"], conj=conj)}
 
 
 @pytest.mark.parametrize("name", WITH_MATRICES)
@@ -127,39 +136,51 @@ def test_memory_of_one_rank(contexts: Contexts, name: str) -> None:
 
 
 def overlapping(which: str, wrong: int, shift: int) -> Callable[..., DistMatrix]:
-    """As `placed`, but on one rank `out` is in the memory of another operand, a few elements behind its beginning."""
+    """As `placed`, but on one rank `out` is in the memory of another operand, a few elements behind its beginning.
+
+    It is memory that peers read in place.
+    """
     memory = np.empty(0)
 
     def place(ctx: pblas.Context, name: str, x: Array, operand: Operand) -> DistMatrix:
+        """**Collective.**"""
         nonlocal memory
         if name not in (which, "out"):
             return placed(ctx, name, x, operand)
+        size = x.size + shift
+        fresh = ctx.empty(descriptor("rows", (size * COMM.size, 1)), x.dtype).local[:, 0]
         desc = descriptor(operand.layout, x.shape)
         local, begin = part(x, desc), shift if name == "out" and ctx.rank == wrong else 0
         if name == which or ctx.rank != wrong:
-            memory = np.full(x.size + shift, np.nan).astype(x.dtype)
+            memory = fresh
         view = memory[begin : begin + local.size].reshape(local.shape, order="F")
         if name == which:
+            memory[...] = np.nan
             view[...] = local
-        return ctx.from_local(view, desc)
+        matrix = ctx.from_local(view, desc)
+        return matrix.conj() if operand.conj else matrix
 
     return place
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_MATRICES if len(list(result_given(OPERATIONS[name]))) > 1])
-def test_out_overlaps_an_operand_on_one_rank(contexts: Contexts, name: str) -> None:
-    """The operand has the layout of `out`, or another one."""
+def test_out_overlaps_an_operand_on_one_rank(contexts: Contexts, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operand has the layout of `out`, or another one, and may be a conjugated view; a rank reads it late."""
+    delay_exchanges(monkeypatch, COMM.size - 1)
     calls, wrong = Calls(contexts["shared"], OPERATIONS[name]), 0
     _, values = result_given(calls.operation)
     for which, operand in calls.operation.operands.items():
-        for layout in ("rows", "columns"):
+        for layout, conj in product(("rows", "columns"), {False, which in calls.operation.views}):
+            odd: Any = {**values, which: replace(operand, layout=layout, conj=conj)}
+            calls.run(f"out is apart, {which}, {layout}, {conj}", odd)  # now the context keeps a plan for that
             for shift in (0, 1):
                 wrong = (wrong + 1) % COMM.size
-                text = f"out overlaps {which} on rank {wrong}, {layout}, {shift}"
-                odd: Any = {**values, which: replace(operand, layout=layout)}
+                text = f"out overlaps {which} on rank {wrong}, {layout}, {conj}, {shift}"
                 kind, said = calls.run(text, odd, overlapping(which, wrong, shift))
                 if kind and not any(reason in said for reason in LAWFUL):
                     calls.failures.append(f"{text}: {kind} {said}")
+                calls.forget(wrong)
+                calls.run(f"{text}, which has no plan", odd, overlapping(which, wrong, shift))
     calls.run("the base call afterwards", calls.operation.values)
     calls.check()
 
@@ -181,4 +202,35 @@ def test_one_rank_has_no_elements_or_all(contexts: Contexts, name: str) -> None:
             if isinstance(value, Operand):
                 kind, said = calls.run(f"{which} on rank 0", {**values, which: replace(value, layout="first")})
                 calls.failures += [f"{which} on rank 0: {kind} {said}"] if kind and LAWFUL[-1] not in said else []
+    calls.check()
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_one_rank_has_no_plan(contexts: Contexts, name: str) -> None:
+    """It has dropped the plans that the others keep, as after an error of its own."""
+    calls = Calls(contexts["shared"], OPERATIONS[name])
+    for values in result_given(calls.operation):
+        calls.run("the first call", values)
+        for wrong in (0, COMM.size - 1):
+            calls.forget(wrong)
+            for text in ("no plan", "a plan again"):
+                kind, said = calls.run(f"rank {wrong} has {text}", values)
+                calls.failures += [f"rank {wrong} has {text}: {kind} {said}"] if kind else []
+    calls.check()
+
+
+NEW_RESULTS = [
+    (name, argument, value) for name, operation in OPERATIONS.items() for argument, value in operation.new_results()
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "value"), NEW_RESULTS)
+def test_one_rank_gives_a_leading_dimension(contexts: Contexts, name: str, argument: str, value: Layout) -> None:
+    """Of a new matrix, whose plan all ranks keep."""
+    calls = Calls(contexts["shared"], OPERATIONS[name])
+    plain = {**calls.operation.values, argument: value}
+    for wrong in (None, *range(COMM.size)):
+        own = replace(value, gap=3) if wrong == calls.ctx.rank else value
+        kind, said = calls.run(f"rank {wrong} gives one", {**plain, argument: own})
+        calls.failures += [f"rank {wrong} gives one: {kind} {said}"] if kind else []
     calls.check()

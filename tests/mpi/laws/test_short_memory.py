@@ -9,10 +9,12 @@ import gc
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 import pblas
+from pblas.core.planned import Planned
 from tests.common.operations.catalogue import OPERATIONS
 from tests.common.operations.operation import Operand, Operation, Values, made, outcome, result_given, wrong_result
 from tests.common.ranks import COMM, few
@@ -27,14 +29,19 @@ SAME = re.compile(
 )
 ALLOCATING = [*(name for name in OPERATIONS if not SAME.search(name)), "blas.syrk: with C", "Context.allreduce"]
 """Calls that allocate memory in ways of their own; the others are made of these."""
+LATE = ("pmatmul: of 16 bits",)
+"""A product whose sums have more bits than D allocates their memory after the agreement: a rank without private memory
+breaks the context."""
+CHOSEN = ("linalg.plan_cholesky", "linalg.plan_lu", "linalg.plan_qr")
+"""Operations that keep the plan whose layouts their other steps have."""
 GROUP = 5  # a context keeps the plans of eight calls
 pytestmark = [pytest.mark.mpi(min_size=2), few]
 
 
 class Calls:
-    """Calls with a limited number of windows, and all that went wrong with them on this rank."""
+    """Calls with limited memory, and all that went wrong with them on this rank."""
 
-    def __init__(self, windows: Windows, operation: Operation) -> None:
+    def __init__(self, windows: Windows | PrivateMemory, operation: Operation) -> None:
         self.windows, self.operation, self.failures = windows, operation, list[str]()
 
     def run(self, ctx: pblas.Context, values: Values, limit: int) -> str:
@@ -130,3 +137,67 @@ def test_the_same_calls_before_and_after_the_context_gives_up_shared_memory(wind
             calls.run(ctx, calls.operation.values, MANY)
     for calls in group:
         calls.check()
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if "plan_" in name])
+def test_a_planned_operation_follows_its_context_to_messages(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """It was planned before the context gave up shared memory, and is executed after."""
+    calls, perform, transports = Calls(windows, OPERATIONS[name]), Planned.perform, set[str]()
+
+    def later(planned: Any, verb: str, runtime: Any, *arguments: Any, **options: Any) -> Any:
+        runtime.give_up_shared_memory()
+        value = perform(planned, verb, runtime, *arguments, **options)
+        transports.add(planned.plan.transport)
+        return value
+
+    monkeypatch.setattr(Planned, "perform", later)
+    with pblas.Context(timeout=20) as ctx:
+        kind = calls.run(ctx, calls.operation.values, MANY)
+        assert not ctx.runtime.backend.shared
+    calls.check()
+    assert not kind
+    assert name in CHOSEN or transports == {"message"}
+
+
+class PrivateMemory:
+    """Private memory of which one rank can allocate only a limited number of blocks (global)."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, ctx: pblas.Context, poor: int) -> None:
+        self.refused, self._left, self._poor = False, MANY, poor
+        self._private = ctx.runtime.backend.private
+        patch.setattr(ctx.runtime.backend, "private", self.allocate)
+
+    def open(self, count: int) -> None:
+        """Allow `count` more blocks."""
+        self._left, self.refused = count, False
+
+    def allocate(self, nbytes: int) -> Any:
+        self._left -= COMM.rank == self._poor
+        if self._left >= 0:
+            return self._private(nbytes)
+        self.refused = True
+        raise pblas.WorkspaceError("there is no more")
+
+
+@pytest.mark.parametrize("early", [1 << 20])
+@pytest.mark.parametrize("name", [name for name in ALLOCATING if name not in LATE])
+def test_all_ranks_know_that_one_has_no_private_memory(monkeypatch: pytest.MonkeyPatch, name: str, early: int) -> None:
+    """Each allocation of a call by messages is refused on one rank; then the ranks agree on an error.
+
+    Small results are allocated before the agreement of their call.
+    """
+    monkeypatch.setattr("pblas.core.planned._EARLY_NBYTES", early)
+    with pblas.Context(timeout=20, transport="message") as ctx:
+        for poor in sorted({0, COMM.size - 1}):
+            calls = Calls(PrivateMemory(monkeypatch, ctx, poor), OPERATIONS[name])
+            for values in homes(calls.operation):
+                limit, refused = 0, True
+                while refused:
+                    kind = calls.run(ctx, values, limit)
+                    refused = COMM.bcast(calls.windows.refused, poor)
+                    if (kind == "WorkspaceError") != refused:
+                        calls.failures.append(f"{limit} blocks on rank {poor}, {described(values)}: {kind}")
+                    limit += 1
+            calls.check()

@@ -175,3 +175,13 @@ def test_rows_of_panels_are_exchanged_when_no_rank_reads_them(late: int, monkeyp
         matrix = ctx.from_global(a, MatrixDescriptor.row_wise(300, 900, P), None)
         factor = linalg.lu_factor(matrix, algorithm="blocked")
         assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
+
+
+def test_factors_of_one_layout_keep_their_pivots(contexts: Contexts) -> None:
+    """All are made by one kept plan, before the first is used."""
+    n, ctx = 3 * NB + 1, contexts["shared"]
+    matrices = [general(n, n, dtype_of("float64"), seed) for seed in (1, 2)]
+    factors = [linalg.lu_factor(ctx.from_global(a, MatrixDescriptor.row_wise(n, n, P), None)) for a in matrices]
+    for a, factor in zip(matrices, factors, strict=True):
+        assert factor.pivots.tolist() == scipy.linalg.lu_factor(a)[1].tolist()
+        assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import COMM, DTYPES, Contexts, few, same_on_all_ranks
+from tests.common.ranks import COMM, DTYPES, Contexts, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance.problems import Problem
 from tests.conformance.structured import ROUTINES, UPDATES, error, extents, names, poison
 
@@ -203,6 +204,35 @@ def test_a_wrong_argument_raises_the_same_everywhere(contexts: Contexts, what: s
         same_on_all_ranks(refused(WRONG[what] if ctx.rank in ranks else lambda a, _: blas.syrk(a), a, b))
     blas.syrk(a)  # the context is usable
     gc.collect()  # the exceptions, whose frames keep matrices
+
+
+@pytest.mark.parametrize("routine", ["herk", "her2k"])
+def test_scalars_with_which_a_result_is_not_hermitian_are_refused(contexts: Contexts, routine: str) -> None:
+    """Alpha of her2k may be complex."""
+    ctx = contexts["shared"]
+    a, c = ctx.zeros((12, 12), "complex128"), ctx.zeros((12, 12), "complex128")
+    operands = (a,) if routine == "herk" else (a, ctx.zeros((12, 12), "complex128"))
+    for name in ("alpha", "beta"):
+        call = partial(getattr(blas, routine), *operands, c, **{name: 1j})
+        if (routine, name) == ("her2k", "alpha"):
+            assert (call().local == 0).all()
+        else:
+            raises_on_all_ranks(pblas.ArgumentError, f"{name} must be real", call)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("routine", ["syrk", "syr2k", "symm"])
+def test_an_execution_with_c_on_some_ranks_is_refused(contexts: Contexts, routine: str) -> None:
+    """Planned with beta = 0, with which C is not read."""
+    ctx = contexts["shared"]
+    a, b, c = (ctx.zeros((12, 12)) for _ in range(3))
+    operands = (a,) if routine == "syrk" else (a, b)
+    with getattr(blas, f"plan_{routine}")(*operands, c, beta=0.0) as planned:
+        for wrong in some_wrong():
+            given = None if ctx.rank in wrong else c
+            call = partial(planned.execute, *operands, given)
+            raises_on_all_ranks(pblas.MismatchError, "c is given differs between ranks", call)
+        planned.execute(*operands, c)
 
 
 def refused(wrong: Callable[[DistMatrix, DistMatrix], object], a: DistMatrix, b: DistMatrix) -> str:

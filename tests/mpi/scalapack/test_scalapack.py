@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas import PblasArgumentError, scalapack
+from pblas import MismatchError, PblasArgumentError, scalapack
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import indxl2g
 from tests.common.ranks import COMM, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -546,3 +546,24 @@ def test_conformance(ictxt: int, routine: str, letter: str) -> None:
     cases += problems.holes(routine, letter, 6, Grid(*SHAPE))
     for problem, outcome in zip(cases, SUITES[0].outcomes(cases, ictxt), strict=True):
         assert not outcome.text, f"{problem}: {outcome.text}"
+
+
+ENTRIES = {"M_": (2, 1), "N_": (3, 1), "MB_": (4, 1), "NB_": (5, 1), "RSRC_": (6, -1), "CSRC_": (7, -1)}
+"""Entries of a descriptor that must be equal on all ranks: their places, and by how much one rank's differs; a source
+process of -1 is a replicated axis."""
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+@pytest.mark.mpi(min_size=2)
+def test_an_entry_of_a_descriptor_that_differs_on_one_rank_is_named(ictxt: int, name: str) -> None:
+    entry, more = ENTRIES[name]
+    for wrong in some_wrong():
+        a, c = Distribution(ictxt, 5, 7, 2, 2), Distribution(ictxt, 7, 5, 3, 1)
+        local, desc = np.zeros((20, 20), order="F"), [*a.desc[:8], 20]
+        desc[entry] += more if COMM.rank in wrong else 0
+        raises_on_all_ranks(
+            MismatchError,
+            "DESCA",
+            lambda: scalapack.pdtran(2, 3, 1.0, local, 1, 1, desc, 0.0, *c.at),  # noqa: B023
+        )
+        check_call(ictxt)

@@ -924,3 +924,18 @@ def test_a_layer_for_many_tokens_reserves_the_memory_for_few(kind: Any) -> None:
         assert ctx.runtime.staging is not None
         layer(np.ones((P, 3)))
         assert held == {id(block) for block in (ctx.runtime.staging, *ctx.runtime.workspace_pool.held.values())}
+
+
+@pytest.mark.parametrize("mode_ctx", ["shared", "shared, planned"], indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_dtype_of_out_is_that_of_one_call(mode_ctx: pblas.Context, kind: str) -> None:
+    """Calls of the same shapes without and with an array for y, which may have 32 bits."""
+    x, w, _ = matrices("bfloat16")
+    places = SPREAD[kind]()
+    x, w = (np.ascontiguousarray(z[places[name]]) for name, z in (("x", x), ("w", w)))
+    for _ in range(2):
+        y = forward(kind)(x, w, ctx=mode_ctx, **COUNTS[kind])
+        assert y.dtype == x.dtype
+        out = np.empty(y.shape, "float32")
+        assert forward(kind)(x, w, out=out, ctx=mode_ctx, **COUNTS[kind]) is out
+        close(out, y.astype(float), "bfloat16")

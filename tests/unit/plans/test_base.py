@@ -169,3 +169,11 @@ def test_a_redistribution_takes_as_long_as_its_messages(hardware: str) -> None:
     assert simulation.received_nbytes == plan_redistribution(a, b, dtype="float64").plan.max_received_nbytes
     assert simulation.seconds > same.seconds > 0
     assert "GEMM rate" not in str(simulation)
+
+
+def test_alpha_zero_moves_nothing() -> None:
+    """A is not read."""
+    rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    moved = {alpha: plan_redistribution(rows, columns, alpha=alpha, dtype="float64").plan for alpha in (0, 1)}
+    assert moved[0].max_received_nbytes == 0
+    assert moved[1].max_received_nbytes == 96

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pblas import MatrixDescriptor
 from pblas.layouts.triangle import Part, rectangles
+from pblas.operations.vectors import VectorKind
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from pblas.simulation.hardware import PRESETS
 from pblas.simulation.phases import View, phases_of
@@ -53,3 +54,14 @@ def test_ranks_receive_what_is_sent(
 def test_plans_can_be_simulated(name: str) -> None:
     plan = MatrixVectorPlan(MatrixDescriptor.row_wise(4096, 4096, 8), "L", (Term(),), "float64", 8)
     assert plan.simulate(name).seconds > 0
+
+
+def test_vectors_of_different_kinds_have_different_texts() -> None:
+    """The ranks compare the texts, and keep plans by the kinds."""
+    column, real, complex_ = MatrixDescriptor.row_wise(8, 1, 2), np.dtype("float64"), np.dtype("complex128")
+    kinds = [
+        *(VectorKind(8, None, real), VectorKind(9, None, real), VectorKind(8, column, real)),
+        *(VectorKind(8, column, complex_), VectorKind(8, column, complex_, conjugated=True)),
+        *(VectorKind(8, column, real, is_row=True), VectorKind(8, MatrixDescriptor.row_wise(8, 1, 1), real)),
+    ]
+    assert len(set(map(repr, kinds))) == len(set(kinds)) == len(kinds)
