@@ -99,7 +99,6 @@ def _perform(
     if short:  # here, where no traceback holds the memory
         return _late(verb, runtime, bound, lacks=True, closes=not is_step)
     planned.free_buffers()
-    runtime.kept.used(bound.key)
     return value
 
 
@@ -126,9 +125,7 @@ def _late(verb: str, runtime: Runtime, bound: Bound[ResultT], *, lacks: bool, cl
         planned.close()
         raise
     planned.free_buffers()
-    if is_kept:
-        runtime.kept.used(bound.key)
-    else:
+    if not is_kept:
         planned.close()
     return value
 

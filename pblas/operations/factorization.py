@@ -93,7 +93,6 @@ class Factorization(Operation[Factored]):
 
     noun: ClassVar[str] = "factorization"
     keeps_workspace: ClassVar[bool] = True
-    closes: ClassVar[bool] = True  # LU exchanges rows of panels at the end
 
     chosen: FactorizationPlan
     dtype: np.dtype[Any]
@@ -108,6 +107,10 @@ class Factorization(Operation[Factored]):
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
         return self.chosen.w, self.dtype
+
+    @property
+    def closes(self) -> bool:
+        return isinstance(self.chosen, LuPlan) and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
 
     def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
         return self.chosen

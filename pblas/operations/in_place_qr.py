@@ -16,11 +16,11 @@ from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.factorization import prepared
 from pblas.operations.pivoted_qr import PlannedPivotedQr
-from pblas.operations.qr import PlannedQr, reflectors
+from pblas.operations.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.operations.redistribution import redistributed
-from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.trsm import trsm
+from pblas.operations.trsm import triangle_solved
+from pblas.operations.with_factor import Reflectors, multiplied
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.factorization import panels
 
@@ -82,9 +82,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     transport = runtime.topology.transport(runtime.nprocs)
     gpus = runtime.backend.gpus
     desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
-    runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
-    w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
-    redistributed(verb, v, out=w[:m, :])
+    w = copied_for_reflectors(verb, v, desc)
     with runtime.local_step(verb):
         local, arrays = w.stored(verb), runtime.backend.arrays
         arrays.begin()
@@ -94,7 +92,6 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
                 arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
         arrays.settle()
-    runtime.agree(f"{verb}: T", {})
     return Reflectors(w, None, is_tree=False)
 
 
@@ -152,13 +149,12 @@ def solve_least_squares(verb: str, a: DistMatrix, b: DistMatrix, *, adjoint: boo
         return info
     if is_tall != adjoint:  # B - F X is to be short, for the tall F = Q R that is A or A^H
         multiplied(verb, q, b, trans="C", out=b)
-        trsm(r, top, uplo="U", out=top)
+        triangle_solved(verb, r, top, uplo="U", out=top)
     else:  # F^H X = B: X = Q R^-H B
-        trsm(r, top, uplo="U", trans="C", out=top)
+        triangle_solved(verb, r, top, uplo="U", trans="C", out=top)
         rest = b[k:, :]
         with b.runtime.local_step(verb):
             rest.stored(verb)[...] = 0
-        b.runtime.agree(f"{verb}: zeros", {})
         multiplied(verb, q, b, out=b)
     return 0
 

@@ -33,13 +33,11 @@ class KeptPlans:
         self._nbytes = 0
 
     def get(self, key: object) -> Kept | None:
-        """The plan that was kept under a key, or None."""
-        return self._plans.get(key)
-
-    def used(self, key: object) -> None:
-        """Count a use of a plan, if it is kept."""
-        if key in self._plans:
+        """The plan that was kept under a key, which is used now, or None."""
+        plan = self._plans.get(key)
+        if plan is not None:
             self._plans.move_to_end(key)
+        return plan
 
     def keep(self, key: object, plan: Kept) -> None:
         """Keep a plan, and close those used longest ago."""
