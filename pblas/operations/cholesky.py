@@ -38,11 +38,8 @@ class PlannedCholesky(PlannedFactorization):
         Raises:
             as `cholesky`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a, out)
-            return _triangle(Factoring("execute", self.plan, planned=self), a, out)
+        with self.executing():
+            return _triangle(self.factoring(a, out), a, out)
 
 
 def plan_cholesky(

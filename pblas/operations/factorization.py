@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pblas.execute.factorization.factorization import RunFactorization
     from pblas.execute.factorization.tsqr import Tree
     from pblas.plans.base import Transport
+    from pblas.runtime.calls import CollectiveCall
     from pblas.runtime.runtime import Runtime
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
@@ -73,6 +74,36 @@ class Factored(NamedTuple):
     tree: Tree | None = None
     tau: Array | None = None
     order: Array | None = None
+
+
+class FactoredMatrix:
+    """The base of factor objects, which hold a factor in memory of their context.
+
+    Args:
+        w: the memory of the factor (global).
+        desc: layout of the matrix (global).
+    """
+
+    def __init__(self, w: DistMatrix, desc: MatrixDescriptor) -> None:
+        self._w = w
+        self._desc = desc
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the factored matrix (global)."""
+        return self._desc.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the factored matrix (global)."""
+        return self._w.dtype
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._w.runtime
 
 
 class _Options(NamedTuple):
@@ -179,8 +210,8 @@ class PlannedFactorization(Planned[Factored]):
             *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
         )
 
-    def begin_call(self, a: Any, out: Any = None) -> None:
-        """**Collective.** Agree on the matrices of an execution, which must be as planned."""
+    def factoring(self, a: Any, out: Any = None) -> Factoring:
+        """**Collective.** An execution, of matrices on which the ranks have agreed, and which are as planned."""
         runtime = self._runtime
         assert runtime is not None, "it runs"
         with runtime.local_step(self._call):
@@ -191,6 +222,13 @@ class PlannedFactorization(Planned[Factored]):
             if out is not None:
                 arguments.check_out("execute", out, a)
         runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
+        return Factoring("execute", self.plan, planned=self)
+
+    def executing(self) -> CollectiveCall:
+        """A with block around the public `execute`; ArgumentError for a plan made from a descriptor only."""
+        if self._runtime is None:
+            raise self._no_context_error("execute")
+        return self._runtime.call("execute")
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)

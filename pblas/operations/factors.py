@@ -15,7 +15,7 @@ from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.condition import reciprocal_condition
-from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.factorization import Factored, FactoredMatrix
 from pblas.operations.linalg_errors import SingularMatrixError, not_positive_definite
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistributed
@@ -26,7 +26,6 @@ from pblas.runtime.runtime import checked_scalar, spelled
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.operations.factorization import Factored
 
 
 class SlogdetResult(NamedTuple):

@@ -8,24 +8,27 @@ and agreed on before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.factorization import prepared
-from pblas.operations.pivoted_qr import PlannedPivotedQr
+from pblas.operations.factorization import PlannedFactorization, prepared
 from pblas.operations.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.operations.redistribution import redistributed
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.trsm import triangle_solved
 from pblas.operations.with_factor import Reflectors, multiplied
+from pblas.planner.choose_factorization import block_columns
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.factorization import panels
+from pblas.plans.pivoted_qr import PivotedQrPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.plans.base import Transport
 
 Orientation = Literal["QR", "LQ"]
 
@@ -47,6 +50,32 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
     q = reflectors(prepared(PlannedQr, verb, tall, returns=True), tall)
     redistributed(verb, q.w[: tall.shape[0], :], out=a, trans="N" if orientation == "QR" else "C")
     return q, _collected_tau(verb, q.w, tall.shape)
+
+
+class PlannedPivotedQr(PlannedFactorization):
+    """A planned QR factorization with column pivoting, kept by the context."""
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+        """Nothing is wrong: the arguments are checked before (local)."""
+        assert algorithm == "auto", (verb, desc, gpus)
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,
+        uplo: Literal["L", "U"],
+        algorithm: Any,
+        gpus: bool = False,
+    ) -> PivotedQrPlan:
+        """Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too."""
+        w, why = block_columns(a, nprocs, algorithm)
+        return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns, on_copies=gpus)
 
 
 def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:

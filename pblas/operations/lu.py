@@ -34,11 +34,8 @@ class PlannedLu(PlannedFactorization):
         Raises:
             as `lu_factor`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a)
-            return _factor(Factoring("execute", self.plan, planned=self), a, a.norm(1))
+        with self.executing():
+            return _factor(self.factoring(a), a, a.norm(1))
 
 
 def plan_lu(

@@ -57,11 +57,8 @@ class PlannedQr(PlannedFactorization):
         Raises:
             as `qr_factor`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a)
-            return _factor(Factoring("execute", self.plan, planned=self), a)
+        with self.executing():
+            return _factor(self.factoring(a), a)
 
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:

@@ -9,7 +9,7 @@ from pblas.core.checks import checked_letter, checked_trans
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.factorization import FactoredMatrix
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistributed
 from pblas.operations.stacking import resized
