@@ -8,13 +8,13 @@ and agreed on before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.factorization import PlannedFactorization, prepared
+from pblas.operations.factorization import Factoring, prepared
 from pblas.operations.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.operations.redistribution import redistributed
 from pblas.operations.solve_triangular import first_zero
@@ -27,8 +27,6 @@ from pblas.plans.pivoted_qr import PivotedQrPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.base import Transport
 
 Orientation = Literal["QR", "LQ"]
 
@@ -52,32 +50,6 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
     return q, _collected_tau(verb, q.w, tall.shape)
 
 
-class PlannedPivotedQr(PlannedFactorization):
-    """A planned QR factorization with column pivoting, kept by the context."""
-
-    @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
-        """Nothing is wrong: the arguments are checked before (local)."""
-        assert algorithm == "auto", (verb, desc, gpus)
-
-    @classmethod
-    def choose(
-        cls,
-        a: MatrixDescriptor,
-        dtype: str,
-        nprocs: int,
-        transport: Transport,
-        *,
-        returns: bool,
-        uplo: Literal["L", "U"],
-        algorithm: Any,
-        gpus: bool = False,
-    ) -> PivotedQrPlan:
-        """Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too."""
-        w, why = block_columns(a, nprocs, algorithm)
-        return PivotedQrPlan(a, w, why, dtype, nprocs, transport, returns, on_copies=gpus)
-
-
 def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
     """**Collective.** A := R and V with A P = Q R: the longest of the columns that remain comes next.
 
@@ -90,7 +62,12 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
     Source: LAPACK xGEQP3.
     """
-    w, _, _, _, tau, order = prepared(PlannedPivotedQr, verb, a, returns=True).factored(a)
+    runtime, desc = a.runtime, a.desc.without_lld
+    # Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too
+    w_desc, why = block_columns(desc, runtime.nprocs)
+    nprocs, transport, gpus = runtime.nprocs, runtime.transport, runtime.backend.gpus
+    plan = PivotedQrPlan(desc, w_desc, why, a.dtype.name, nprocs, transport, returns=True, on_copies=gpus)
+    w, _, _, _, tau, order = Factoring(verb, plan).factored(a)
     redistributed(verb, w, out=a, is_temporary=True)
     assert tau is not None, "of the reflectors"
     assert order is not None, "of the columns"
