@@ -88,8 +88,6 @@ class Operation(ABC, Generic[ResultT]):
     """Whether out may share memory with an operand."""
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
-    closes: ClassVar[bool] = False
-    """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
     meets: ClassVar[bool] = False
     """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
     each rank makes it without the others, and an agreement starts each execution."""
@@ -132,6 +130,11 @@ class Operation(ABC, Generic[ResultT]):
     @property
     def is_local(self) -> bool:
         """Whether the executor has no memory that ranks share, so that each rank makes it without the others."""
+        return False
+
+    @property
+    def closes(self) -> bool:
+        """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
         return False
 
     def begin(self, arrays: Any, bound: Bound[ResultT]) -> None:

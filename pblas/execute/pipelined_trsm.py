@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.redistribution.transfer import own_memory
 from pblas.execute.right_hand_sides import RightHandSides
 
@@ -35,15 +36,17 @@ class RunPipelinedTrsm:
         orders: storage orders of T, B and X in the plan's orientation (global).
     """
 
-    lends = True
-    """Whether peers read this rank's arrays until the closing agreement (global)."""
+    lends = False
+    """No peer reads this rank's arrays after X has left (global)."""
 
     def __init__(
         self, plan: PipelinedTrsm, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays = plan, backend, backend.arrays
         self._right = RightHandSides(
-            *(backend, plan.operands, dtype, (orders[1], orders[2])), target=plan.sums, solved=plan.solved
+            *(backend, plan.operands.right, plan.operands.result, dtype, (orders[1], orders[2])),
+            target=plan.sums,
+            solved=plan.solved,
         )
         self._blocks, place = list(plan.blocks()), plan.triangle
         position = place.coordinates(backend.rank)
@@ -63,13 +66,11 @@ class RunPipelinedTrsm:
 
     def publish(self, x: TrsmOperands) -> bool:
         """Publish the location of B; true if it must be staged first."""
-        return self._right.matrix.publish(x.right)
+        return self._right.publish(x.right)
 
     def prepare(self, *, scratch: bool) -> bool:
         """Stage B if any rank must."""
-        if scratch:
-            self._right.matrix.stage()
-        return scratch
+        return self._right.prepare(scratch=scratch)
 
     def run(self, x: TrsmOperands) -> None:
         """X := alpha T^-1 B, block after block."""
@@ -77,7 +78,8 @@ class RunPipelinedTrsm:
         solutions = self._right.x
         assert solutions is not None, "X is computed beside its own memory"
         arrays.scale(0.0, self._sums)
-        self._right.bring(x, self._sums[: self._plan.sums.local_shape(self._backend.rank)[0]])
+        sums = self._sums[: self._plan.sums.local_shape(self._backend.rank)[0]]
+        self._right.bring(sums, Scaling(x.alpha, 0.0, x.conj[1]))
         last = self._blocks[-1]
         before: tuple[DiagonalBlock, DiagonalBlock] | None = None
         for block, after in zip(self._blocks, [*self._blocks[1:], last], strict=True):
@@ -95,8 +97,7 @@ class RunPipelinedTrsm:
         for transfer in self._sending:
             self._backend.wait(transfer.done, "sending blocks of X")
         self._sending = []
-        self._right.deliver(x, self._plan.name)
-        self._right.matrix.release()
+        self._right.deliver(x.result, self._plan.name)
 
     def _rows(self, k0: int, k1: int) -> slice:
         """Local rows of T, and of the sums, in global rows k0..k1-1."""

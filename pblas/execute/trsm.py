@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.redistribution.transfer import Movement, SourceMatrix
 from pblas.execute.right_hand_sides import RightHandSides
 from pblas.execute.summa.panels import SLOTS, Panels
@@ -34,19 +35,17 @@ class RunTrsm:
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.lends: bool = plan.reads
-        """Whether peers read this rank's arrays until the closing agreement (global)."""
-        self._homes: list[SourceMatrix] = []
+        self.lends: bool = plan.reads and plan.stays
+        """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
         if not plan.reads:
             return
         order_t, order_b, order_x = orders
         self._right = RightHandSides(
-            *(backend, operands, dtype, (order_b, order_x)),
+            *(backend, operands.right, operands.result, dtype, (order_b, order_x)),
             target=plan.home,
             solved=None if plan.stays else plan.home,
         )
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
-        self._homes = [self._triangle, self._right.matrix]
         self._steps = list(plan.steps())
         self._blocks, self._beside = self._panels(block=True), self._panels(block=False)
 
@@ -83,14 +82,14 @@ class RunTrsm:
 
     def publish(self, x: TrsmOperands) -> bool:
         """Publish the locations of A and B; true if one must be staged first."""
-        alone = [home.publish(array) for home, array in zip(self._homes, (x.triangle, x.right), strict=False)]
-        return any(alone)
+        return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
 
     def prepare(self, *, scratch: bool) -> bool:
         """Stage A and B if any rank must."""
-        for home in self._homes:
-            home.prepare(scratch=scratch)
-        return scratch and bool(self._homes)
+        if self._plan.reads:
+            self._triangle.prepare(scratch=scratch)
+            self._right.prepare(scratch=scratch)
+        return scratch and self._plan.reads
 
     def run(self, x: TrsmOperands) -> None:
         """X := alpha T^-1 B, for this rank's right-hand sides, which are then sent to the owners of X."""
@@ -99,7 +98,10 @@ class RunTrsm:
             arrays.scale(0, x.result)
             return
         solutions = x.result if self._right.x is None else self._right.x
-        self._right.bring(x, solutions)
+        if x.in_place and self._right.x is None:
+            arrays.scale(x.alpha, solutions)
+        else:
+            self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
         for s, step in enumerate(self._steps):
             for panels in (self._blocks, self._beside):
                 if s == 0:
@@ -112,9 +114,8 @@ class RunTrsm:
                 self._solve(step, block, beside, solutions, conj=x.conj[0])
         for panels in (self._blocks, self._beside):
             panels.end()
-        self._right.deliver(x, plan.name)
-        for home in self._homes:
-            home.release()
+        self._right.deliver(x.result, plan.name)
+        self._triangle.release()
 
     def _solve(self, step: TrsmStep, block: Array, beside: Array | None, x: Array, *, conj: bool) -> None:
         """One step on this rank's right-hand sides."""

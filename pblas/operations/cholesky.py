@@ -9,13 +9,11 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.factorization import Factoring, PlannedFactorization, planned, prepared
 from pblas.operations.factors import CholeskyFactor
-from pblas.operations.progress import Progress, ProgressTarget, StageReport
+from pblas.operations.progress import Progress, ProgressTarget
 from pblas.operations.redistribution import redistributed
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pblas.planner.choose_factorization import FactorizationAlgorithm
     from pblas.plans.factorization import FactorizationPlan
 
@@ -38,11 +36,8 @@ class PlannedCholesky(PlannedFactorization):
         Raises:
             as `cholesky`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a, out)
-            return _triangle(Factoring("execute", self.plan, planned=self), a, out)
+        with self.executing():
+            return _triangle(self.factoring(a, out), a, out)
 
 
 def plan_cholesky(
@@ -175,19 +170,6 @@ def cho_factor(
             check=check,
         )
         return CholeskyFactor(factoring.factored(a), a.desc.without_lld)
-
-
-def cho_factored(
-    verb: str,
-    a: DistMatrix,
-    *,
-    overwrite_a: bool = False,
-    progress: StageReport = None,
-    others: Mapping[str, object] | None = None,
-) -> CholeskyFactor:
-    """**Collective.** `cho_factor` inside another call; see `prepared`."""
-    factoring = prepared(PlannedCholesky, verb, a, overwrite_a=overwrite_a, progress=progress, others=others)
-    return CholeskyFactor(factoring.factored(a), a.desc.without_lld)
 
 
 def _triangle(factoring: Factoring, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:

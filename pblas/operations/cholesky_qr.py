@@ -13,8 +13,8 @@ from pblas.operations.matmul import pmatmul
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistributed
-from pblas.operations.reflectors import Reflectors, identity, in_layout
 from pblas.operations.stacking import resized
+from pblas.operations.with_factor import Reflectors, identity
 from pblas.plans.cholesky_qr import PASSES
 
 if TYPE_CHECKING:
@@ -154,9 +154,14 @@ class CholeskyQrFactor(QrFactor):
             return self.formed(verb, mode, out, progress)
         if progress is not None:
             progress(1.0)
-        return in_layout(verb, self._w, self._desc)
+        if self._w.desc.order == self._desc.order and self._w.desc.same_distribution(self._desc):
+            return DistMatrix(self._desc, self._w.stored(verb), self._runtime)
+        return redistributed(verb, self._w, self._desc, is_temporary=True)
 
-    def upper(self, verb: str, k: int) -> DistMatrix:
+    def triangle(self, verb: str) -> DistMatrix:
+        return self.upper(verb, self.shape[1])
+
+    def upper(self, verb: str, k: int, *, is_last: bool = False) -> DistMatrix:
         n, like = self.shape[1], self._w
         r = replicated_matrix(verb, like, self._r)
         if k == n:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pblas.execute.factorization.factorization import RunFactorization
     from pblas.execute.factorization.tsqr import Tree
     from pblas.plans.base import Transport
+    from pblas.runtime.calls import CollectiveCall
     from pblas.runtime.runtime import Runtime
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
@@ -75,6 +76,36 @@ class Factored(NamedTuple):
     order: Array | None = None
 
 
+class FactoredMatrix:
+    """The base of factor objects, which hold a factor in memory of their context.
+
+    Args:
+        w: the memory of the factor (global).
+        desc: layout of the matrix (global).
+    """
+
+    def __init__(self, w: DistMatrix, desc: MatrixDescriptor) -> None:
+        self._w = w
+        self._desc = desc
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the factored matrix (global)."""
+        return self._desc.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype of the factored matrix (global)."""
+        return self._w.dtype
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._w.runtime
+
+
 class _Options(NamedTuple):
     """Of one execution: the report of its progress, and whether to look at INFO at its end and raise its error."""
 
@@ -93,7 +124,6 @@ class Factorization(Operation[Factored]):
 
     noun: ClassVar[str] = "factorization"
     keeps_workspace: ClassVar[bool] = True
-    closes: ClassVar[bool] = True  # LU exchanges rows of panels at the end
 
     chosen: FactorizationPlan
     dtype: np.dtype[Any]
@@ -108,6 +138,10 @@ class Factorization(Operation[Factored]):
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
         return self.chosen.w, self.dtype
+
+    @property
+    def closes(self) -> bool:
+        return isinstance(self.chosen, LuPlan) and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
 
     def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
         return self.chosen
@@ -176,8 +210,8 @@ class PlannedFactorization(Planned[Factored]):
             *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
         )
 
-    def begin_call(self, a: Any, out: Any = None) -> None:
-        """**Collective.** Agree on the matrices of an execution, which must be as planned."""
+    def factoring(self, a: Any, out: Any = None) -> Factoring:
+        """**Collective.** An execution, of matrices on which the ranks have agreed, and which are as planned."""
         runtime = self._runtime
         assert runtime is not None, "it runs"
         with runtime.local_step(self._call):
@@ -188,6 +222,13 @@ class PlannedFactorization(Planned[Factored]):
             if out is not None:
                 arguments.check_out("execute", out, a)
         runtime.agree(self._call, {"out": None if out is None else out.signature(), **a.signature()})
+        return Factoring("execute", self.plan, planned=self)
+
+    def executing(self) -> CollectiveCall:
+        """A with block around the public `execute`; ArgumentError for a plan made from a descriptor only."""
+        if self._runtime is None:
+            raise self._no_context_error("execute")
+        return self._runtime.call("execute")
 
 
 PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)

@@ -15,18 +15,17 @@ from pblas.core.options import Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.condition import reciprocal_condition
-from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.factorization import Factored, FactoredMatrix
 from pblas.operations.linalg_errors import SingularMatrixError, not_positive_definite
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.redistribution import redistributed
-from pblas.operations.substitution import inverted, substituted
+from pblas.operations.with_factor import inverted, substituted
 from pblas.plans.substitution import Sweep
 from pblas.runtime.runtime import checked_scalar, spelled
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.operations.factorization import Factored
 
 
 class SlogdetResult(NamedTuple):
@@ -82,9 +81,8 @@ class Factor(FactoredMatrix, ABC):
                 b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
                 signature = b.shape
             agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
-        if self.info or not isinstance(b, DistMatrix):  # otherwise the first step agrees on the arguments
+        if self.info:  # otherwise the first step agrees on the arguments
             runtime.agree(verb + agrees, {})
-            agrees = ""
         return self.agreed_solution(verb, b, trans, progress, agrees)
 
     def agreed_solution(
@@ -95,8 +93,8 @@ class Factor(FactoredMatrix, ABC):
         sweeps, backward = self._sweeps(trans), trans != "N"
         x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
-            return redistributed(verb, x, b.desc.without_lld, is_temporary=True)
-        return x.to_global(None)[:, 0]
+            return x
+        return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -115,13 +113,16 @@ class Factor(FactoredMatrix, ABC):
         self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, *, is_agreed: bool = False
     ) -> DistMatrix:
         """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
+        agrees = ""
         if not is_agreed:
             with self._runtime.local_step(verb):
-                n = self._order(verb)
-            self._runtime.agree(verb, {"n": n, **self._w.signature()})
+                self._order(verb)
+                agrees = spelled(self._w.signature())
+            if self.info:  # otherwise the first step agrees on the arguments
+                self._runtime.agree(verb + agrees, {})
         self._check_invertible(verb)
-        x = inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, progress=progress)
-        return redistributed(verb, x, None if out is not None else self._desc, out=out, is_temporary=True)
+        options: Any = {"out": out, "progress": progress, "agrees": agrees}
+        return inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, **options)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""

@@ -20,8 +20,8 @@ from pblas.operations.linalg_errors import NotPositiveDefiniteError
 from pblas.operations.lu import PlannedLu
 from pblas.operations.redistribution import redistributed
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.substitution import identity, inverted
-from pblas.operations.trsm import trsm
+from pblas.operations.trsm import triangle_solved
+from pblas.operations.with_factor import identity, inverted
 from pblas.plans.substitution import Sweep
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
     return factored.info, factored.pivots
 
 
-def solve_cholesky(a: DistMatrix, b: DistMatrix, uplo: Uplo) -> None:
+def solve_cholesky(verb: str, a: DistMatrix, b: DistMatrix, uplo: Uplo) -> None:
     """**Collective.** B := A^-1 B, with the factor of A from `factor_cholesky` in one triangle of `a`."""
     for trans in _CHOLESKY[uplo]:
-        trsm(a, b, uplo=uplo, trans=trans, out=b)
+        triangle_solved(verb, a, b, uplo=uplo, trans=trans, out=b)
 
 
 def solve_lu(verb: str, a: DistMatrix, pivots: Array, b: DistMatrix, trans: Trans) -> None:
@@ -87,11 +87,11 @@ def solve_lu(verb: str, a: DistMatrix, pivots: Array, b: DistMatrix, trans: Tran
     """
     if trans == "N":
         exchange_rows(verb, b, pivots)
-        trsm(a, b, uplo="L", diag="U", out=b)
-        trsm(a, b, uplo="U", out=b)
+        triangle_solved(verb, a, b, uplo="L", diag="U", out=b)
+        triangle_solved(verb, a, b, uplo="U", out=b)
     else:
-        trsm(a, b, uplo="U", trans=trans, out=b)
-        trsm(a, b, uplo="L", trans=trans, diag="U", out=b)
+        triangle_solved(verb, a, b, uplo="U", trans=trans, out=b)
+        triangle_solved(verb, a, b, uplo="L", trans=trans, diag="U", out=b)
         exchange_rows(verb, b, pivots, backward=True)
 
 
@@ -130,7 +130,8 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
     info = first_zero(a)
     if not info:
         x = _identity(verb, a)
-        solve_cholesky(a, x, uplo)
+        solve_cholesky(verb, a, x, uplo)
+        a.runtime.end_lending(verb)
         with a.runtime.local_step(verb):
             local = x.computed(verb)
             if local.dtype.kind == "c":
@@ -153,8 +154,7 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     if not info:
         factoring = prepared(PlannedLu, verb, a, returns=True)
         w = redistributed(verb, a, factoring.plan.w, agrees=factoring.agrees)
-        x = inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots)
-        redistributed(verb, x, out=a, is_temporary=True)
+        inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots, out=a)
     return info
 
 
@@ -175,7 +175,7 @@ def invert_triangle(verb: str, a: DistMatrix, uplo: Uplo, *, unit: bool) -> int:
     info = 0 if unit else first_zero(a)
     if not info:
         x = _identity(verb, a)
-        trsm(a, x, uplo=uplo, diag="U" if unit else "N", out=x)
+        triangle_solved(verb, a, x, uplo=uplo, diag="U" if unit else "N", out=x)
         shift = int(unit) * (1 if uplo == "U" else -1)
         redistributed(verb, x, out=a, uplo=uplo, diagonal=shift, is_temporary=True)
     return info

@@ -14,15 +14,16 @@ import numpy as np
 
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.factorization import prepared
-from pblas.operations.pivoted_qr import PlannedPivotedQr
-from pblas.operations.qr import PlannedQr, reflectors
+from pblas.operations.factorization import Factoring, prepared
+from pblas.operations.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.operations.redistribution import redistributed
-from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.solve_triangular import first_zero
-from pblas.operations.trsm import trsm
+from pblas.operations.trsm import triangle_solved
+from pblas.operations.with_factor import Reflectors, multiplied
+from pblas.planner.choose_factorization import block_columns
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.factorization import panels
+from pblas.plans.pivoted_qr import PivotedQrPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -61,7 +62,12 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
     Source: LAPACK xGEQP3.
     """
-    w, _, _, _, tau, order = prepared(PlannedPivotedQr, verb, a, returns=True).factored(a)
+    runtime, desc = a.runtime, a.desc.without_lld
+    # Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too
+    w_desc, why = block_columns(desc, runtime.nprocs)
+    nprocs, transport, gpus = runtime.nprocs, runtime.transport, runtime.backend.gpus
+    plan = PivotedQrPlan(desc, w_desc, why, a.dtype.name, nprocs, transport, returns=True, on_copies=gpus)
+    w, _, _, _, tau, order = Factoring(verb, plan).factored(a)
     redistributed(verb, w, out=a, is_temporary=True)
     assert tau is not None, "of the reflectors"
     assert order is not None, "of the columns"
@@ -82,9 +88,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     transport = runtime.topology.transport(runtime.nprocs)
     gpus = runtime.backend.gpus
     desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
-    runtime.agree(f"{verb}: W", {})  # all ranks allocate it, or none
-    w = DistMatrix(desc, runtime.empty(runtime.place(desc, v.dtype)), runtime)
-    redistributed(verb, v, out=w[:m, :])
+    w = copied_for_reflectors(verb, v, desc)
     with runtime.local_step(verb):
         local, arrays = w.stored(verb), runtime.backend.arrays
         arrays.begin()
@@ -94,7 +98,6 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
                 arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
         arrays.settle()
-    runtime.agree(f"{verb}: T", {})
     return Reflectors(w, None, is_tree=False)
 
 
@@ -152,13 +155,12 @@ def solve_least_squares(verb: str, a: DistMatrix, b: DistMatrix, *, adjoint: boo
         return info
     if is_tall != adjoint:  # B - F X is to be short, for the tall F = Q R that is A or A^H
         multiplied(verb, q, b, trans="C", out=b)
-        trsm(r, top, uplo="U", out=top)
+        triangle_solved(verb, r, top, uplo="U", out=top)
     else:  # F^H X = B: X = Q R^-H B
-        trsm(r, top, uplo="U", trans="C", out=top)
+        triangle_solved(verb, r, top, uplo="U", trans="C", out=top)
         rest = b[k:, :]
         with b.runtime.local_step(verb):
             rest.stored(verb)[...] = 0
-        b.runtime.agree(f"{verb}: zeros", {})
         multiplied(verb, q, b, out=b)
     return 0
 

@@ -17,7 +17,7 @@ from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr import factored
 from pblas.operations.redistribution import redistributed
 from pblas.operations.stacking import resized
-from pblas.operations.trsm import trsm
+from pblas.operations.trsm import triangle_solved
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -138,19 +138,16 @@ def _solved(
     verb: str, factor: QrFactor, a: DistMatrix, b: DistMatrix, progress: StageReport
 ) -> tuple[DistMatrix, Array]:
     """**Collective.** X and the squared norms of the columns of B - A X, with the factor of A, or of A^H if m < n."""
-    m, n = a.shape
-    r = factor.upper(verb, min(m, n))
+    (m, n), r, residuals = a.shape, factor.triangle(verb), np.empty(0, np.zeros(0, a.dtype).real.dtype)
     _check_rank(verb, r, a.shape)
-    if m >= n:
-        y = factor.applied(verb, b, "C", progress)
-        x = trsm(r, y[:n, :], uplo="U")
-        rest = y[n:, :].norm(axis=0)[: b.shape[1] if m > n else 0]
-        solution = redistributed(verb, x, resized(b.desc, (n, b.shape[1])), is_temporary=True)
-    else:
+    if m < n:
         z = _zeros(verb, b, n)
-        redistributed(verb, trsm(r, b, uplo="U", trans="C"), out=z[:m, :], is_temporary=True)
-        solution, rest = factor.applied(verb, z, "N", progress), np.empty(0, np.zeros(0, a.dtype).real.dtype)
-    return solution, rest**2
+        triangle_solved(verb, r, b, uplo="U", trans="C", out=z[:m, :])
+        return factor.applied(verb, z, "N", progress), residuals
+    y = factor.applied(verb, b, "C", progress)
+    if m > n:
+        residuals = y[n:, :].norm(axis=0) ** 2
+    return triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1]))), residuals
 
 
 def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
+from pblas.operations.factorization import Factoring, PlannedFactorization, planned, prepared
 from pblas.operations.factors import LuFactor
-from pblas.operations.progress import Progress, ProgressTarget, StageReport
+from pblas.operations.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pblas.planner.choose_factorization import FactorizationAlgorithm
 
 
@@ -34,11 +32,8 @@ class PlannedLu(PlannedFactorization):
         Raises:
             as `lu_factor`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a)
-            return _factor(Factoring("execute", self.plan, planned=self), a, a.norm(1))
+        with self.executing():
+            return lu_of(self.factoring(a), a, a.norm(1))
 
 
 def plan_lu(
@@ -109,22 +104,9 @@ def lu_factor(
         factoring = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)
         if factoring.agrees:
             factoring = factoring.agreed(runtime)
-        return _factor(factoring, a, a.norm(1))
+        return lu_of(factoring, a, a.norm(1))
 
 
-def lu_factored(
-    verb: str,
-    a: DistMatrix,
-    *,
-    overwrite_a: bool = False,
-    progress: StageReport = None,
-    others: Mapping[str, object] | None = None,
-) -> tuple[LuFactor, Overwriting]:
-    """**Collective.** `lu_factor` inside another call, and the use of the memory of A; see `prepared`."""
-    factoring = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a, progress=progress, others=others)
-    return _factor(factoring, a), factoring.overwriting
-
-
-def _factor(factoring: Factoring, a: DistMatrix, norm: Any = None) -> LuFactor:
-    """**Collective.** The factor of A, which keeps the 1-norm of A for `rcond`."""
+def lu_of(factoring: Factoring, a: DistMatrix, norm: Any = None) -> LuFactor:
+    """**Collective.** The factor of A, which keeps the 1-norm of A for `rcond`, inside another call."""
     return LuFactor(factoring.factored(a), a.desc.without_lld, norm)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
 from pblas import errors
+from pblas.core.call import step
+from pblas.core.operation import Bound
 from pblas.execute.factorization.cholesky_qr import RunCholeskyQr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -13,17 +16,21 @@ from pblas.operations.cholesky_qr import CholeskyQrFactor, orthonormalized
 from pblas.operations.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
 from pblas.operations.progress import Progress, ProgressTarget, StageReport
 from pblas.operations.qr_factor import QrFactor
-from pblas.operations.redistribution import redistributed
-from pblas.operations.reflectors import Reflectors
+from pblas.operations.redistribution import Redistribution, redistributed
+from pblas.operations.with_factor import Reflectors
 from pblas.planner.choose_qr import Algorithm, choose_qr
 from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.qr import TsqrPlan
+from pblas.plans.qr import QrPlan, TsqrPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pblas.execute.redistribution.redistribution import RedistributionOperands
     from pblas.plans.base import Transport
     from pblas.plans.factorization import FactorizationPlan
+    from pblas.plans.plan import Topology
+    from pblas.plans.redistribution import RedistributionPlan
+    from pblas.runtime.runtime import Runtime
 
 _MODES: tuple[Any, ...] = ("reduced", "r", "complete")
 
@@ -50,11 +57,8 @@ class PlannedQr(PlannedFactorization):
         Raises:
             as `qr_factor`; ArgumentError for a plan made from a descriptor only.
         """
-        if self._runtime is None:
-            raise self._no_context_error("execute")
-        with self._runtime.call("execute"):
-            self.begin_call(a)
-            return _factor(Factoring("execute", self.plan, planned=self), a)
+        with self.executing():
+            return _factor(self.factoring(a), a)
 
     @classmethod
     def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
@@ -126,16 +130,34 @@ def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
     verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
     if factoring.overwriting.in_place:
         w = DistMatrix(plan.w, a.stored(verb), runtime)
-    elif plan.w == plan.target:
-        w = redistributed(verb, a, plan.w, agrees=factoring.agrees)
-        factoring = factoring._replace(agrees="")
-    else:  # W has rows for T below those of A
-        if factoring.agrees:
-            factoring = factoring.agreed(runtime)
-        w = DistMatrix(plan.w, runtime.empty(runtime.place(plan.w, a.dtype)), runtime)
-        redistributed(verb, a, out=w[: plan.a.m, :])
-    result = factoring.run(w, factoring.agrees)
+        agrees = factoring.agrees
+    else:
+        copied = copied_for_reflectors if isinstance(plan, QrPlan) else redistributed
+        w, agrees = copied(verb, a, plan.w, agrees=factoring.agrees), ""
+    result = factoring.run(w, agrees)
     return Reflectors(w, result.tree, is_tree=isinstance(plan, TsqrPlan))
+
+
+@dataclass(frozen=True, eq=False)
+class CopyForReflectors(Redistribution):
+    """W[:m] := A. Below the rows of A, W has rows for the triangles T of its reflectors."""
+
+    def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
+        target = self.b.submatrix(0, self.a.m, 0, self.a.n)
+        return Redistribution(self.trans, None, self.a, target, self.dtype, self.conjugated).plan(nprocs, topology)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> RedistributionOperands:
+        operands = super().arrays(verb, runtime, executor, bound, result)
+        return operands._replace(target=operands.target[: self.a.m])
+
+
+def copied_for_reflectors(verb: str, a: DistMatrix, w: MatrixDescriptor, *, agrees: str = "") -> DistMatrix:
+    """**Collective.** A new matrix with the elements of A in its first rows, in the layout W of a `QrPlan`."""
+    form = "N", None, a.desc.without_lld, w, a.dtype, a.conjugated
+    scalars = {"alpha": 1.0, "beta": 0.0}
+    return step(verb, a.runtime, lambda: Bound(CopyForReflectors, form, scalars, {"A": a}, None), agrees=agrees)
 
 
 def plan_qr(
@@ -265,8 +287,10 @@ def qr(
             progress=reports.stage("factor"),
             others={"mode": mode},
         )
+        is_last = not overwriting.in_place
         if mode == "r":
-            return factor.upper(verb, min(a.shape))
+            return factor.upper(verb, min(a.shape), is_last=is_last)
         out = a if overwriting.result and not overwriting.in_place else None
         q = factor.taken(verb, mode, out, reports.stage("Q"))
-        return QrResult(q, factor.upper(verb, a.shape[0] if mode == "complete" else min(a.shape)))
+        k = a.shape[0] if mode == "complete" else min(a.shape)
+        return QrResult(q, factor.upper(verb, k, is_last=is_last))

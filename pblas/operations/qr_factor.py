@@ -9,11 +9,11 @@ from pblas.core.checks import checked_letter, checked_trans
 from pblas.core.options import Side, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.factored_matrix import FactoredMatrix
+from pblas.operations.factorization import FactoredMatrix
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistributed
-from pblas.operations.reflectors import Reflectors, multiplied
 from pblas.operations.stacking import resized
+from pblas.operations.with_factor import Reflectors, multiplied
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -122,10 +122,15 @@ class QrFactor(FactoredMatrix):
         with self._runtime.call(verb):
             return self.upper(verb, self._count(verb, mode))
 
-    def upper(self, verb: str, k: int) -> DistMatrix:
-        """**Collective.** The first k rows of R, and zeros below it, inside another call."""
+    def upper(self, verb: str, k: int, *, is_last: bool = False) -> DistMatrix:
+        """**Collective.** The first k rows of R, and zeros below it, inside another call; W is dropped if `is_last`."""
         m, n = self.shape
-        return redistributed(verb, self._w[: min(k, m), :], resized(self._desc, (k, n)), uplo="U")
+        desc = resized(self._desc, (k, n))
+        return redistributed(verb, self._w[: min(k, m), :], desc, uplo="U", is_temporary=is_last)
+
+    def triangle(self, verb: str) -> DistMatrix:
+        """**Collective.** A matrix whose upper triangle is R, inside another call; m >= n."""
+        return self._w[: self.shape[1], :]
 
     def _count(self, verb: str, mode: Any) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas import errors
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
-from pblas.operations.cholesky import cho_factored
-from pblas.operations.lu import lu_factored
+from pblas.operations.cholesky import PlannedCholesky
+from pblas.operations.factorization import PlannedFactorization, prepared
+from pblas.operations.factors import CholeskyFactor, Factor, LuFactor
+from pblas.operations.lu import PlannedLu, lu_of
 from pblas.operations.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Number, Real
     from pblas.core.matrix_or_array import MatrixOrArray
     from pblas.matrices.operators import Ord
-    from pblas.operations.factors import Factor, LuFactor, SlogdetResult
+    from pblas.operations.factors import SlogdetResult
 
 _KINDS: tuple[Any, ...] = ("gen", "pos")
 
@@ -75,11 +77,10 @@ def solve(
                 b = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime)
                 signature = b.shape
         others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
-        factor: Factor
-        if assume_a == "pos":
-            factor = cho_factored(verb, a, overwrite_a=overwrite_a, progress=stage, others=others)
-        else:
-            factor, _ = lu_factored(verb, a, overwrite_a=overwrite_a, progress=stage, others=others)
+        is_pos = assume_a == "pos"
+        kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
+        factored = prepared(kind, verb, a, overwrite_a=overwrite_a, progress=stage, others=others).factored(a)
+        factor: Factor = (CholeskyFactor if is_pos else LuFactor)(factored, a.desc.without_lld)
         return factor.agreed_solution(verb, b, progress=reports.stage("solve"))
 
 
@@ -99,8 +100,9 @@ def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = 
     verb, runtime = "inv", arguments.runtime_of("inv", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
         _check_square(verb, a)
-        factor, overwriting = lu_factored(verb, a, overwrite_a=overwrite_a, progress=reports.stage("factor"))
-        return factor.inverse(verb, a if overwriting.result else None, reports.stage("invert"), is_agreed=True)
+        factoring = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        out, stage = a if factoring.overwriting.result else None, reports.stage("invert")
+        return lu_of(factoring, a).inverse(verb, out, stage, is_agreed=True)
 
 
 def det(a: DistMatrix) -> Number:
@@ -173,7 +175,7 @@ def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the
 def _factored(verb: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
     _check_square(verb, a)
-    return lu_factored(verb, a)[0]
+    return lu_of(prepared(PlannedLu, verb, a), a)
 
 
 def _check_square(verb: str, a: DistMatrix) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas import errors
-from pblas.core.call import call, planned, planned_without_context
+from pblas.core.call import call, planned, planned_without_context, step
 from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
@@ -322,6 +322,21 @@ def trsm(
     """
     matrices = {"a": a, "b": b, "out": out}
     return call("trsm", TriangularSolve.bind, matrices, a, b, side, uplo, trans, diag, alpha, out)
+
+
+def triangle_solved(
+    verb: str,
+    a: DistMatrix,
+    b: DistMatrix,
+    *,
+    uplo: Uplo,
+    trans: Trans = "N",
+    diag: Diag = "N",
+    out: DistMatrix | MatrixDescriptor | None = None,
+) -> DistMatrix:
+    """**Collective.** `trsm` with A on the left, as a step of a call; `out` may be the layout of a new X."""
+    runtime = a.runtime
+    return step(verb, runtime, lambda: TriangularSolve.bind(verb, runtime, a, b, "L", uplo, trans, diag, 1, out))
 
 
 def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:

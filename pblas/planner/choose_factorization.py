@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import isqrt
 from typing import Any, Literal, NamedTuple
 
@@ -36,6 +37,9 @@ _TAIL_ON_GPUS = 8192
 _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
+LAYOUTS = 256
+"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+
 
 class _Limits(NamedTuple):
     """Columns of a panel, and of each rank at least, on CPUs or GPUs; see `block_columns` (global)."""
@@ -46,6 +50,7 @@ class _Limits(NamedTuple):
     per_column: int = 0
 
 
+@lru_cache(LAYOUTS)
 def choose_factorization(
     kind: Literal["cholesky", "lu"],
     a: MatrixDescriptor,

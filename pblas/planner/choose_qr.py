@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.planner.choose_factorization import block_columns, panel_width
+from pblas.planner.choose_factorization import LAYOUTS, block_columns, panel_width
 from pblas.plans.base import Transport
 from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.qr import QrPlan, TsqrPlan
@@ -25,6 +26,7 @@ _WIDEST_ON_GPUS = 256
 """Columns of a panel on GPUs: a block of 32 columns is multiplied with all of them, beside the updates."""
 
 
+@lru_cache(LAYOUTS)
 def choose_qr(
     a: MatrixDescriptor,
     dtype: str,

@@ -7,125 +7,46 @@ conjugate transpose of op(Q)^H C^H.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import Plan, Transport
 from pblas.plans.factorization import Panel, columns_from, panels
 from pblas.plans.qr import TsqrPlan
-from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.plans.with_factor import WithFactorPlan
 
 
 @dataclass(frozen=True, slots=True)
-class ReflectorsPlan(Plan):
+class ReflectorsPlan(WithFactorPlan):
     """X := op(Q) X for the Q of one factorization.
 
     Args:
-        w: distribution of the factor (global).
-        c: distribution of C, or of the columns of Q that are made (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        side: "L" for op(Q) C, "R" for C op(Q) (global).
         adjoint: X := Q^H X (global).
         conj: X is multiplied with the conjugate of Q or Q^H (global).
-        makes_q: X begins as the identity: C is not read (global).
-        transport: how the ranks exchange data (global).
     """
 
     why: ClassVar[str]
 
-    w: MatrixDescriptor
-    c: MatrixDescriptor
-    dtype: str
-    nprocs: int
-    side: Literal["L", "R"] = "L"
     adjoint: bool = False
     conj: bool = False
-    makes_q: bool = False
-    transport: Transport = "message"
-
-    # The two kinds of factors define these
-
-    @property
-    @abstractmethod
-    def x(self) -> MatrixDescriptor:
-        """Distribution of X."""
 
     @property
     @abstractmethod
     def reflectors(self) -> int:
         """Number of reflectors, min(m, n)."""
 
-    @abstractmethod
-    def exchanged_elements(self, rank: int) -> int:
-        """Elements of Q or of X that a rank receives during the product."""
-
-    @abstractmethod
-    def lent_elements(self, rank: int) -> int:
-        """Elements that it sends, or that other ranks read, during the product."""
-
-    # Both share these
-
-    @property
-    def _c(self) -> MatrixDescriptor:
-        """Distribution of C, or of C^H for side "R"."""
-        return self.c if self.side == "L" else self.c.T
-
-    @property
-    def redistributions(self) -> list[RedistributionPlan]:
-        """The redistributions of C to X, unless Q is made, and of X to the distribution of C."""
-        trans: Literal["N", "C"] = "N" if self.side == "L" else "C"
-        pairs = ((self.x, self.c),) if self.makes_q else ((self.c, self.x), (self.x, self.c))
-        return [RedistributionPlan(*pair, self.dtype, self.nprocs, trans, transport=self.transport) for pair in pairs]
-
-    def received_elements(self, rank: int) -> int:
-        """Elements of Q or of X, and of the redistributions."""
-        return self.exchanged_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
-
-    def sent_elements(self, rank: int) -> int:
-        """Elements of Q or of X, and of the redistributions."""
-        return self.lent_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
-
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the factor, of C and of the result on a rank."""
-        copies = 1 if self.makes_q else 2
-        return self.itemsize * (prod(self.w.local_shape(rank)) + copies * prod(self.c.local_shape(rank)))
-
-    @property
-    def lower_bound(self) -> float:
-        """0: a rank may hold parts of Q, of C or of the result; no bound holds for all plans."""
-        return 0.0
-
     @property
     def flops(self) -> int:
         """Real additions and multiplications, to first order."""
         m, n = self.x.shape
         k = self.reflectors
-        multiplications = (2 * m - k) * k * n // (2 if self.makes_q and n == k else 1)
+        multiplications = (2 * m - k) * k * n // (1 if self.reads or n != k else 2)
         return multiplications * (8 if self.dtype.startswith("complex") else 2)
-
-    def extreme_ranks(self) -> set[int]:
-        """All ranks of few; of many, the first ones and the last."""
-        return set(range(self.nprocs)) if self.nprocs <= 64 else {0, 1, 2, self.w.nprocs - 1, self.nprocs - 1}
-
-    @property
-    def sizes(self) -> str:
-        """Rows and columns of X, as text."""
-        return f"{self.x.m} x {self.x.n}"
 
     def title(self) -> str:
         """The product and its sizes."""
         q = {(False, False): "Q", (True, False): "Q^H", (True, True): "Q^T", (False, True): "conj(Q)"}
-        return f"X = {q[self.adjoint, self.conj]}{'' if self.makes_q else ' X'}, {self.sizes}"
-
-    def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of the factor, of C and of X."""
-        yield "factor", described(self.w)
-        yield "Q" if self.makes_q else "C", described(self.c)
-        yield "X", f"{described(self.x)}; multiplied in place"
+        return f"X = {q[self.adjoint, self.conj]}{' X' * self.reads}, {self.sizes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +54,7 @@ class PanelReflectorsPlan(ReflectorsPlan):
     """X := op(Q) X with the factor of a `QrPlan`: each rank multiplies columns of its own with all panels.
 
     >>> w = MatrixDescriptor.column_wise(10, 8, 2, nb=2)
-    >>> plan = PanelReflectorsPlan(w, MatrixDescriptor.row_wise(8, 6, 2), "float64", 2)
+    >>> plan = PanelReflectorsPlan(w, MatrixDescriptor.row_wise(8, 6, 2), "float64", 2, "message")
     >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
     ((8, 3), [24, 32])
     """
@@ -144,13 +65,13 @@ class PanelReflectorsPlan(ReflectorsPlan):
     @property
     def x(self) -> MatrixDescriptor:
         """Columns in even blocks; cyclic ones where Q is made, since the last panels change the last columns only."""
-        nb = self.w.nb if self.makes_q else None
-        return MatrixDescriptor.column_wise(*self._c.shape, self.nprocs, nb=nb)
+        nb = None if self.reads else self.w.nb
+        return MatrixDescriptor.column_wise(*self.right.shape, self.nprocs, nb=nb)
 
     @property
     def reflectors(self) -> int:
         """min(m, n) of the factored matrix."""
-        return min(self._c.m, self.w.n)
+        return min(self.right.m, self.w.n)
 
     @property
     def overlaps_messages(self) -> bool:
@@ -159,12 +80,12 @@ class PanelReflectorsPlan(ReflectorsPlan):
 
     def parts(self) -> list[Panel]:
         """The panels, in order: Q^H begins with the first."""
-        steps = [panel for panel in panels(self.w) if panel.start < self._c.m]
+        steps = [panel for panel in panels(self.w) if panel.start < self.right.m]
         return steps if self.adjoint else steps[::-1]
 
     def columns(self, panel: Panel, rank: int) -> int:
         """Number of a rank's last columns that a panel changes (local)."""
-        if self.makes_q:
+        if not self.reads:
             return columns_from(self.x, min(panel.start, self.x.n), rank)
         return self.x.local_shape(rank)[1]
 
@@ -184,24 +105,11 @@ class PanelReflectorsPlan(ReflectorsPlan):
         return sum(self._elements(panel) * sum(self.columns(panel, peer) > 0 for peer in peers) for panel in own)
 
     @property
-    def workspace_nbytes(self) -> int:
-        """X, two panels of far ranks, two products with V, and the messages of a redistribution."""
-        moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * self.x.max_local_nelements + self.buffer_nbytes + moved
-
-    @property
-    def buffer_nbytes(self) -> int:
+    def panel_nbytes(self) -> int:
         """Two panels of far ranks, and two products with V."""
         buffers = 2 if self.transport in ("message", "mixed") and self.w.nprocs > 1 else 0
         width = min(self.w.nb, max(self.w.n, 1))
         return self.itemsize * width * (buffers * self.w.m + 2 * self.x.columns.max_count)
-
-    def moves(self) -> str:
-        """The data that moves, as text."""
-        if self.nprocs == 1:
-            return "nothing"
-        how = "are read in place" if self.transport in ("shared", "push") else "to every rank with columns of X"
-        return f"{'' if self.makes_q else 'C to X, '}panels of Q {how}, X to the distribution of the result"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +117,7 @@ class TreeReflectorsPlan(ReflectorsPlan):
     """X := op(Q) X with the factor of a `TsqrPlan`: X has the rows of W, and its first rows travel through the tree.
 
     >>> rows = MatrixDescriptor.row_wise(40, 2, 4)
-    >>> plan = TreeReflectorsPlan(rows, MatrixDescriptor.row_wise(40, 3, 4), "float64", 4)
+    >>> plan = TreeReflectorsPlan(rows, MatrixDescriptor.row_wise(40, 3, 4), "float64", 4, "message")
     >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(4)]
     ((10, 3), [12, 6, 12, 6])
     """
@@ -220,7 +128,7 @@ class TreeReflectorsPlan(ReflectorsPlan):
     @property
     def x(self) -> MatrixDescriptor:
         """The rows of W, on the same ranks."""
-        w, n = self.w, self._c.n
+        w, n = self.w, self.right.n
         return MatrixDescriptor(w.m, n, w.mb, max(n, 1), w.grid, w.rsrc, 0, imb=w.imb)
 
     @property
@@ -242,19 +150,10 @@ class TreeReflectorsPlan(ReflectorsPlan):
         return self.exchanged_elements(rank)
 
     @property
-    def workspace_nbytes(self) -> int:
-        """X, the first rows of another rank's X, and the messages of a redistribution."""
-        moved = max(plan.workspace_nbytes for plan in self.redistributions)
-        return self.itemsize * self.x.max_local_nelements + self.buffer_nbytes + moved
-
-    @property
-    def buffer_nbytes(self) -> int:
+    def panel_nbytes(self) -> int:
         """The first rows of another rank's X."""
         return self.itemsize * self.w.n * self.x.n
 
-    def moves(self) -> str:
-        """The data that moves, as text."""
-        if self.nprocs == 1:
-            return "nothing"
-        rows = f"{self.w.n} rows of each rank through the tree, and back"
-        return f"{'' if self.makes_q else 'C to X, '}{rows}, X to the distribution of the result"
+    @property
+    def _exchange(self) -> str:
+        return f"{self.w.n} rows of each rank through the tree, and back"

@@ -140,7 +140,7 @@ def _solve_cholesky(call: Call) -> None:
     """**Collective.** Solve in sub(B)."""
     if call["N"] and call["NRHS"]:
         a, b = call.operands()
-        in_place.solve_cholesky(a, b, call["UPLO"])
+        in_place.solve_cholesky(call.verb, a, b, call["UPLO"])
         call.deliver()
 
 

@@ -32,8 +32,9 @@ def factorization(plan: FactorizationPlan, view: View) -> Iterator[Phase]:
 
 def substitution(plan: SubstitutionPlan, view: View) -> Iterator[Phase]:
     """Each step is a GEMM of a panel with a rank's right-hand sides."""
-    to_x, back = plan.redistributions
-    yield from redistribute(to_x, view)
+    *to_x, back = plan.redistributions
+    for redistribution in to_x:
+        yield from redistribute(redistribution, view)
     n_loc = plan.x.local_shape(view.rank)[1]
     for sweep, panel in plan.parts() if n_loc else ():
         i0, i1 = sweep.rows(panel, plan.w.m)

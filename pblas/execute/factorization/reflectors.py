@@ -2,84 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pblas.execute.factorization.block_columns import BlockColumns, Part
+import numpy as np
+
+from pblas.execute.factorization.block_columns import Part
 from pblas.execute.factorization.qr import apply_block
-from pblas.execute.redistribution.transfer import SourceMatrix, own_memory
-from pblas.layouts.placement import Placement
+from pblas.execute.factorization.with_factor import FactorOperands, RunWithFactor, global_indices
+from pblas.execute.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.tsqr import Tree
-    from pblas.plans.reflectors import PanelReflectorsPlan, TreeReflectorsPlan
+    from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 
 TAG = 1043
 
 
-class ReflectorsOperands(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReflectorsOperands(FactorOperands):
     """Local arrays of one execution.
 
     Args:
-        w: the factor (local).
-        x: X, which is multiplied in place (local).
         tree: the rest of Q in TSQR; None for block columns (local).
     """
 
-    w: Array
-    x: Array
     tree: Tree | None
 
 
-class RunPanelReflectors:
-    """Runs a PanelReflectorsPlan on one rank.
+class RunReflectors(RunWithFactor[ReflectorsOperands]):
+    """Runs a ReflectorsPlan on one rank; without a C, X begins as the first columns of the identity."""
 
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-    """
+    plan: ReflectorsPlan
 
-    lends = True
-    """Peers read this rank's panels until the closing agreement (global)."""
+    def begin(self, x: ReflectorsOperands, columns: Array) -> None:
+        """X := the first columns of the identity."""
+        rows, mine = global_indices(self.plan.x, self._rank)
+        _, i_loc, j_loc = np.intersect1d(rows, mine, assume_unique=True, return_indices=True)
+        self._backend.clear(columns)
+        self._arrays.fill(columns, i_loc, j_loc, 1)
+
+
+class RunPanelReflectors(RunReflectors):
+    """Runs a PanelReflectorsPlan on one rank."""
 
     def __init__(self, plan: PanelReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self._plan, self._arrays, self._rank = plan, backend.arrays, backend.rank
-        self._home = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
+        self.plan: PanelReflectorsPlan = plan
         self._steps, ranks = plan.parts(), range(plan.nprocs)
-        self._columns = BlockColumns(
-            self._home,
-            [
-                Part(panel, panel.start, plan.w.m, [p for p in ranks if p != panel.owner and plan.columns(panel, p)])
-                for panel in self._steps
-            ],
-        )
-        self.progress: Callable[[float], None] | None = None
-        """Called with the done part of the work after each panel; None for no calls (local)."""
+        parts = [
+            Part(panel, panel.start, plan.w.m, [p for p in ranks if p != panel.owner and plan.columns(panel, p)])
+            for panel in self._steps
+        ]
+        super().__init__(plan, backend, dtype, parts)
 
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
-        return self._columns.workspace_nbytes
-
-    def publish(self, x: ReflectorsOperands) -> bool:
-        """Publish the location of the factor, which is in a window if ranks share memory: false."""
-        return self._home.publish(x.w)
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged: the factor was made by the context."""
-        assert not scratch, "the factor is in a window"
-        return False
-
-    def run(self, x: ReflectorsOperands) -> None:
+    def change(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := H[0] H[1] ... X, or X := ... H[1]^H H[0]^H X."""
-        plan, (m, n_loc) = self._plan, x.x.shape
-        self._home.backend.sync()
+        plan, (m, n_loc) = self.plan, columns.shape
+        self._backend.sync()
         for s, panel in enumerate(self._steps):
             if panel.owner == self._rank:
                 self._columns.offer(s)
@@ -87,87 +68,61 @@ class RunPanelReflectors:
         if mine:
             self._columns.request(mine[0])
         for s in mine:
-            panel = self._steps[s]
-            part = self._columns.fetch(s)
-            with self._arrays.beside():
-                arrived = self._arrays.mark()
-            self._arrays.follow(arrived)
-            self._columns.request(s + 1)
-            c, k = x.x[panel.start :, n_loc - plan.columns(panel, self._rank) :], min(panel.stop, m) - panel.start
+            panel, part = self._steps[s], self.fetch(s)
+            c, k = columns[panel.start :, n_loc - plan.columns(panel, self._rank) :], min(panel.stop, m) - panel.start
             apply_block(self._arrays, part, k, c, adjoint=plan.adjoint, conj=plan.conj)
-            if self.progress is not None and s != mine[-1]:
-                self.progress((s + 1) / len(self._steps))
-        self._columns.sent()
-        self._home.release()
+            if x.progress is not None and s != mine[-1]:
+                x.progress((s + 1) / len(self._steps))
 
 
-class RunTreeReflectors:
-    """Runs a TreeReflectorsPlan on one rank.
-
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-    """
-
-    lends = False
-    """No peer reads this rank's memory: rows are messages (global)."""
+class RunTreeReflectors(RunReflectors):
+    """Runs a TreeReflectorsPlan on one rank."""
 
     def __init__(self, plan: TreeReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self._plan, self._backend, self._arrays, self._dtype = plan, backend, backend.arrays, dtype
+        self.plan: TreeReflectorsPlan = plan
+        self._dtype = dtype
         self._chunks = plan.factorization.chunks(backend.rank)
         self._merges = plan.factorization.merges(backend.rank)
-        self.progress: Callable[[float], None] | None = None
-        """Unused: it has one step, whose end the caller reports (local)."""
         self._buffer: Any = None
         if any(merge.receives for merge in self._merges):
             self._buffer = own_memory(backend, dtype.itemsize * plan.w.n * plan.x.n)
+        super().__init__(plan, backend, dtype, [])
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's workspace."""
-        return 0 if self._buffer is None else int(self._buffer.nbytes)
+        return self._right.workspace_nbytes + (0 if self._buffer is None else int(self._buffer.nbytes))
 
-    def publish(self, x: ReflectorsOperands) -> bool:
-        """Nothing is published."""
-        assert x.tree is not None, "the factor is a tree"
-        return False
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged."""
-        assert not scratch, "no array is published"
-        return False
-
-    def run(self, x: ReflectorsOperands) -> None:
+    def change(self, x: ReflectorsOperands, columns: Array) -> None:
         """Q^H begins with the chunks and goes up the tree; Q goes down the tree and ends with the chunks."""
-        if self._plan.conj:  # conj(Q) X = conj(Q conj(X))
-            self._arrays.conjugate(x.x)
-        if self._plan.adjoint:
-            self._multiply_chunks(x)
+        if self.plan.conj:  # conj(Q) X = conj(Q conj(X))
+            self._arrays.conjugate(columns)
+        if self.plan.adjoint:
+            self._multiply_chunks(x, columns)
         self._backend.sync()
-        self._pass_through(x)
-        if not self._plan.adjoint:
-            self._multiply_chunks(x)
-        if self._plan.conj:
-            self._arrays.conjugate(x.x)
+        self._pass_through(x, columns)
+        if not self.plan.adjoint:
+            self._multiply_chunks(x, columns)
+        if self.plan.conj:
+            self._arrays.conjugate(columns)
 
-    def _multiply_chunks(self, x: ReflectorsOperands) -> None:
+    def _multiply_chunks(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := Q[0] Q[1] ... X, or X := ... Q[1]^H Q[0]^H X, for the chunks of this rank."""
-        n, adjoint, tree = self._plan.w.n, self._plan.adjoint, x.tree
+        n, adjoint, tree = self.plan.w.n, self.plan.adjoint, x.tree
         assert tree is not None, "the factor is a tree"
         chunks = list(enumerate(self._chunks))
         for i, (start, stop) in chunks if adjoint else reversed(chunks):
-            v, c, t = x.w[start:stop], x.x[start:stop], tree.t[:, i * n : (i + 1) * n]
+            v, c, t = x.w[start:stop], columns[start:stop], tree.t[:, i * n : (i + 1) * n]
             if i:
-                self._arrays.multiply_q_stacked(v, t, x.x[:n], c, adjoint=adjoint)
+                self._arrays.multiply_q_stacked(v, t, columns[:n], c, adjoint=adjoint)
             else:
                 self._arrays.multiply_q(v, t, c, adjoint=adjoint)
 
-    def _pass_through(self, x: ReflectorsOperands) -> None:
+    def _pass_through(self, x: ReflectorsOperands, columns: Array) -> None:
         """The first rows of two ranks are multiplied on one of them, for each step of the tree."""
-        n, adjoint, channel, tree = self._plan.w.n, self._plan.adjoint, self._backend.channel, x.tree
+        n, adjoint, channel, tree = self.plan.w.n, self.plan.adjoint, self._backend.channel, x.tree
         assert tree is not None, "the factor is a tree"
-        top = x.x[:n]
+        top = columns[:n]
         received = iter(zip(tree.v, tree.tv, strict=True) if adjoint else zip(tree.v[::-1], tree.tv[::-1], strict=True))
         for merge in self._merges if adjoint else reversed(self._merges):
             if not top.size:

@@ -36,13 +36,13 @@ def plans(draw: st.DrawFn) -> FactorizationPlan:
     uplo = draw(st.sampled_from(["L", "U"])) if kind == "cholesky" else "L"
     returns = kind == "cholesky" and draw(st.booleans())
     plan = choose_factorization(
-        kind,  # type: ignore[arg-type]
+        kind,
         desc,
         draw(st.sampled_from(["float64", "complex64"])),
         nprocs,
         draw(st.sampled_from(TRANSPORTS)),
         returns=returns,
-        uplo=uplo,  # type: ignore[arg-type]
+        uplo=uplo,
     )
     ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
     return replace(plan, w=MatrixDescriptor.column_wise(*plan.w.shape, ranks, nb=nb))
@@ -89,10 +89,11 @@ def test_the_last_rank_ends_after_its_work_and_before_that_of_all_ranks(plan: Fa
 def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor, lu: bool) -> None:
     w = plan.w if plan.w.m == plan.w.n else MatrixDescriptor.column_wise(b.m, b.m, 2, nb=2)
     sweeps = (Sweep("L", unit=True), Sweep("U")) if lu else (Sweep("L"), Sweep("L", "C"))
-    check_traffic(SubstitutionPlan(w, replace(b, m=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport))
-    inverse = SubstitutionPlan(w, replace(b, m=w.m, n=w.m), sweeps, "float64", max(b.nprocs, w.nprocs), plan.transport)
-    check_traffic(replace(inverse, sorts=True))
-    assert inverse.flops - replace(inverse, sorts=True).flops in range(2 * w.m**3 // 3 - 2, 2 * w.m**3 // 3 + 3)
+    solve = SubstitutionPlan(w, replace(b, m=w.m), "float64", max(b.nprocs, w.nprocs), plan.transport, sweeps=sweeps)
+    inverse, sorted_inverse = (replace(solve, b=replace(solve.b, n=w.m), begins=x) for x in ("identity", "sorted"))
+    for each in (solve, inverse, sorted_inverse):
+        check_traffic(each)
+    assert inverse.flops - sorted_inverse.flops in range(2 * w.m**3 // 3 - 2, 2 * w.m**3 // 3 + 3)
 
 
 @st.composite
@@ -101,7 +102,7 @@ def qr_plans(draw: st.DrawFn) -> QrPlan | TsqrPlan:
     if algorithm == "tsqr" and not desc.m >= desc.n > 0:
         algorithm = "auto"
     nprocs, transport = desc.nprocs + draw(st.integers(0, 2)), draw(st.sampled_from(TRANSPORTS))
-    plan = choose_qr(desc, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport, algorithm)  # type: ignore[arg-type]
+    plan = choose_qr(desc, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport, algorithm)
     assert not isinstance(plan, CholeskyQrPlan), "not asked for"
     if isinstance(plan, QrPlan):  # more panels and ranks than such small matrices get
         ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
@@ -127,7 +128,7 @@ def test_plans_on_gpus() -> None:
     """Panels of 256 columns, also on one GPU; one panel for cuSOLVER, whatever the shape; Gram matrices if tall."""
     square = MatrixDescriptor.row_wise(32768, 32768, 4)
     for nprocs, algorithm in ((1, "auto"), (4, "auto"), (4, "blocked")):
-        plan = choose_qr(replace(square, grid=Grid(nprocs, 1)), "float64", nprocs, "push", algorithm, gpus=True)  # type: ignore[arg-type]
+        plan = choose_qr(replace(square, grid=Grid(nprocs, 1)), "float64", nprocs, "push", algorithm, gpus=True)
         assert (plan.w.nb, plan.w.nprocs, plan.w.m) == (256, nprocs, 32768 + 256)
     for m, n in ((300, 700), (700, 300), (0, 3), (3, 0)):
         plan = choose_qr(MatrixDescriptor.row_wise(m, n, 2), "float64", 2, "push", "local", gpus=True)
@@ -150,7 +151,12 @@ def test_traffic_of_products_with_q(
     c = replace(c, m=plan.a.m) if side == "L" else replace(c, n=plan.a.m)
     made = makes_q and side == "L" and not adjoint and c.n <= c.m
     check_traffic(
-        kind(plan.w, c, plan.dtype, max(plan.nprocs, c.nprocs), side, adjoint, False, made, plan.transport)  # type: ignore[arg-type]
+        kind(
+            *(plan.w, c, plan.dtype, max(plan.nprocs, c.nprocs), plan.transport),
+            begins="identity" if made else "B",
+            side=side,  # type: ignore[arg-type]
+            adjoint=adjoint,
+        )
     )
 
 
@@ -201,7 +207,7 @@ def test_simulated_time_grows_with_the_matrix(hardware: str, kind: str) -> None:
         plan = (
             choose_qr(desc, "float64", 4, "shared")
             if kind == "qr"
-            else choose_factorization(kind, desc, "float64", 4, "shared")  # type: ignore[arg-type]
+            else choose_factorization(kind, desc, "float64", 4, "shared")
         )
         times.append(plan.simulate(hardware).seconds)
     assert times == sorted(times)
