@@ -38,8 +38,10 @@ class KeptPlans:
 
     def used(self, key: object) -> None:
         """Count a use of a plan, if it is kept."""
-        if key in self._plans:
+        try:
             self._plans.move_to_end(key)
+        except KeyError:  # it was too large, or is dropped
+            return
 
     def keep(self, key: object, plan: Kept) -> None:
         """Keep a plan, and close those used longest ago."""

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 Planned = TypeVar("Planned")
 
-_MAX_PLANS = 8
-"""Number of plans of p?gemm that are cached. Each plan may have a workspace, as large as its operands if they are in
-private memory."""
 _MAX_PRODUCTS = {"cpus": 1024, "gpus": 64}
 """Number of cached plans of `pblas.tp`: a model has products for many numbers of tokens, forwards and backwards. They
 share one workspace. Besides it, a plan takes 8 to 35 kB on CPUs (2 and 4 ranks; 70 kB with 8), and graphs on GPUs."""
@@ -48,7 +45,7 @@ _ADDRESSABLE = (1 << 63) - 1  # bytes
 class Plans:
     """A cache of the plans of the last `limit` different calls (global)."""
 
-    def __init__(self, limit: int = _MAX_PLANS) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._plans: OrderedDict[Any, Any] = OrderedDict()
 
@@ -99,7 +96,6 @@ class Runtime:
         self.debug = False
         """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
-        self.plans: Plans = Plans()
         self.products: Plans = Plans(_MAX_PRODUCTS["gpus" if backend.gpus else "cpus"])
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations (local)."""
@@ -152,7 +148,7 @@ class Runtime:
 
     def close_plans(self) -> None:
         """Close all kept plans (local)."""
-        for plans in (self.kept, self.plans, self.prepared, self.products):
+        for plans in (self.kept, self.prepared, self.products):
             plans.close()
 
     def next_number(self) -> int:

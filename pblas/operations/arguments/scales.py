@@ -60,10 +60,10 @@ class Scales:
             ArgumentError, DTypeError: a value that is neither a number nor such an array; a dtype of A of other than 8
                 bits.
         """
+        if a is b is d is amax is None:
+            return None
         given = {"scale_a": a, "scale_b": b, SCALE_D: d, "amax": amax}
         names = [name for name, value in given.items() if value is not None]
-        if not names:
-            return None
         if dtype not in FLOAT8:
             raise errors.DTypeError(
                 f"{verb}: {names[0]} is for matrices of 8 bits, A is {dtype.name}; "
