@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -87,8 +86,7 @@ def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
     return np.lib.stride_tricks.as_strided(words, shape, strides).view(x.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class ProductDtypes:
+class ProductDtypes(NamedTuple):
     """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T.
 
     Args:
@@ -113,7 +111,7 @@ class ProductDtypes:
     @property
     def T(self) -> ProductDtypes:
         """Those of the transposed product."""
-        return self if self.a is self.b else replace(self, a=self.b, b=self.a)
+        return self if self.a is self.b else self._replace(a=self.b, b=self.a)
 
     @property
     def total(self) -> np.dtype[Any]:

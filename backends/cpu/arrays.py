@@ -21,6 +21,7 @@ from pblas.backends.cpu import gemm as blas
 from pblas.backends.cpu.syrk import syr2k, syrk
 from pblas.backends.cpu.trsm import trsm
 from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -333,22 +334,19 @@ class HostArrays:
 
     # Order
 
-    def begin(
-        self, stream: Any = None, *, tf32: bool = False, fast_accumulate: bool = False, autotune: bool = False
-    ) -> None:
+    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
         """Begin an execution, after the work that its caller has launched on the GPU.
 
         Args:
             stream: the caller's CUDA stream (local).
-            tf32: multiply float32 in TF32 where the hardware has it (global).
-            fast_accumulate: products of 8 bits may be added with fewer bits where the hardware does so (global).
+            modes: how products are computed where the hardware has a choice (global).
             autotune: try several algorithms for each new product, where there are several (global).
 
         Raises:
             ArgumentError: a stream on CPUs; on GPUs an unusable stream.
             BackendError: on GPUs, a library or the GPU fails.
         """
-        del tf32, fast_accumulate, autotune
+        del modes, autotune
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 

@@ -526,9 +526,7 @@ class DeviceArrays:
 
     # Order
 
-    def begin(
-        self, stream: Any = None, *, tf32: bool = False, fast_accumulate: bool = False, autotune: bool = False
-    ) -> None:
+    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
         """Wait until the caller's stream, CuPy's current one by default, is idle.
 
         The first call loads cuBLASLt and the copy kernels.
@@ -543,7 +541,7 @@ class DeviceArrays:
                 "execute: this plan cannot be captured in a CUDA graph, since its ranks agree on the host; end the "
                 "capture first"
             )
-        self._modes, self._autotune = GemmModes(tf32, fast_accumulate), autotune
+        self._modes, self._autotune = modes, autotune
         self._kept.clear()
         try:
             runtime.streamSynchronize(caller_stream)

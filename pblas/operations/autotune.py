@@ -21,7 +21,7 @@ from pblas.planner.algorithms import shortlist
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.operations.arguments.product import ProductArguments
+    from pblas.operations.arguments.product import ProductForm
     from pblas.operations.multiplication.pushed import PushedMatmul
     from pblas.plans.plan import Algorithm, ProductPlan, Times
     from pblas.runtime.runtime import Runtime
@@ -37,7 +37,7 @@ _RANDOM = 1 << 20  # random numbers that are drawn; larger matrices repeat them
 
 def tuned(
     runtime: Runtime,
-    spec: ProductArguments,
+    spec: ProductForm,
     plan: ProductPlan,
     desc_d: MatrixDescriptor,
     make: Make,
@@ -50,7 +50,7 @@ def tuned(
 
     Args:
         runtime: of the context (global).
-        spec: the checked arguments of the product (global).
+        spec: the arguments that decide the plan (global).
         plan: the plan with its estimated algorithm (global).
         desc_d: descriptor of D (global).
         make: makes a planned product from a plan (global).
@@ -58,7 +58,7 @@ def tuned(
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan
-    algorithms = shortlist(plan, spec.chunks, runtime.topology)
+    algorithms = shortlist(plan, spec.options.chunks, runtime.topology)
     if len(algorithms) < 2:
         return plan
     operands = _operands(runtime, spec, desc_d, matrices, bound=plan.replicates)
@@ -73,7 +73,7 @@ def tuned(
     times = _measure(runtime, plan, algorithms, make, operands)
     assert runtime.measured is not None, "push engines have measured times"
     runtime.measured.add(spec.key(plan), times)
-    return spec.choose(desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
+    return spec.choose("plan_matmul", desc_d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 
 
 def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], make: Make, operands: Matrices) -> Times:
@@ -114,7 +114,7 @@ def _measure(runtime: Runtime, plan: ProductPlan, algorithms: list[Algorithm], m
 
 
 def _operands(
-    runtime: Runtime, spec: ProductArguments, desc_d: MatrixDescriptor, matrices: Matrices, *, bound: bool
+    runtime: Runtime, spec: ProductForm, desc_d: MatrixDescriptor, matrices: Matrices, *, bound: bool
 ) -> Matrices | None:
     """**Collective.** Random matrices like A, B and C, and a D; None if any rank is out of memory.
 
@@ -124,15 +124,15 @@ def _operands(
     is_in_place, error = c is not None and out is not None and c.key == out.key, 0
     try:
         x, y = (_drawn(runtime, like.desc, like.dtype) for like in (a, b))
-        z = None if c is None or spec.beta == 0 else _drawn(runtime, c.desc, c.dtype)
-        d = z if z is not None and is_in_place else _drawn(runtime, desc_d, spec.dtype)
+        z = None if c is None or not spec.adds else _drawn(runtime, c.desc, c.dtype)
+        d = z if z is not None and is_in_place else _drawn(runtime, desc_d, spec.dtypes.d)
     except MemoryError:
         error = 1
     if runtime.agree("plan_matmul: make matrices to measure with", {}, None, (error,))[0]:
         return None
     engine = runtime.backend.engine()
     if bound and not is_in_place and out is not None and engine.peer_addresses(out.stored("plan_matmul")) is not None:
-        d = DistMatrix(desc_d, runtime.empty(runtime.place(desc_d, spec.dtype)), runtime)
+        d = DistMatrix(desc_d, runtime.empty(runtime.place(desc_d, spec.dtypes.d)), runtime)
     return x, y, z, d
 
 

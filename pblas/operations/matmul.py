@@ -12,15 +12,17 @@ from pblas.core.checks import enough_ranks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.product import ProductArguments, ProductRequest, with_layouts
+from pblas.operations.arguments.product import ProductCall, ProductOptions
 from pblas.operations.autotune import tuned
-from pblas.operations.multiplication.base import PlannedMatmul
-from pblas.operations.multiplication.product import Product
+from pblas.operations.multiplication.base import Execution, PlannedMatmul
+from pblas.operations.multiplication.product import Extras, Product
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.plans.plan import Topology
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Scalar
     from pblas.core.operation import Bound
     from pblas.epilogues import Epilogue
@@ -131,25 +133,33 @@ def plan_matmul(
     'GemmReduceScatter'
     """
     verb = "plan_matmul"
-    request = ProductRequest(
-        *(verb, a, b, c, transa, transb, alpha, beta, out, wire_dtype, overlap, chunks, tf32, strict, epilogue),
-        *(dtype, autotune, nprocs, memory_nbytes, queue, hardware, out_dtype, scale_a, scale_b, scale_d, amax),
+    options = ProductOptions(
+        transa=transa,
+        transb=transb,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
         fast_accumulate=fast_accumulate,
-        mixed=True,
+        autotune=autotune,
+        strict=strict,
+        memory_nbytes=memory_nbytes,
+        queue=queue,
+    )
+    scales = scale_a, scale_b, scale_d, amax
+    arguments = ProductCall(
+        a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype, dtype, nprocs, hardware
     )
     matrices = {"a": a, "b": b, "c": c, "out": out}
-    if not request.matrices:
-        return _plan_layouts(with_layouts(request) if any(isinstance(x, Integral) for x in (a, b, c)) else request)
+    if not any(isinstance(x, DistMatrix) for x in matrices.values()):
+        return _plan_layouts(verb, arguments)
     runtime = runtime_of(verb, matrices)
     if runtime.transport != "push":
-        return planned(verb, PlannedMatmul, Product.bind, matrices, request)
+        return planned(verb, PlannedMatmul, Product.bind, matrices, arguments)
     with runtime.call(verb):
-        bound, operation = _agreed(runtime, request)
-        if operation.chosen.transport != "push":
-            return made(verb, runtime, bound, PlannedMatmul)
-        pushed = _pushed(runtime, request, bound, operation)
-        runtime.agree(f"{verb}: workspace", {})
-        return pushed
+        bound, operation = _agreed(verb, runtime, partial(Product.bind, verb, runtime, arguments))
+        if operation.is_pushed:
+            return _pushed(verb, runtime, bound, operation)
+        return made(verb, runtime, bound, PlannedMatmul)
 
 
 def pmatmul(
@@ -207,66 +217,91 @@ def pmatmul(
         as `plan_matmul`.
 
     `plan_matmul(...).explain()` shows the number of bytes that move. Calls with the same layouts, scalars and options
-    use one plan, whatever the matrices: a context keeps those of the last eight different calls, but none with an
-    epilogue, with scales or with a workspace above 16 MiB. Where GPUs push data each call plans.
+    use one plan, whatever the matrices: a context keeps the plans of the last calls, if their workspace has at most
+    16 MiB. Where GPUs push data it keeps the last 64, which share their workspace.
 
     Source: PBLAS, p?gemm.
     """
     verb = "pmatmul"
-    request = ProductRequest(
-        *(verb, a, b, c, transa, transb, alpha, beta, out, wire_dtype, overlap, chunks, tf32, strict, epilogue),
-        out_dtype=out_dtype,
-        scale_a=scale_a,
-        scale_b=scale_b,
-        scale_d=scale_d,
-        amax=amax,
+    options = ProductOptions(
+        transa=transa,
+        transb=transb,
+        overlap=overlap,
+        chunks=chunks,
+        tf32=tf32,
         fast_accumulate=fast_accumulate,
-        mixed=True,
+        strict=strict,
     )
+    scales = scale_a, scale_b, scale_d, amax
+    arguments = ProductCall(a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype)
     matrices = {"a": a, "b": b, "c": c, "out": out}
     runtime = runtime_of(verb, matrices)
     if runtime.transport != "push":
-        return call(verb, Product.bind, matrices, request)
+        return call(verb, Product.bind, matrices, arguments)
     with runtime.call(verb):
-        bound, operation = _agreed(runtime, request)
-        if operation.chosen.transport != "push":
-            return step(verb, runtime, lambda: bound)
-        with _pushed(runtime, request, bound, operation) as planned:
-            return planned.execute(a, b, c, out=out if isinstance(out, DistMatrix) else None)
+        return _pushed_now(verb, runtime, arguments)
 
 
-def _plan_layouts(request: ProductRequest) -> PlannedMatmul:
-    """The planned product of a call with descriptors: it cannot be executed."""
-    verb, spec = request.verb, ProductArguments.checked(request)
-    descs = [desc for desc in (spec.op_a, spec.op_b, spec.desc_c, spec.desc_out) if desc is not None]
-    ranks = enough_ranks(verb, request.nprocs, descs)
-    hardware = None if request.hardware is None else find_hardware(request.hardware)
+def _plan_layouts(verb: str, arguments: ProductCall) -> PlannedMatmul:
+    """The planned product of a call with descriptors or sizes: it cannot be executed."""
+    if any(isinstance(x, Integral) for x in arguments[:3]):
+        arguments = arguments.with_layouts(verb)
+    arguments.check_kinds(verb, placed=False)
+    ranks = enough_ranks(verb, arguments.nprocs, [desc for desc in arguments[:4] if desc is not None])
+    hardware = None if arguments.hardware is None else find_hardware(arguments.hardware)
     topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
-    bound = Product.bind(verb, None, request, ranks)
+    bound = Product.bind(verb, None, arguments, ranks)
     operation = Product.made(verb, bound.form, ranks, topology)
     if hardware is not None:
-        operation = replace(operation, chosen=operation.spec.choose(operation.d, ranks, topology, hardware))
+        operation = replace(operation, chosen=operation.spec.choose(verb, operation.d, ranks, topology, hardware))
     return PlannedMatmul(operation, None, ranks, topology, bound)
 
 
-def _agreed(runtime: Runtime, request: ProductRequest) -> tuple[Bound[DistMatrix], Product]:
+def _pushed_now(verb: str, runtime: Runtime, arguments: ProductCall) -> DistMatrix:
+    """**Collective.** A product where ranks may push data, by a kept plan if all ranks have one that serves `out`."""
+
+    def bind() -> Bound[DistMatrix]:
+        bound = Product.bind(verb, runtime, arguments)
+        kept = runtime.kept.get(_key(bound), PushedMatmul)
+        return bound._replace(fact=int(kept is None or not kept.serves(bound.out)))
+
+    bound, operation = _agreed(verb, runtime, bind)
+    if not operation.is_pushed:
+        return step(verb, runtime, lambda: bound._replace(fact=0))
+    key = _key(bound)
+    pushed = None if bound.fact else runtime.kept.get(key, PushedMatmul)
+    if pushed is None:
+        pushed = _pushed(verb, runtime, bound, operation)
+        pushed.forget_operands()
+    runtime.kept.keep(key, pushed)
+    extras: Extras = bound.local
+    a, b = bound.reads.values()
+    return pushed.launch(Execution(a, b, bound.old, bound.out, extras.operands, scales=extras.scales))
+
+
+def _agreed(verb: str, runtime: Runtime, bind: Callable[[], Bound[DistMatrix]]) -> tuple[Bound[DistMatrix], Product]:
     """**Collective.** The arguments of a product where ranks may push data, and its operation."""
-    verb = request.verb
-    bound, _ = agreed(verb, runtime, partial(Product.bind, verb, runtime, request))
-    return bound, Product.made(verb, bound.form, runtime.nprocs, runtime.topology)
+    bound, operation = agreed(verb, runtime, bind)
+    assert isinstance(operation, Product), "bound above"
+    return bound, operation
 
 
-def _pushed(runtime: Runtime, request: ProductRequest, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
-    """**Collective.** A planned product of the push transport; the next collective call is an agreement."""
-    verb = request.verb
-    spec = operation.spec._replace(verb=verb, alpha=bound.scalars["alpha"], beta=bound.scalars["beta"])
-    plan = spec.choose(operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
-    operands = bound.reads["A"], bound.reads["B"], bound.old, bound.out
+def _key(bound: Bound[DistMatrix]) -> tuple[object, ...]:
+    """Key of a kept plan of the push transport: its launches contain alpha and beta (global)."""
+    return *bound.key, bound.scalars["alpha"], bound.scalars["beta"]
+
+
+def _pushed(verb: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
+    """**Collective.** A planned product of the push transport."""
+    spec, operands = operation.spec, (*bound.reads.values(), bound.old, bound.out)
+    plan = spec.choose(verb, operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
         chosen = replace(operation, chosen=plan)
         return PushedMatmul(chosen, runtime, runtime.nprocs, runtime.topology, bound)
 
-    planned = pushed(tuned(runtime, spec, plan, operation.d, pushed, operands) if spec.autotune else plan)
-    planned.rehearse(*operands, autotune=spec.autotune)
+    autotune = spec.options.autotune
+    planned = pushed(tuned(runtime, spec, plan, operation.d, pushed, operands) if autotune else plan)
+    planned.rehearse(*operands, autotune=autotune)
+    runtime.agree(f"{verb}: workspace", {})
     return planned

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -31,45 +29,11 @@ if TYPE_CHECKING:
 
 Planned = TypeVar("Planned")
 
-_MAX_PLANS = 8
-"""Number of plans of p?gemm that are cached. Each plan may have a workspace, as large as its operands if they are in
-private memory."""
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
-class Plans:
-    """A cache of the plans of the last `limit` different calls (global)."""
-
-    def __init__(self, limit: int = _MAX_PLANS) -> None:
-        self._limit = limit
-        self._plans: OrderedDict[Any, Any] = OrderedDict()
-
-    def get(self, key: Any, make: Callable[[], Planned]) -> Planned:
-        """**Collective** if `make` is. The cached plan of a call, or else `make()`, which has a method `close`.
-
-        All ranks have agreed on `key`, or `make` needs no other rank.
-        """
-        planned: Planned | None = self._plans.pop(key, None)
-        if planned is None:
-            self._make_room()
-            planned = make()
-        self._plans[key] = planned
-        return planned
-
-    def _make_room(self) -> None:
-        """Close the plans that were not used for longest, so that one more fits (local)."""
-        while len(self._plans) >= self._limit:
-            self._plans.popitem(last=False)[1].close()
-
-    def close(self) -> None:
-        """Close all cached plans (local)."""
-        while self._plans:
-            self._plans.popitem()[1].close()
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
     """The memory of one rank's part of a matrix; strides in bytes. Every rank allocates `nbytes`."""
 
@@ -93,7 +57,6 @@ class Runtime:
         self.debug = False
         """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
         self.matrices: WeakSet[Any] = WeakSet()
-        self.plans: Plans = Plans()
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()
@@ -143,8 +106,7 @@ class Runtime:
 
     def close_plans(self) -> None:
         """Close all kept plans (local)."""
-        for plans in (self.kept, self.plans):
-            plans.close()
+        self.kept.close()
 
     def next_number(self) -> int:
         """A number for a planned operation: how many agreements the context has made so far (global)."""

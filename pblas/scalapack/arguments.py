@@ -157,11 +157,6 @@ class Call:
         """A with block of local work: see `Runtime.local_step` (local)."""
         return self.runtime.local_step(self.verb)
 
-    @property
-    def key(self) -> Any:
-        """Key of the call's plan on its grid; arguments are text, so that NaN equals NaN (global)."""
-        return self.verb, str(self._shared()), *self._orders.values()
-
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
         order, grid, part = self._orders[name], self._grids[name], self._parts[name]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pblas.core.options import Side, Trans
-from pblas.operations.matmul import plan_matmul
+from pblas.operations.matmul import pmatmul
 from pblas.operations.redistribution import redistribute
 from pblas.operations.solve_triangular import first_zero
 from pblas.operations.symm import hemm, symm
@@ -23,7 +23,6 @@ from pblas.scalapack.types import of_types
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.base import PlannedMatmul
     from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
@@ -47,19 +46,7 @@ def pxgemm(
         *(routine, letter, transa, transb, m, n, k, alpha),
         *(a, ia, ja, desca, b, ib, jb, descb, beta, c, ic, jc, descc),
     ) as call:
-        if call["M"] == 0 or call["N"] == 0:
-            return
-        options = {"transa": call["TRANSA"], "transb": call["TRANSB"], "alpha": call["ALPHA"], "beta": call["BETA"]}
-        takes_c = call["BETA"] != 0
-
-        def plan() -> PlannedMatmul:
-            x, y, z = call.operands()
-            return plan_matmul(x, y, z if takes_c else None, out=z, **options)
-
-        planned = call.runtime.plans.get(call.key, plan)
-        x, y, z = call.operands()
-        planned.execute(x, y, z if takes_c else None, out=z)
-        call.deliver()
+        _multiply(call, pmatmul, "TRANSA", "TRANSB", "ALPHA", "BETA")
 
 
 def pxsymm(

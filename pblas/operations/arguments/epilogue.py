@@ -87,20 +87,6 @@ class ProductEpilogue:
         nothing = dict.fromkeys(self.epilogue.operands, 0.0)
         return replace(self, epilogue=Epilogue(self.epilogue.expression, **nothing))
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments that must be equal on all ranks."""
-        operands = sorted(self.epilogue.operands.items())
-        named = {name: value if _is_number(value) else "an array" for name, value in operands}
-        return {"epilogue": self.epilogue.expression, "epilogue's operands": named}
-
-    @property
-    def form(self) -> str:
-        """Key of the epilogue for measured times; "" for "rmsnorm", a separate pass after the product (global)."""
-        if self.epilogue.is_rmsnorm:
-            return ""
-        arrays = [name for name, value in sorted(self.epilogue.operands.items()) if not _is_number(value)]
-        return f"{self.epilogue.expression} with arrays {', '.join(arrays) or 'none'}"
-
     @staticmethod
     def key(runtime: Runtime, operands: Mapping[str, Any]) -> tuple[Any, ...]:
         """Key of the operands' values and addresses, which are recorded in a plan's graphs (local)."""

@@ -55,12 +55,10 @@ class PlannedMatmul(Planned[DistMatrix]):
     ) -> None:
         extras: Extras = bound.local
         self._epilogue, self._scales = extras.epilogue, extras.scales
-        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = operation.spec.desc_a, operation.spec.desc_b
+        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = operation.spec.a, operation.spec.b
         """Descriptors of A and B (global)."""
+        self._alpha, self._beta = bound.scalars["alpha"], bound.scalars["beta"]
         super().__init__(operation, runtime, nprocs, topology, bound)
-        scalars = self.bound.scalars
-        # The arguments with the planned scalars, for the checks of executions.
-        self._spec = operation.spec._replace(alpha=scalars["alpha"], beta=scalars["beta"])
 
     def explain(self) -> str:
         """The plan in about ten lines: the reason for it, and the bytes that it moves."""
@@ -134,7 +132,7 @@ class PlannedMatmul(Planned[DistMatrix]):
     def _bound(self, runtime: Runtime, execution: Execution) -> Bound[DistMatrix]:
         """The arguments of an execution, compared with the planned ones on this rank."""
         a, b, c, out, given, stream, call, _ = execution
-        self._spec.check_execution(runtime, a, b, c, out, self.out)
+        self.operation.spec.check_execution(runtime, a, b, c, out, self.out, self._beta)
         scales = self._checked_scales(runtime, execution)
         if scales is not None and out is not None:
             scales.check_apart("execute", runtime, out.stored("execute"))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from pblas import errors
 from pblas.backends.push_engine import GemmModes, is_array
+from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Operation
 from pblas.execute import executor, pushed
 from pblas.execute.epilogue import finish
@@ -16,7 +17,7 @@ from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import ProductEpilogue
-from pblas.operations.arguments.product import ProductArguments, ProductRequest
+from pblas.operations.arguments.product import ProductCall, ProductForm
 from pblas.operations.arguments.scales import Scales, scaled
 from pblas.runtime.runtime import spelled
 
@@ -45,85 +46,89 @@ class Extras(NamedTuple):
     stream: Any = None
 
 
+_NO_EXTRAS = Extras()
+
+
 @dataclass(frozen=True, eq=False)
 class Product(Operation[DistMatrix]):
     """D = epilogue(alpha op(A) op(B) + beta C).
 
     Args:
-        spec: the arguments, but for scalars and leading dimensions: see `ProductArguments.form` (global).
+        spec: the arguments that decide the plan (global).
         d: descriptor of D (global).
-        expression: of the epilogue; None for none (global).
-        kinds: name of each operand of the epilogue, and its dtype or "a number" (global).
-        scales: whether the scales of A and B are arrays; None without scales (global).
         chosen: the plan (global).
     """
 
     noun: ClassVar[str] = "product"
     keeps_workspace: ClassVar[bool] = True
 
-    spec: ProductArguments
+    spec: ProductForm
     d: MatrixDescriptor
-    expression: str | None
-    kinds: tuple[tuple[str, str], ...]
-    scales: tuple[bool, bool] | None
     chosen: ProductPlan
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime | None, request: ProductRequest, nprocs: int = 0) -> Bound[DistMatrix]:
-        """The arguments of a product, checked on this rank.
+    def bind(cls, verb: str, runtime: Runtime | None, call: ProductCall, nprocs: int = 0) -> Bound[DistMatrix]:
+        """The arguments of a product, checked on this rank; `made` checks its form.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: the first wrong argument.
         """
-        for name, value in (("nprocs", request.nprocs), ("hardware", request.hardware)):
-            if value is not None and runtime is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
-        spec = ProductArguments.checked(request)
-        desc_d = spec.output(nprocs if runtime is None else runtime.nprocs)
-        out = request.out if isinstance(request.out, DistMatrix) else None
-        scalars: dict[str, Any] = {"c is given": request.c is not None, "alpha": spec.alpha, "beta": spec.beta}
-        scales = Scales.checked(
-            verb, runtime, spec.dtypes.a, request.scale_a, request.scale_b, request.scale_d, request.amax
+        a, b, c, out = matrices = call[:4]
+        call.check_kinds(verb, placed=runtime is not None)
+        options, dtypes = call.options.checked(verb), call.dtypes(verb)
+        alpha, beta = call.factors(verb, dtypes.d)
+        check_not_conjugated(verb, "C", c)
+        check_not_conjugated(verb, "out", out)
+        desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in matrices)
+        form = ProductForm(
+            options,
+            dtypes,
+            a=desc_a.without_lld,
+            b=desc_b.without_lld,
+            c=None if desc_c is None else desc_c.without_lld,
+            out=None if desc_out is None else desc_out.without_lld,
+            conj_views=(False, False) if runtime is None else (a.conjugated, b.conjugated),
+            multiplies=alpha != 0,
+            adds=beta != 0,
         )
-        epilogue, operands, expression = None, None, None
-        kinds: tuple[tuple[str, str], ...] = ()
-        value = scaled(verb, request.epilogue, None if scales is None else scales.d)
-        if value is not None:
-            epilogue = ProductEpilogue.checked(verb, value, spec.dtype, desc_d)
-            spec, expression = spec._replace(epilogue=epilogue.form), epilogue.epilogue.expression
+        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta}
+        written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
+        scales = Scales.checked(verb, runtime, dtypes.a, *call.scales)
         if scales is not None:
             scalars |= scales.arguments()
-        if runtime is not None:
-            runtime.check_place(verb, desc_d, "out")
-            if epilogue is not None:
-                epilogue = epilogue.planned(verb, runtime, None if out is None else out.stored(verb))
-                operands = epilogue.operands(verb, runtime, None, None if out is None else out.stored(verb))
-                kinds = tuple(sorted(epilogue.kinds.items()))
+            form, extras = form._replace(scales=scales.kinds), Extras(scales=scales)
+        value = scaled(verb, call.epilogue, None if scales is None else scales.d)
+        if value is not None:
+            desc_d = form.output(verb, nprocs if runtime is None else runtime.nprocs)
+            epilogue, operands = ProductEpilogue.checked(verb, value, dtypes.d, desc_d), None
+            if runtime is not None:
+                local = None if written is None else written.stored(verb)
+                epilogue = epilogue.planned(verb, runtime, local)
+                operands = epilogue.operands(verb, runtime, None, local)
                 scalars |= numbers(operands)
-        form = spec.form, desc_d.without_lld, expression, kinds, None if scales is None else scales.kinds
-        new, nelements = None, 0
-        if desc_d.lld is not None and out is None and runtime is not None:
-            new, nelements = desc_d, runtime.nelements(desc_d)
-        reads = {"A": request.a, "B": request.b}
-        extras = Extras(epilogue, operands, scales)
-        return Bound(cls, form, scalars, reads, out, request.c, new, nelements, local=extras)
+            expression, kinds = epilogue.epilogue.expression, tuple(sorted(epilogue.kinds.items()))
+            form, extras = form._replace(expression=expression, kinds=kinds), Extras(epilogue, operands, scales)
+        new, nelements = None if written is not None else desc_out or desc_c, 0
+        if new is not None and new.lld is not None and runtime is not None:
+            runtime.check_place(verb, new, "out")
+            nelements = runtime.nelements(new)
+        else:
+            new = None
+        return Bound(cls, form, scalars, {"A": a, "B": b}, written, c, new, nelements, local=extras)
 
     @classmethod
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
-        spec, desc_d, expression, kinds, scales = form
-        chosen = spec._replace(verb=verb).choose(desc_d, nprocs, topology)
-        return cls(spec, desc_d, expression, kinds, scales, chosen)
+        spec = ProductForm(*form)
+        desc_d = spec.output(verb, nprocs)
+        return cls(spec, desc_d, spec.choose(verb, desc_d, nprocs, topology))
 
     @property
     def text(self) -> str:
-        arguments = self.spec.arguments()
-        if self.expression is not None:
-            arguments["epilogue"] = self.expression, self.kinds
-        return spelled(arguments)
+        return spelled(self.spec.arguments())
 
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
-        return self.d, self.spec.dtype
+        return self.d, self.spec.dtypes.d
 
     def plan(self, nprocs: int, topology: Topology) -> ProductPlan:
         return self.chosen
@@ -132,13 +137,11 @@ class Product(Operation[DistMatrix]):
         spec = self.spec
         dtypes, orders = spec.dtypes.T if plan.transposed else spec.dtypes, spec.orders(plan, self.d)
         if plan.transport == "push":
-            return pushed(plan, backend, dtypes, orders, GemmModes(spec.tf32, spec.fast_accumulate))
+            return pushed(plan, backend, dtypes, orders, self.modes)
         return executor(plan, backend, dtypes, orders) if self.multiplies else RunScaling(backend)
 
     def begin(self, arrays: Any, bound: Bound[DistMatrix]) -> None:
-        spec = self.spec
-        options = {"tf32": spec.tf32, "fast_accumulate": spec.fast_accumulate, "autotune": spec.autotune}
-        arrays.begin(bound.local.stream, **options)
+        arrays.begin(bound.local.stream, self.modes, autotune=self.spec.options.autotune)
 
     def arrays(
         self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
@@ -154,22 +157,35 @@ class Product(Operation[DistMatrix]):
 
     def complete(self, runtime: Runtime, result: DistMatrix, extras: Extras) -> None:
         """Apply the epilogue to D, unless the executor has done so, and find D's largest element (local)."""
-        local, (epilogue, operands, scales, stream) = result.stored("execute"), extras
+        epilogue, operands, scales, stream = extras
+        if epilogue is None and scales is None:
+            return
+        local = result.stored("execute")
         if epilogue is not None and not self.is_fused(epilogue):
             finish(runtime.backend, epilogue.epilogue, local, operands or {}, local, stream)
         if scales is not None and scales.amax is not None:
             runtime.backend.arrays.largest(local, scales.amax, stream)
 
     @property
+    def is_pushed(self) -> bool:
+        """Whether ranks write into their peers' memory, so that `PushedMatmul` executes the plan."""
+        return self.chosen.transport == "push"
+
+    @cached_property
+    def modes(self) -> GemmModes:
+        """How the GEMMs are computed."""
+        return GemmModes(self.spec.options.tf32, self.spec.options.fast_accumulate)
+
+    @property
     def multiplies(self) -> bool:
         """Whether anything is multiplied; otherwise D = beta C."""
-        return self.spec.alpha != 0 and self.chosen.product.k > 0
+        return self.spec.multiplies and self.chosen.product.k > 0
 
     def is_fused(self, epilogue: ProductEpilogue | None) -> bool:
         """Whether the executor applies the epilogue; otherwise `complete` does, in one more pass over D."""
         if epilogue is None or epilogue.epilogue.is_rmsnorm:
             return False
-        return self.chosen.transport == "push" or (bool(self.chosen.finishes) and self.multiplies)
+        return self.is_pushed or (bool(self.chosen.finishes) and self.multiplies)
 
     def operands(
         self,
@@ -183,11 +199,11 @@ class Product(Operation[DistMatrix]):
         extras: Extras,
     ) -> Operands:
         """The local arrays of an execution as the executor takes them, transposed if the plan is for D^T (local)."""
-        spec = self.spec
+        spec, options = self.spec, self.spec.options
         left, right, result = a.stored("execute"), b.stored("execute"), d.stored("execute")
-        if spec.transa != "N":
+        if options.transa != "N":
             left = left.T
-        if spec.transb != "N":
+        if options.transb != "N":
             right = right.T
         old = None
         if c is not None and beta != 0:

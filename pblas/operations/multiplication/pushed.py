@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _MAX_KNOWN = 64
 """Sets of matrices that a plan remembers; on GPUs each set has two graphs."""
+_GRAPHS_NBYTES = 2 << 20
+"""Bytes that a kept plan counts, for its graphs: its workspace is that of the context. So 64 such plans are kept."""
 _ALIGNMENT = 16  # bytes: pblas and the GPU's libraries choose kernels by addresses modulo this
 
 
@@ -82,15 +84,19 @@ class PushedMatmul(PlannedMatmul):
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None, d: DistMatrix, extra: Any = None, scales: Any = None
     ) -> Callable[[], None]:
         """The function that an engine runs for one execution with checked matrices, operands and scales (local)."""
-        executor, runtime, spec = self._executor, self._runtime, self._spec
+        executor, runtime = self._executor, self._runtime
         extras = Extras(self._epilogue, extra, scales)
         assert runtime is not None, "planned with matrices"
 
         def body() -> None:
             assert executor is not None, "a closed plan was refused"
-            executor.run(self.operation.operands(runtime, a, b, c, d, spec.alpha, spec.beta, extras))
+            executor.run(self.operation.operands(runtime, a, b, c, d, self._alpha, self._beta, extras))
 
         return body
+
+    def serves(self, out: DistMatrix | None) -> bool:
+        """Whether the plan can write to this `out`: peers store results directly into one D only, if at all (local)."""
+        return self._published_d is None or (out is not None and out.key[:2] == self._published_d)
 
     def close(self) -> None:
         """Drop the workspace and the table of known matrices (local)."""
@@ -108,7 +114,8 @@ class PushedMatmul(PlannedMatmul):
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
         self._new = self.bound.new or self.out
         """Descriptor of a new D (global, but for its leading dimension)."""
-        self._new_place = runtime.place(self._new, self.operation.spec.dtype, self.bound.nelements or None)
+        self._new_place = runtime.place(self._new, self.operation.spec.dtypes.d, self.bound.nelements or None)
+        self.kept_nbytes = _GRAPHS_NBYTES
         super().prepare(runtime)
 
     def launch(self, execution: Execution) -> DistMatrix:
@@ -170,7 +177,7 @@ class PushedMatmul(PlannedMatmul):
         with runtime.rejecting("execute"):
             if self._executor is None:
                 raise errors.ContextError("execute: the planned product is closed")
-            self._spec.check_execution(runtime, *execution[:4], self.out)
+            self.operation.spec.check_execution(runtime, *execution[:4], self.out, self._beta)
             if execution.scales is not None and execution.out is not None:
                 execution.scales.check_apart("execute", runtime, execution.out.stored("execute"))
         program = self._program(runtime, execution._replace(out=d, operands=extra))
@@ -220,8 +227,8 @@ class PushedMatmul(PlannedMatmul):
         assert self._executor is not None, "a closed plan was refused"
         a, b, c, d, extra, *_, scales = execution
         assert d is not None, "made before"
-        in_place = self._spec.beta != 0 and c is not None and c.key == d.key
-        reads_c, bound = self._spec.beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
+        in_place = self._beta != 0 and c is not None and c.key == d.key
+        reads_c, bound = self._beta != 0 and not in_place, d.key[0] if self._executor.bound else 0
         matrices = [a, b, *([c] if c is not None and reads_c else ()), *(() if bound else (d,))]
         operands = list(extra.values()) if extra is not None and self._is_fused else []
         operands += [] if scales is None else [scales.a, scales.b]
