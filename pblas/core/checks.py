@@ -10,10 +10,10 @@ import numpy as np
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import shared_descriptor
+from pblas.runtime.runtime import checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
@@ -212,10 +212,47 @@ def check_context(
         raise errors.ArgumentError(f"{verb}: matrices of different contexts; {remedy}")
 
 
-def check_writable(verb: str, out: DistMatrix) -> None:
-    """Raise ArgumentError if the local array of a result is read-only (local)."""
-    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+def check_writable(verb: str, x: DistMatrix, name: str = "out") -> None:
+    """Raise ArgumentError if the local array of a matrix that is written is read-only (local)."""
+    if not getattr(x.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+        raise errors.ArgumentError(
+            f"{verb}: {name} is made from a read-only array; make it from one that can be written"
+        )
+
+
+def check_operand(verb: str, name: str, x: Any, *, placed: bool) -> None:
+    """Raise ArgumentError unless an operand is a matrix, or if no operand is `placed` in memory a descriptor."""
+    if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
+        kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
+        raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
+
+
+def check_out(verb: str, out: Any, *, layouts: bool = True) -> None:
+    """Raise ArgumentError unless `out` is None, a matrix that can be written, or if they are allowed a layout."""
+    if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor if layouts else DistMatrix):
+        kinds = "a DistMatrix, a MatrixDescriptor or None" if layouts else "a DistMatrix or None"
+        raise errors.ArgumentError(f"{verb}: out must be {kinds}, got {type(out).__name__}")
+    check_not_conjugated(verb, "out", out)
+
+
+def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
+    """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one.
+
+    Raises:
+        DTypeError: another dtype in one of them, or one that pblas does not multiply (store, with `stored`).
+    """
+    first = next(iter(matrices.values()))
+    if isinstance(first, MatrixDescriptor) and dtype is None:
+        raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+    given = first.dtype if dtype is None else dtype
+    common = checked_dtype(verb, given, is_argument=dtype is not None, stored=stored)
+    for name, x in matrices.items():
+        if isinstance(x, DistMatrix) and x.dtype != common:
+            raise errors.DTypeError(
+                f"{verb}: {name} is {x.dtype.name}, {'A is' if dtype is None else 'dtype= says'} {common.name}; "
+                f"all matrices must have one dtype: convert with .astype({common.name!r})"
+            )
+    return common
 
 
 def check_ranks(verb: str, desc: MatrixDescriptor, nprocs: int) -> None:

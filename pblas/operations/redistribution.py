@@ -17,6 +17,7 @@ from pblas.core.checks import (
     check_not_conjugated,
     check_ranks,
     checked_trans,
+    common_dtype,
     not_a_matrix,
 )
 from pblas.core.operation import Bound, Operation
@@ -27,7 +28,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
-from pblas.runtime.runtime import checked_dtype, checked_factor
+from pblas.runtime.runtime import checked_factor
 
 if TYPE_CHECKING:
     from typing import Self
@@ -106,12 +107,7 @@ class Redistribution(Operation[DistMatrix]):
             )
         desc_a, conjugated = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
-        dtype = _dtype_of(verb, a, dtype)
-        if out is not None and out.dtype != dtype:
-            raise errors.DTypeError(
-                f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
-                f"convert with A.astype({out.dtype.name!r})"
-            )
+        dtype = common_dtype(verb, {"A": a, "out": out}, dtype, stored=True)
         check_not_conjugated(verb, "out", out)
         alpha = checked_factor(verb, "alpha", alpha, dtype)
         beta = checked_factor(verb, "beta", beta, dtype)
@@ -325,15 +321,3 @@ def redistribute(
     return call(
         "redistribute", Redistribution.bind, {"a": a, "out": out}, a, desc, out, trans, alpha, beta, uplo, diagonal
     )
-
-
-def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, or `dtype` if A is a descriptor."""
-    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
-    if isinstance(a, MatrixDescriptor):
-        if requested is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return requested
-    if requested not in (None, a.dtype):
-        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
-    return checked_dtype(verb, a.dtype, stored=True)

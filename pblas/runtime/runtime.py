@@ -220,7 +220,7 @@ class Runtime:
             arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
                 text was `spelled` before (global).
             error: an error that this rank found (local).
-            maxima: up to six integers (local).
+            maxima: up to four integers (local).
 
         Returns:
             The largest of each of the `maxima` over all ranks.

@@ -11,7 +11,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
-from pblas.core.checks import check_not_conjugated, is_same_memory, shares_memory
+from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -376,13 +376,6 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
         raise errors.DTypeError(
             f"{verb}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
         )
-
-
-def check_out(verb: str, out: Any) -> None:
-    """Raise ArgumentError if `out` is no matrix that can be written (local)."""
-    if not isinstance(out, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
-    check_not_conjugated(verb, "out", out)
 
 
 def _conjugating(node: Node, views: Iterable[str]) -> Node:

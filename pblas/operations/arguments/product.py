@@ -14,11 +14,13 @@ from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_not_conjugated,
+    check_operand,
+    check_out,
     check_overlap,
     checked_positive,
     checked_trans,
+    common_dtype,
     is_integer,
-    matrix_remedy,
 )
 from pblas.core.options import Trans
 from pblas.execute.operands import Orders
@@ -157,8 +159,7 @@ class ProductArguments(NamedTuple):
                 )
         if spec.beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {spec.beta!r} but there is no C to scale; pass c=, or beta=0")
-        for name, x in (("C", c), ("out", out)):
-            check_not_conjugated(verb, name, x)
+        check_not_conjugated(verb, "C", c)
         return spec
 
     @property
@@ -306,15 +307,10 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
 def _check_kinds(call: ProductRequest) -> None:
     """Raise ArgumentError unless all operands are matrices, or all are descriptors."""
     verb, placed = call.verb, bool(call.matrices)
-    allowed = DistMatrix if placed else MatrixDescriptor
     for name, x in (("a", call.a), ("b", call.b), ("c", call.c)):
-        if not isinstance(x, allowed) and not (name == "c" and x is None):
-            kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
-    if call.out is not None and not isinstance(call.out, DistMatrix | MatrixDescriptor):
-        raise errors.ArgumentError(
-            f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(call.out).__name__}"
-        )
+        if name != "c" or x is not None:
+            check_operand(verb, name, x, placed=placed)
+    check_out(verb, call.out)
 
 
 def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
@@ -329,23 +325,6 @@ def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
     return int(queue)
 
 
-def _common_dtype(call: ProductRequest) -> np.dtype[Any]:
-    """The dtype of all matrices of a call."""
-    verb, dtype = call.verb, call.dtype
-    if isinstance(call.a, MatrixDescriptor):
-        if dtype is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return checked_dtype(verb, dtype, is_argument=True)
-    common: np.dtype[Any] = checked_dtype(verb, call.a.dtype if dtype is None else dtype, is_argument=dtype is not None)
-    for name, x in (("A", call.a), ("B", call.b), ("C", call.c), ("out", call.out)):
-        if isinstance(x, DistMatrix) and x.dtype != common:
-            raise errors.DTypeError(
-                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{common.name}"
-                f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
-            )
-    return common
-
-
 def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
     """The dtypes of the matrices of a call, and of its partial products.
 
@@ -356,7 +335,7 @@ def _checked_dtypes(call: ProductRequest) -> ProductDtypes:
     """
     verb = call.verb
     if not call.mixed:
-        dtype = _common_dtype(call)
+        dtype = common_dtype(verb, {"A": call.a, "B": call.b, "C": call.c, "out": call.out}, call.dtype)
         return ProductDtypes.of(dtype, checked_wire(verb, call.wire_dtype, dtype))
     if isinstance(call.a, MatrixDescriptor):
         if call.dtype is None:
