@@ -133,7 +133,8 @@ def matrix_remedy(value: Any) -> str:
     if isinstance(value, Integral):
         return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
     array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
-    return f"ctx.from_global({array}, desc) makes one"
+    column = "[:, None]" if getattr(value, "ndim", 2) == 1 else ""
+    return f"ctx.from_global({array}{column}, desc) makes one"
 
 
 def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
@@ -210,6 +211,14 @@ def check_context(
     """Raise ArgumentError if a matrix is not of this context (local)."""
     if x.runtime is not runtime:
         raise errors.ArgumentError(f"{verb}: matrices of different contexts; {remedy}")
+
+
+def check_matrix(verb: str, name: str, x: Any, runtime: Runtime) -> None:
+    """Raise ArgumentError unless an argument is a matrix of this context, which is open (local)."""
+    if not isinstance(x, DistMatrix):
+        raise not_a_matrix(verb, name, x)
+    check_context(verb, x, runtime)
+    x.stored(verb)
 
 
 def check_writable(verb: str, x: DistMatrix, name: str = "out") -> None:

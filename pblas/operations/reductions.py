@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.core.call import call, runtime_of
-from pblas.core.checks import check_context, not_a_matrix
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
@@ -326,20 +326,18 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     ...     print(pblas.vdot(a, a))
     (24+0j)
     """
-    verb, operands = "vdot", {"a": a, "b": b}
-    runtime = runtime_of(verb, operands)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            for name, x in operands.items():
-                if not isinstance(x, DistMatrix):
-                    raise not_a_matrix(verb, name, x)
-                check_context(verb, x, runtime)
-                x.computed(verb)
-            if a.shape != b.shape:
-                raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
-            if a.dtype != b.dtype:
-                raise errors.DTypeError(f"{verb}: A is {a.dtype.name}, B is {b.dtype.name}; give both one dtype")
-        return dotted(verb, a, b)
+    with checked_call("vdot", _check_factors, {"a": a, "b": b}, a, b):
+        return dotted("vdot", a, b)
+
+
+def _check_factors(verb: str, runtime: Runtime, a: Any, b: Any) -> None:
+    """Raise an error unless A and B are matrices of one shape and dtype (local)."""
+    for name, x in (("a", a), ("b", b)):
+        check_matrix(verb, name, x, runtime)
+        x.computed(verb)
+    if a.shape != b.shape:
+        raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
+    common_dtype(verb, {"A": a, "B": b}, None)
 
 
 def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:

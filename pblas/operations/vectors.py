@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchange
 from pblas.operations.reductions import converted_array
 from pblas.plans.reduction import ReductionPlan
-from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import name_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -133,19 +131,6 @@ class Columns:
         return results
 
 
-def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
-    """The runtime of the first matrix among the operands (local).
-
-    Raises:
-        ArgumentError: no operand is a matrix; see `fail_without_context`.
-    """
-    runtime = next((x.runtime for x in operands.values() if isinstance(x, DistMatrix)), None)
-    if runtime is None:
-        text = f"{verb}: {' or '.join(operands)} must be a DistMatrix; ctx.from_global(array[:, None]) makes one"
-        fail_without_context(verb, errors.ArgumentError(text))
-    return runtime
-
-
 def checked_vector(
     verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
 ) -> Vector:
@@ -186,17 +171,6 @@ def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> No
     """Raise DescriptorError unless a vector has this number of elements (local)."""
     if vector.size != size:
         raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")
-
-
-@contextmanager
-def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistMatrix]]:
-    """**Collective.** A with block around a call of level 1 that is made of several: see `checked_columns`."""
-    runtime = runtime_of(verb, operands)
-    with runtime.call(verb):
-        columns: list[DistMatrix] = []
-        with runtime.local_step(verb):
-            columns += checked_columns(verb, runtime, operands, written)
-        yield columns
 
 
 def checked_columns(
