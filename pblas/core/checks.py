@@ -264,6 +264,20 @@ def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: 
     return common
 
 
+def checked_place(
+    verb: str, runtime: Runtime | None, out: object, name: str = "out"
+) -> tuple[MatrixDescriptor | None, int]:
+    """`new` and `nelements` of `Bound`: for `out` that is the layout of a new result with a leading dimension (local).
+
+    Raises:
+        LayoutError: too many ranks, or a leading dimension that is too small on this rank.
+    """
+    if runtime is None or not isinstance(out, MatrixDescriptor) or out.lld is None:
+        return None, 0
+    runtime.check_place(verb, out, name)
+    return out, runtime.nelements(out)
+
+
 def check_ranks(verb: str, desc: MatrixDescriptor, nprocs: int) -> None:
     """Raise LayoutError if the grid of a new matrix has more processes than the context has ranks."""
     if desc.nprocs > nprocs:

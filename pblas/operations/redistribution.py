@@ -16,6 +16,7 @@ from pblas.core.checks import (
     check_matrices,
     check_not_conjugated,
     check_ranks,
+    checked_place,
     checked_trans,
     common_dtype,
     not_a_matrix,
@@ -123,10 +124,7 @@ class Redistribution(Operation[DistMatrix]):
             raise errors.DescriptorError(
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
-        new, nelements = None, 0
-        if desc_b.lld is not None and out is None and runtime is not None:
-            runtime.check_place(verb, desc_b, "B")
-            new, nelements = desc_b, runtime.nelements(desc_b)
+        new, nelements = checked_place(verb, runtime, desc, "B")
         form = trans, trapezoid, desc_a.without_lld, desc_b.without_lld, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
 

@@ -16,6 +16,7 @@ from pblas.core.checks import (
     check_overlap,
     check_ranks,
     checked_letter,
+    checked_place,
     checked_trans,
     common_dtype,
     is_same_memory,
@@ -111,10 +112,7 @@ class TriangularSolve(Operation[DistMatrix]):
         else:
             descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
         x = descs[1] if out is None else out.desc if placed else out
-        new, nelements = None, 0
-        if out is not None and not placed and x.lld is not None and runtime is not None:
-            runtime.check_place(verb, x, "out")
-            new, nelements = x, runtime.nelements(x)
+        new, nelements = checked_place(verb, runtime, out)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
         form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)

@@ -19,6 +19,7 @@ from pblas.core.checks import (
     check_overlap,
     check_ranks,
     checked_letter,
+    checked_place,
     checked_trans,
     common_dtype,
     is_same_memory,
@@ -154,10 +155,7 @@ class StructuredProduct(Operation[DistMatrix]):
                 f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
                 f"{shared_descriptor(desc_d)}; give them one layout"
             )
-        placed, new, nelements = isinstance(out, DistMatrix), None, 0
-        if desc_d is not None and desc_d.lld is not None and not placed and runtime is not None:
-            runtime.check_place(verb, desc_d, "out")
-            new, nelements = desc_d, runtime.nelements(desc_d)
+        placed, (new, nelements) = isinstance(out, DistMatrix), checked_place(verb, runtime, out)
         layouts = [None if desc is None else desc.without_lld for desc in descs]
         aliased = routine == "trmm" and placed and out is b
         form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
