@@ -31,20 +31,7 @@ def check_like_planned(
     remedy: str,
     exact: bool = False,
 ) -> None:
-    """Check that a matrix of an execution is one of this context, with the planned dtype and distribution (local).
-
-    Args:
-        name: name of the argument, for messages (global).
-        x: the matrix (global).
-        runtime: runtime of the plan's context (global).
-        dtype: the planned dtype (global).
-        desc: the planned descriptor (global).
-        remedy: end of the message for a matrix of another context (global).
-        exact: require an equal descriptor, and not only an equal distribution and storage order (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
-    """
+    """Raise an error unless a matrix of an execution has the planned dtype and distribution: `exact`, the layout."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix("execute", name.lower(), x)
     check_context("execute", x, runtime, remedy)
@@ -95,11 +82,7 @@ def checked_letter(verb: str, name: str, value: Any, letters: str) -> Any:
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
-    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid.
-
-    Raises:
-        ArgumentError: nprocs is not an integer, or less than the size of a grid.
-    """
+    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid."""
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
         return largest
@@ -137,19 +120,16 @@ def matrix_remedy(value: Any) -> str:
     return f"ctx.from_global({array}{column}, desc) makes one"
 
 
-def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
-    """Raise ArgumentError unless `out` can be written, and overlaps neither A nor B, nor C if it is not C itself."""
+def check_overlap(verb: str, reads: Mapping[str, Any], old: DistMatrix | None, out: DistMatrix) -> None:
+    """Raise ArgumentError if `out` overlaps a matrix that is read, or `old`, which it may be itself (local)."""
     shadow = out.runtime.backend.shadow
-    check_writable(verb, out)
     d = shadow(out.stored(verb))
-    for name, matrix in (("A", a), ("B", b), ("C", c)):
-        if matrix is None:
+    for name, x, may_be in (*((name, x, False) for name, x in reads.items()), ("C", old, True)):
+        if not isinstance(x, DistMatrix):
             continue
-        x = shadow(matrix.stored(verb))
-        if name == "C" and is_same_memory(x, d):
-            continue
-        if shares_memory(x, d):
-            same = " in part; it may be C itself" if name == "C" else ""
+        part = shadow(x.stored(verb))
+        if shares_memory(part, d) and not (may_be and is_same_memory(part, d)):
+            same = " in part; it may be C itself" if may_be else ""
             raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
 
 
@@ -180,20 +160,10 @@ def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
             if x.runtime is not runtime:
                 check_context(verb, x, runtime)
             x.stored(verb)
-    if out is None:
-        return
-    check_writable(verb, out)
-    if bound.operation.may_overlap:
-        return
-    shadow = runtime.backend.shadow
-    d = shadow(out.stored(verb))
-    for name, x in (*bound.reads.items(), ("C", old)):
-        if not isinstance(x, DistMatrix):
-            continue
-        part = shadow(x.stored(verb))
-        if (x is not old or not is_same_memory(part, d)) and shares_memory(part, d):
-            same = " in part; it may be C itself" if x is old else ""
-            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+    if out is not None:
+        check_writable(verb, out)
+        if not bound.operation.may_overlap:
+            check_overlap(verb, bound.reads, old, out)
 
 
 def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
@@ -245,11 +215,7 @@ def check_out(verb: str, out: Any, *, layouts: bool = True) -> None:
 
 
 def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
-    """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one.
-
-    Raises:
-        DTypeError: another dtype in one of them, or one that pblas does not multiply (store, with `stored`).
-    """
+    """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
     first = next(iter(matrices.values()))
     if isinstance(first, MatrixDescriptor) and dtype is None:
         raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
@@ -267,11 +233,7 @@ def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: 
 def checked_place(
     verb: str, runtime: Runtime | None, out: object, name: str = "out"
 ) -> tuple[MatrixDescriptor | None, int]:
-    """`new` and `nelements` of `Bound`: for `out` that is the layout of a new result with a leading dimension (local).
-
-    Raises:
-        LayoutError: too many ranks, or a leading dimension that is too small on this rank.
-    """
+    """`new` and `nelements` of `Bound`: `out` may be the layout of a new result, with a leading dimension (local)."""
     if runtime is None or not isinstance(out, MatrixDescriptor) or out.lld is None:
         return None, 0
     runtime.check_place(verb, out, name)

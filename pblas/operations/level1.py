@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.core.call import call, checked_call
+from pblas.execute.redistribution.redistribution import RedistributionOperands
+from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.elementwise import combined
 from pblas.operations.redistribution import Redistribution, redistributed
@@ -211,6 +213,16 @@ def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
     return x, y
 
 
+class _Scaled(Redistribution):
+    """X := 0 x + alpha x, of which only the second x is read, so that nothing moves."""
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> RedistributionOperands:
+        x = result.stored(verb)
+        return RedistributionOperands(x, x, Scaling(0.0, bound.scalars["alpha"]))
+
+
 def _bind_update(
     verb: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
 ) -> Bound[DistMatrix]:
@@ -220,10 +232,11 @@ def _bind_update(
 
 
 def _bind_scaling(verb: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
-    """X := 0 x + alpha x, of which only the second x is read: the arguments, checked on this rank."""
+    """X := alpha x: the arguments, checked on this rank."""
     (a,) = checked_columns(verb, runtime, {"x": x}, ("x",))
     alpha = checked_scalar(verb, "alpha", alpha, a.dtype)
-    return Redistribution.bind(verb, runtime, a, None, a, "N", 0.0, alpha)._replace(old=a)
+    bound = Redistribution.bind(verb, runtime, a, None, a, "N", 0.0, alpha)
+    return bound._replace(operation=_Scaled, scalars={"alpha": alpha}, reads={})
 
 
 def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:

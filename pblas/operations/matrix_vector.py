@@ -416,13 +416,7 @@ class MatrixVector(Operation[Any]):
 
 
 class RunMatrixVector(Exchanging):
-    """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results.
-
-    Args:
-        plan: of the product (global).
-        backend: of the context (local).
-        operation: the product (global).
-    """
+    """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results."""
 
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
         self._plan, self._backend, self._spec = plan, backend, operation
@@ -555,12 +549,7 @@ class RunMatrixVector(Exchanging):
 
 
 def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:
-    """A value as a matrix of the context (local).
-
-    Raises:
-        ArgumentError: no matrix, or one of another context.
-        DescriptorError: not square.
-    """
+    """A value as a matrix of the context (local)."""
     check_matrix(verb, "a", a, runtime)
     if square and a.shape[0] != a.shape[1]:
         raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")

@@ -210,13 +210,7 @@ class RankUpdate(Operation[DistMatrix]):
 
 
 class RunRankUpdate(Exchanging):
-    """The executor of an update: one exchange of the vectors.
-
-    Args:
-        plan: of the update (global).
-        backend: of the context (local).
-        operation: the update (global).
-    """
+    """The executor of an update: one exchange of the vectors."""
 
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
         self._spec = operation

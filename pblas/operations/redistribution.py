@@ -81,11 +81,7 @@ class Redistribution(Operation[DistMatrix]):
         diagonal: Any = 0,
         dtype: Any = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `redistribute`, checked on this rank.
-
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
+        """The arguments of `redistribute`, checked on this rank."""
         trans = checked_trans(verb, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")

@@ -43,13 +43,7 @@ class _Partial(NamedTuple):
 
 
 class RunReduction(Exchanging):
-    """The executor of a reduction: all ranks exchange their partial results, and each combines them.
-
-    Args:
-        plan: of the reduction (global).
-        backend: of the context (local).
-        values: values(results) is what the call returns (global).
-    """
+    """The executor of a reduction: all ranks exchange their partial results, and each combines them."""
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
         self.prepared = PreparedReduction(plan, backend.rank)
@@ -357,11 +351,7 @@ def described(**matrices: DistMatrix) -> str:
 
 
 def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
-    """An array of numbers in the dtype of a matrix.
-
-    Raises:
-        DTypeError: elements that are no numbers, or complex ones for a real matrix.
-    """
+    """An array of numbers in the dtype of a matrix."""
     if x.dtype.kind not in "biufc" and x.dtype != dtype and x.dtype.name != "bfloat16":
         raise errors.DTypeError(f"{verb}: elements of dtype {x.dtype} are not numbers; convert with .astype('float64')")
     if x.dtype.kind == "c" and dtype.kind != "c":

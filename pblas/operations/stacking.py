@@ -135,10 +135,6 @@ def _checked_bounds(verb: str, runtime: Runtime, parts: Mapping[str, Any], axis:
 def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
     """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
 
-    Args:
-        desc: the layout of which it is made, without its leading dimension (global).
-        shape: rows and columns (global).
-
     >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
     2
     """

@@ -82,13 +82,7 @@ class Vector:
 
 
 class Columns:
-    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`.
-
-    Args:
-        kinds: of the matrices, at least one (global).
-        nprocs: ranks of the context (global).
-        rank: this rank (local).
-    """
+    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`."""
 
     def __init__(self, kinds: Sequence[VectorKind], nprocs: int, rank: int) -> None:
         self._kinds, self._reductions = kinds, list[PreparedReduction]()
@@ -134,20 +128,7 @@ class Columns:
 def checked_vector(
     verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
 ) -> Vector:
-    """A value as a vector (local).
-
-    Args:
-        verb: name of the call, for messages (global).
-        name: of the argument (global).
-        value: the argument (global).
-        runtime: of the context (global).
-        dtype: that it must have; arrays are converted to it. None: any (global).
-        arrays: whether it may be an array (global).
-
-    Raises:
-        ArgumentError: no vector, or a matrix of another context.
-        DTypeError: another dtype, or complex elements for real ones.
-    """
+    """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
     if isinstance(value, DistMatrix):
         m, n = value.shape
@@ -176,17 +157,7 @@ def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> No
 def checked_columns(
     verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
 ) -> list[DistMatrix]:
-    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local).
-
-    Args:
-        verb: name of the call (global).
-        runtime: of the context (global).
-        operands: the vectors, by name (global).
-        written: names of the vectors that the call writes (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: arguments that do not fit.
-    """
+    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
     columns: list[DistMatrix] = []
     for name, value in operands.items():
         dtype = columns[0].dtype if columns else None

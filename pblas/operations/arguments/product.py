@@ -17,6 +17,7 @@ from pblas.core.checks import (
     check_operand,
     check_out,
     check_overlap,
+    check_writable,
     checked_positive,
     checked_trans,
     common_dtype,
@@ -279,7 +280,8 @@ class ProductArguments(NamedTuple):
         if c is None and self.beta != 0:
             raise errors.ArgumentError(f"execute: beta is {self.beta!r} but there is no C to scale; pass c")
         if out is not None:
-            check_overlap("execute", a, b, c, out)
+            check_writable("execute", out)
+            check_overlap("execute", {"A": a, "B": b}, c, out)
 
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -121,11 +121,7 @@ class StructuredProduct(Operation[DistMatrix]):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
-        """The arguments of a routine, checked on this rank.
-
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
+        """The arguments of a routine, checked on this rank."""
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
         side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
         diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
@@ -332,7 +328,7 @@ class TriangularMultiplication(StructuredProduct):
         if out is None:
             return bound
         is_b = out is b or _is_same(verb, out, b)
-        check_overlap(verb, a, None if is_b else b, None, out)
+        check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
     def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
