@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 P = ParamSpec("P")
+CheckedT = TypeVar("CheckedT")
 Bind = Callable[Concatenate[str, Runtime, P], "Bound[ResultT]"]
 """Checks the arguments of a public call on this rank: bind(verb, runtime, *arguments)."""
 
@@ -50,6 +52,25 @@ def call(
     runtime = runtime_of(verb, matrices)
     with runtime.call(verb):
         return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))
+
+
+@contextmanager
+def checked_call(
+    verb: str,
+    check: Callable[Concatenate[str, Runtime, P], CheckedT],
+    matrices: Mapping[str, object],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Iterator[tuple[Runtime, CheckedT]]:
+    """**Collective.** A with block around a public call of several steps; `check` is to them what `bind` is to `call`.
+
+    The agreement of the first step raises the error of a rank whose arguments are wrong.
+    """
+    runtime = runtime_of(verb, matrices)
+    with runtime.call(verb):
+        with runtime.local_step(verb):
+            checked = check(verb, runtime, *args, **kwargs)
+        yield runtime, checked
 
 
 def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agrees: str = "") -> ResultT:

@@ -11,10 +11,10 @@ from pblas import errors
 from pblas.backends.dtypes import address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import shared_descriptor
+from pblas.runtime.runtime import checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
@@ -32,20 +32,7 @@ def check_like_planned(
     remedy: str,
     exact: bool = False,
 ) -> None:
-    """Check that a matrix of an execution is one of this context, with the planned dtype and distribution (local).
-
-    Args:
-        name: name of the argument, for messages (global).
-        x: the matrix (global).
-        runtime: runtime of the plan's context (global).
-        dtype: the planned dtype (global).
-        desc: the planned descriptor (global).
-        remedy: end of the message for a matrix of another context (global).
-        exact: require an equal descriptor, and not only an equal distribution and storage order (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: the matrix differs from the planned one.
-    """
+    """Raise an error unless a matrix of an execution has the planned dtype and distribution: `exact`, the layout."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix("execute", name.lower(), x)
     check_context("execute", x, runtime, remedy)
@@ -96,11 +83,7 @@ def checked_letter(verb: str, name: str, value: Any, letters: str) -> Any:
 
 
 def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
-    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid.
-
-    Raises:
-        ArgumentError: nprocs is not an integer, or less than the size of a grid.
-    """
+    """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid."""
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
         return largest
@@ -134,22 +117,20 @@ def matrix_remedy(value: Any) -> str:
     if isinstance(value, Integral):
         return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
     array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
-    return f"ctx.from_global({array}, desc) makes one"
+    column = "[:, None]" if getattr(value, "ndim", 2) == 1 else ""
+    return f"ctx.from_global({array}{column}, desc) makes one"
 
 
-def check_overlap(verb: str, a: DistMatrix, b: DistMatrix | None, c: DistMatrix | None, out: DistMatrix) -> None:
-    """Raise ArgumentError unless `out` can be written, and overlaps neither A nor B, nor C if it is not C itself."""
+def check_overlap(verb: str, reads: Mapping[str, Any], old: DistMatrix | None, out: DistMatrix) -> None:
+    """Raise ArgumentError if `out` overlaps a matrix that is read, or `old`, which it may be itself (local)."""
     shadow = out.runtime.backend.shadow
-    check_writable(verb, out)
     d = shadow(out.stored(verb))
-    for name, matrix in (("A", a), ("B", b), ("C", c)):
-        if matrix is None:
+    for name, x, may_be in (*((name, x, False) for name, x in reads.items()), ("C", old, True)):
+        if not isinstance(x, DistMatrix):
             continue
-        x = shadow(matrix.stored(verb))
-        if name == "C" and is_same_memory(x, d):
-            continue
-        if shares_memory(x, d):
-            same = " in part; it may be C itself" if name == "C" else ""
+        part = shadow(x.stored(verb))
+        if shares_memory(part, d) and not (may_be and is_same_memory(part, d)):
+            same = " in part; it may be C itself" if may_be else ""
             raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
 
 
@@ -176,20 +157,10 @@ def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
             if x.runtime is not runtime:
                 check_context(verb, x, runtime)
             x.stored(verb)
-    if out is None:
-        return
-    check_writable(verb, out)
-    if bound.operation.may_overlap:
-        return
-    shadow = runtime.backend.shadow
-    d = shadow(out.stored(verb))
-    for name, x in (*bound.reads.items(), ("C", old)):
-        if not isinstance(x, DistMatrix):
-            continue
-        part = shadow(x.stored(verb))
-        if (x is not old or not is_same_memory(part, d)) and shares_memory(part, d):
-            same = " in part; it may be C itself" if x is old else ""
-            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+    if out is not None:
+        check_writable(verb, out)
+        if not bound.operation.may_overlap:
+            check_overlap(verb, bound.reads, old, out)
 
 
 def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
@@ -209,10 +180,61 @@ def check_context(
         raise errors.ArgumentError(f"{verb}: matrices of different contexts; {remedy}")
 
 
-def check_writable(verb: str, out: DistMatrix) -> None:
-    """Raise ArgumentError if the local array of a result is read-only (local)."""
-    if not getattr(out.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
-        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+def check_matrix(verb: str, name: str, x: Any, runtime: Runtime) -> None:
+    """Raise ArgumentError unless an argument is a matrix of this context, which is open (local)."""
+    if not isinstance(x, DistMatrix):
+        raise not_a_matrix(verb, name, x)
+    check_context(verb, x, runtime)
+    x.stored(verb)
+
+
+def check_writable(verb: str, x: DistMatrix, name: str = "out") -> None:
+    """Raise ArgumentError if the local array of a matrix that is written is read-only (local)."""
+    if not getattr(x.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+        raise errors.ArgumentError(
+            f"{verb}: {name} is made from a read-only array; make it from one that can be written"
+        )
+
+
+def check_operand(verb: str, name: str, x: Any, *, placed: bool) -> None:
+    """Raise ArgumentError unless an operand is a matrix, or if no operand is `placed` in memory a descriptor."""
+    if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
+        kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
+        raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
+
+
+def check_out(verb: str, out: Any, *, layouts: bool = True) -> None:
+    """Raise ArgumentError unless `out` is None, a matrix that can be written, or if they are allowed a layout."""
+    if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor if layouts else DistMatrix):
+        kinds = "a DistMatrix, a MatrixDescriptor or None" if layouts else "a DistMatrix or None"
+        raise errors.ArgumentError(f"{verb}: out must be {kinds}, got {type(out).__name__}")
+    check_not_conjugated(verb, "out", out)
+
+
+def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
+    """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
+    first = next(iter(matrices.values()))
+    if isinstance(first, MatrixDescriptor) and dtype is None:
+        raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+    given = first.dtype if dtype is None else dtype
+    common = checked_dtype(verb, given, is_argument=dtype is not None, stored=stored)
+    for name, x in matrices.items():
+        if isinstance(x, DistMatrix) and x.dtype != common:
+            raise errors.DTypeError(
+                f"{verb}: {name} is {x.dtype.name}, {'A is' if dtype is None else 'dtype= says'} {common.name}; "
+                f"all matrices must have one dtype: convert with .astype({common.name!r})"
+            )
+    return common
+
+
+def checked_place(
+    verb: str, runtime: Runtime | None, out: object, name: str = "out"
+) -> tuple[MatrixDescriptor | None, int]:
+    """`new` and `nelements` of `Bound`: `out` may be the layout of a new result, with a leading dimension (local)."""
+    if runtime is None or not isinstance(out, MatrixDescriptor) or out.lld is None:
+        return None, 0
+    runtime.check_place(verb, out, name)
+    return out, runtime.nelements(out)
 
 
 def check_ranks(verb: str, desc: MatrixDescriptor, nprocs: int) -> None:

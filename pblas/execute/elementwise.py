@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.backends.dtypes import dtype_of_name
+from pblas.epilogues import Name
 from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.redistribution.transfer import own_memory
@@ -112,9 +113,8 @@ class RunElementwise:
 
     def run(self, x: ElementwiseOperands) -> None:
         """Result := the expression."""
-        arrays = self._backend.arrays
         if not self._movements:
-            arrays.evaluate(x.tree, x.values, self._compute, x.result)
+            self._evaluate(x, x.values)
             return
         values = dict(x.values)
         combine = self._combining(x.tree, values, x.result)
@@ -129,10 +129,15 @@ class RunElementwise:
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
             values[operand.name] = part
-        arrays.settle()
+        self._backend.arrays.settle()
         if self._plan.overlaps:  # a peer may still read memory that this rank is about to overwrite
             self._backend.agree("elementwise: operands are redistributed")
-        arrays.evaluate(x.tree, values, self._compute, x.result)
+        self._evaluate(x, values)
+
+    def _evaluate(self, x: ElementwiseOperands, values: Mapping[str, Any]) -> None:
+        """Result := the expression, unless that is the result itself (local)."""
+        if not isinstance(x.tree, Name) or values[x.tree.name] is not x.result:
+            self._backend.arrays.evaluate(x.tree, values, self._compute, x.result)
 
     def free_buffers(self) -> None:
         """Free the memory of messages, copies and redistributed operands. All ranks do so."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.call import call, planned, planned_without_context
-from pblas.core.checks import check_matrices, shares_memory
+from pblas.core.checks import check_matrices, check_out, shares_memory
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.execute.elementwise import ElementwiseOperands, RunElementwise
@@ -19,7 +19,6 @@ from pblas.operations.arguments.elementwise import (
     Analysis,
     Kind,
     analysed,
-    check_out,
     checked_operands,
     is_number,
     local_values,
@@ -66,10 +65,8 @@ class Elementwise(Operation[DistMatrix]):
         """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
         checked = checked_operands(verb, expression, operands, runtime)
         asked = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
-        target = None
-        if out is not None:
-            check_out(verb, out)
-            target = out.desc.without_lld, out.dtype
+        check_out(verb, out, layouts=False)
+        target = None if out is None else (out.desc.without_lld, out.dtype)
         kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
         form = expression, kinds, target, asked if runtime is not None else None, False
         numbers = {name: z for name, z in checked.items() if is_number(z)}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pblas import errors
-from pblas.core.call import call
+from pblas.core.call import call, checked_call
+from pblas.execute.redistribution.redistribution import RedistributionOperands
+from pblas.execute.redistribution.scaling import Scaling
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.assignment import assign
-from pblas.operations.elementwise import combined, elementwise
+from pblas.operations.elementwise import combined
 from pblas.operations.redistribution import Redistribution, redistributed
 from pblas.operations.reductions import Reduction, described, dotted, norm, reduction
-from pblas.operations.vectors import checked_columns, columns_of, runtime_of
+from pblas.operations.vectors import checked_columns
 from pblas.runtime.runtime import checked_scalar
 
 if TYPE_CHECKING:
@@ -71,11 +70,9 @@ def dot(x: DistMatrix, y: DistMatrix) -> Real:
 
 def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
     """**Collective.** The sum of products, with conjugated elements of x for "dotc"."""
-    with columns_of(verb, x=x, y=y) as (a, b):
-        with a.runtime.local_step(verb):
-            if verb == "dot" and a.dtype.kind == "c":
-                raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
-        return dotted(verb, a if verb == "dotc" else a.conj(), b)
+    operands = {"x": x, "y": y}
+    with checked_call(verb, _checked_factors, operands, operands) as (_, (a, b)):
+        return dotted(verb, a, b)
 
 
 def nrm2(x: DistMatrix) -> Real:
@@ -92,7 +89,6 @@ def nrm2(x: DistMatrix) -> Real:
 
     Source: BLAS, xNRM2.
     """
-    runtime_of("nrm2", {"x": x})
     return call("nrm2", _bind_norm, {"x": x}, x)
 
 
@@ -101,7 +97,8 @@ def asum(x: DistMatrix) -> Real:
 
     Source: BLAS, xASUM.
     """
-    with columns_of("asum", x=x) as (a,):
+    operands = {"x": x}
+    with checked_call("asum", checked_columns, operands, operands) as (_, (a,)):
         if a.dtype.kind == "c":
             return reduction(combined(_SIZES, {"x": a}), "sum", None, keepdims=False)
         return norm(a, 1, None, keepdims=False)
@@ -130,10 +127,7 @@ def amax(x: DistMatrix) -> tuple[float | complex, int]:
     ...     pblas.blas.amax(x[:4, :])
     (-3.0, 3)
     """
-    with columns_of("amax", x=x) as (a,):
-        with a.runtime.local_step("amax"):
-            if not a.shape[0]:
-                raise errors.ArgumentError("amax: the vector has no elements; check x.size first")
+    with checked_call("amax", _checked_elements, {"x": x}, x) as (_, a):
         sizes = combined(_SIZES if a.dtype.kind == "c" else "abs(x)", {"x": a})
         index = int(reduction(sizes, "argmax", None, keepdims=False))
         return a[index, 0], index
@@ -154,13 +148,7 @@ def scal(alpha: Scalar, x: DistMatrix) -> DistMatrix:
 
     Source: BLAS, xSCAL.
     """
-    with columns_of("scal", "x", x=x) as (a,):
-        with a.runtime.local_step("scal"):
-            alpha = checked_scalar("scal", "alpha", alpha, a.dtype)
-        if alpha == 0:
-            assign(a, np.s_[:, :], 0)
-        else:
-            elementwise("x * alpha", x=a, alpha=alpha, out=a)
+    call("scal", _bind_scaling, {"x": x}, x, alpha)
     return x
 
 
@@ -189,7 +177,6 @@ def axpy(alpha: Scalar, x: DistMatrix, y: DistMatrix) -> DistMatrix:
     [[3.0], [3.0], [3.0]]
     """
     operands = {"x": x, "y": y}
-    runtime_of("axpy", operands)
     call("axpy", _bind_update, operands, operands, alpha, 1.0)
     return y
 
@@ -206,7 +193,6 @@ def copy(x: DistMatrix, y: DistMatrix) -> DistMatrix:
     [[1.0, 1.0, 1.0]]
     """
     operands = {"x": x, "y": y}
-    runtime_of("copy", operands)
     call("copy", _bind_update, operands, operands, 1.0, 0.0)
     return y
 
@@ -219,11 +205,22 @@ def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
 
     Source: BLAS, xSWAP.
     """
-    with columns_of("swap", "x", "y", x=x, y=y) as (a, b):
+    operands = {"x": x, "y": y}
+    with checked_call("swap", checked_columns, operands, operands, ("x", "y")) as (_, (a, b)):
         old = redistributed("swap", b, a.desc.without_lld, agrees=described(x=a, y=b))
         redistributed("swap", a, out=b)
         redistributed("swap", old, out=a, is_temporary=True)
     return x, y
+
+
+class _Scaled(Redistribution):
+    """X := 0 x + alpha x, of which only the second x is read, so that nothing moves."""
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> RedistributionOperands:
+        x = result.stored(verb)
+        return RedistributionOperands(x, x, Scaling(0.0, bound.scalars["alpha"]))
 
 
 def _bind_update(
@@ -234,7 +231,31 @@ def _bind_update(
     return Redistribution.bind(verb, runtime, a, None, b, "N", alpha, beta)
 
 
+def _bind_scaling(verb: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
+    """X := alpha x: the arguments, checked on this rank."""
+    (a,) = checked_columns(verb, runtime, {"x": x}, ("x",))
+    alpha = checked_scalar(verb, "alpha", alpha, a.dtype)
+    bound = Redistribution.bind(verb, runtime, a, None, a, "N", 0.0, alpha)
+    return bound._replace(operation=_Scaled, scalars={"alpha": alpha}, reads={})
+
+
 def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:
     """The root of the sum of squares: the argument, checked on this rank."""
     (a,) = checked_columns(verb, runtime, {"x": x})
     return Reduction.bind(verb, runtime, "norm", a, ord="fro")
+
+
+def _checked_factors(verb: str, runtime: Runtime, operands: Mapping[str, Any]) -> tuple[DistMatrix, DistMatrix]:
+    """The vectors whose `vdot` is the sum of products (local)."""
+    a, b = checked_columns(verb, runtime, operands)
+    if verb == "dot" and a.dtype.kind == "c":
+        raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
+    return a if verb == "dotc" else a.conj(), b
+
+
+def _checked_elements(verb: str, runtime: Runtime, x: Any) -> DistMatrix:
+    """A vector of at least one element (local)."""
+    (a,) = checked_columns(verb, runtime, {"x": x})
+    if not a.shape[0]:
+        raise errors.ArgumentError(f"{verb}: the vector has no elements; check x.size first")
+    return a

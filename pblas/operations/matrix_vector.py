@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.call import call as perform
-from pblas.core.checks import check_context, check_not_conjugated, checked_trans, not_a_matrix
+from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
 from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Trans
@@ -20,7 +20,7 @@ from pblas.execute.reduction import PreparedReduction, combined, index_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchange, Exchanging, add_up
-from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector, runtime_of
+from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from pblas.plans.reduction import ReductionPlan
 from pblas.runtime.runtime import checked_scalar, name_of
@@ -267,7 +267,6 @@ class Product:
 def product(call: Product) -> Any:
     """**Collective.** The result of a product, in `out`, a new matrix, or an array."""
     matrices = {"a": call.a, "x": call.x, "y": call.y, "out": call.out}
-    runtime_of(call.verb, matrices)
     result = perform(call.verb, MatrixVector.bind, matrices, call)
     return result if call.out is None else call.out
 
@@ -329,9 +328,8 @@ class MatrixVector(Operation[Any]):
         """The arguments of a product, checked on this rank."""
         a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
         trans = checked_trans(verb, "trans", call.trans)
-        part: Part = "all" if call.kind == "gemv" else checked_uplo(verb, call.uplo)
-        if call.diag not in ("N", "U"):
-            raise errors.ArgumentError(f"{verb}: diag must be 'N' or 'U', got {call.diag!r}")
+        part: Part = "all" if call.kind == "gemv" else checked_letter(verb, "uplo", call.uplo, "LU")
+        diag = checked_letter(verb, "diag", call.diag, "NU")
         length, size = a.shape if trans == "N" else a.shape[::-1]
         dtype = real_of(a.dtype) if call.absolute else a.dtype
         x = checked_vector(verb, "x", call.x, runtime, a.dtype)
@@ -345,13 +343,12 @@ class MatrixVector(Operation[Any]):
                 check_size(verb, name, vector, length, f"op(A) is {length} x {size} and gives")
         if out is not None:
             check_not_conjugated(verb, "out", out.column)
-            check_writeable(verb, "out", out.column)
         alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
         beta = checked_scalar(verb, "beta", (0.0 if y is None else 1.0) if call.beta is None else call.beta, dtype)
         if beta != 0 and y is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta} and there is no y; pass y=, or leave beta out")
         vectors = (None if v is None else v.kind for v in (x, y, out))
-        unit, reads_y = call.diag == "U", y is not None and beta != 0
+        unit, reads_y = diag == "U", y is not None and beta != 0
         options = call.kind, call.absolute, trans, part, unit, a.desc.without_lld, a.dtype, a.conjugated
         form = *options, *vectors, alpha != 0, reads_y
         reads = {name: v.column for name, v in (("x", x), ("y", y)) if v is not None and v.column is not None}
@@ -419,13 +416,7 @@ class MatrixVector(Operation[Any]):
 
 
 class RunMatrixVector(Exchanging):
-    """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results.
-
-    Args:
-        plan: of the product (global).
-        backend: of the context (local).
-        operation: the product (global).
-    """
+    """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results."""
 
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
         self._plan, self._backend, self._spec = plan, backend, operation
@@ -558,32 +549,13 @@ class RunMatrixVector(Exchanging):
 
 
 def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:
-    """A value as a matrix of the context (local).
-
-    Raises:
-        ArgumentError: no matrix, or one of another context.
-        DescriptorError: not square.
-    """
-    if not isinstance(a, DistMatrix):
-        raise not_a_matrix(verb, "a", a)
-    check_context(verb, a, runtime)
+    """A value as a matrix of the context (local)."""
+    check_matrix(verb, "a", a, runtime)
     if square and a.shape[0] != a.shape[1]:
         raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
     a.computed(verb)
-    return a
-
-
-def check_writeable(verb: str, name: str, a: DistMatrix | None) -> None:
-    """Raise ArgumentError if a matrix is made of a read-only array (local)."""
-    if a is not None and not getattr(a.stored(verb).flags, "writeable", True):
-        raise errors.ArgumentError(f"{verb}: {name} is made of a read-only array; give it memory that can be written")
-
-
-def checked_uplo(verb: str, uplo: Any) -> Part:
-    """A value as a triangle; ArgumentError for any other value (local)."""
-    if not isinstance(uplo, str) or uplo not in ("L", "U"):
-        raise errors.ArgumentError(f"{verb}: uplo must be 'L' or 'U', got {uplo!r}")
-    return uplo  # type: ignore[return-value]  # one of the two
+    matrix: DistMatrix = a
+    return matrix
 
 
 def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:

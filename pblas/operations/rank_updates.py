@@ -10,14 +10,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.call import call
-from pblas.core.checks import check_not_conjugated
+from pblas.core.checks import check_not_conjugated, check_writable, checked_letter
 from pblas.core.operation import Bound, Operation
 from pblas.execute.matrix_vector import LocalUpdate, update
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchanging
-from pblas.operations.matrix_vector import check_writeable, checked_matrix, checked_uplo, real_of
-from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector, runtime_of
+from pblas.operations.matrix_vector import checked_matrix, real_of
+from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector
 from pblas.plans.local import LocalPlan
 from pblas.runtime.runtime import checked_scalar, name_of
 
@@ -165,13 +165,13 @@ class RankUpdate(Operation[DistMatrix]):
         """The arguments of an update, checked on this rank."""
         is_general = verb.startswith("ge")
         a = checked_matrix(verb, matrix, runtime, square=not is_general)
-        part: Part = "all" if is_general else checked_uplo(verb, uplo)
+        part: Part = "all" if is_general else checked_letter(verb, "uplo", uplo, "LU")
         if a.dtype.itemsize <= 2:
             raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
         if verb == "ger" and a.dtype.kind == "c":
             raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
         check_not_conjugated(verb, "A", a)
-        check_writeable(verb, "A", a)
+        check_writable(verb, a, "A")
         vectors = [checked_vector(verb, name, value, runtime, a.dtype) for name, value in names.items()]
         for name, vector, size in zip(names, vectors, a.shape, strict=False):
             check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
@@ -210,13 +210,7 @@ class RankUpdate(Operation[DistMatrix]):
 
 
 class RunRankUpdate(Exchanging):
-    """The executor of an update: one exchange of the vectors.
-
-    Args:
-        plan: of the update (global).
-        backend: of the context (local).
-        operation: the update (global).
-    """
+    """The executor of an update: one exchange of the vectors."""
 
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
         self._spec = operation
@@ -252,9 +246,7 @@ class RunRankUpdate(Exchanging):
 def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
-    operands = {"a": matrix, **names}
-    runtime_of(verb, operands)
-    return call(verb, RankUpdate.bind, operands, matrix, names, uplo, scalar)
+    return call(verb, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)
 
 
 def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:

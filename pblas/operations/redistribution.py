@@ -16,7 +16,9 @@ from pblas.core.checks import (
     check_matrices,
     check_not_conjugated,
     check_ranks,
+    checked_place,
     checked_trans,
+    common_dtype,
     not_a_matrix,
 )
 from pblas.core.operation import Bound, Operation
@@ -27,7 +29,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.redistribution import RedistributionPlan
-from pblas.runtime.runtime import checked_dtype, checked_factor
+from pblas.runtime.runtime import checked_factor
 
 if TYPE_CHECKING:
     from typing import Self
@@ -79,11 +81,7 @@ class Redistribution(Operation[DistMatrix]):
         diagonal: Any = 0,
         dtype: Any = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `redistribute`, checked on this rank.
-
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
+        """The arguments of `redistribute`, checked on this rank."""
         trans = checked_trans(verb, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
@@ -106,12 +104,7 @@ class Redistribution(Operation[DistMatrix]):
             )
         desc_a, conjugated = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
-        dtype = _dtype_of(verb, a, dtype)
-        if out is not None and out.dtype != dtype:
-            raise errors.DTypeError(
-                f"{verb}: out is {out.dtype.name}, A is {dtype.name}; both must have one dtype: "
-                f"convert with A.astype({out.dtype.name!r})"
-            )
+        dtype = common_dtype(verb, {"A": a, "out": out}, dtype, stored=True)
         check_not_conjugated(verb, "out", out)
         alpha = checked_factor(verb, "alpha", alpha, dtype)
         beta = checked_factor(verb, "beta", beta, dtype)
@@ -127,10 +120,7 @@ class Redistribution(Operation[DistMatrix]):
             raise errors.DescriptorError(
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
-        new, nelements = None, 0
-        if desc_b.lld is not None and out is None and runtime is not None:
-            runtime.check_place(verb, desc_b, "B")
-            new, nelements = desc_b, runtime.nelements(desc_b)
+        new, nelements = checked_place(verb, runtime, desc, "B")
         form = trans, trapezoid, desc_a.without_lld, desc_b.without_lld, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
 
@@ -325,15 +315,3 @@ def redistribute(
     return call(
         "redistribute", Redistribution.bind, {"a": a, "out": out}, a, desc, out, trans, alpha, beta, uplo, diagonal
     )
-
-
-def _dtype_of(verb: str, a: DistMatrix | MatrixDescriptor, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, or `dtype` if A is a descriptor."""
-    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
-    if isinstance(a, MatrixDescriptor):
-        if requested is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return requested
-    if requested not in (None, a.dtype):
-        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {a.dtype.name}; leave dtype out")
-    return checked_dtype(verb, a.dtype, stored=True)

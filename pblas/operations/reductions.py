@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.core.call import call, runtime_of
-from pblas.core.checks import check_context, not_a_matrix
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
 from pblas.execute.reduction import PreparedReduction, combined, partial_results
 from pblas.matrices.matrix import DistMatrix
@@ -43,13 +43,7 @@ class _Partial(NamedTuple):
 
 
 class RunReduction(Exchanging):
-    """The executor of a reduction: all ranks exchange their partial results, and each combines them.
-
-    Args:
-        plan: of the reduction (global).
-        backend: of the context (local).
-        values: values(results) is what the call returns (global).
-    """
+    """The executor of a reduction: all ranks exchange their partial results, and each combines them."""
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
         self.prepared = PreparedReduction(plan, backend.rank)
@@ -326,20 +320,18 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Number:
     ...     print(pblas.vdot(a, a))
     (24+0j)
     """
-    verb, operands = "vdot", {"a": a, "b": b}
-    runtime = runtime_of(verb, operands)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            for name, x in operands.items():
-                if not isinstance(x, DistMatrix):
-                    raise not_a_matrix(verb, name, x)
-                check_context(verb, x, runtime)
-                x.computed(verb)
-            if a.shape != b.shape:
-                raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
-            if a.dtype != b.dtype:
-                raise errors.DTypeError(f"{verb}: A is {a.dtype.name}, B is {b.dtype.name}; give both one dtype")
-        return dotted(verb, a, b)
+    with checked_call("vdot", _check_factors, {"a": a, "b": b}, a, b):
+        return dotted("vdot", a, b)
+
+
+def _check_factors(verb: str, runtime: Runtime, a: Any, b: Any) -> None:
+    """Raise an error unless A and B are matrices of one shape and dtype (local)."""
+    for name, x in (("a", a), ("b", b)):
+        check_matrix(verb, name, x, runtime)
+        x.computed(verb)
+    if a.shape != b.shape:
+        raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
+    common_dtype(verb, {"A": a, "B": b}, None)
 
 
 def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:
@@ -359,11 +351,7 @@ def described(**matrices: DistMatrix) -> str:
 
 
 def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
-    """An array of numbers in the dtype of a matrix.
-
-    Raises:
-        DTypeError: elements that are no numbers, or complex ones for a real matrix.
-    """
+    """An array of numbers in the dtype of a matrix."""
     if x.dtype.kind not in "biufc" and x.dtype != dtype and x.dtype.name != "bfloat16":
         raise errors.DTypeError(f"{verb}: elements of dtype {x.dtype} are not numbers; convert with .astype('float64')")
     if x.dtype.kind == "c" and dtype.kind != "c":

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.core.call import call
-from pblas.core.checks import check_context
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.redistribution import Redistribution, redistributed
+from pblas.operations.reductions import described
 from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.core.operation import Bound
@@ -100,64 +100,48 @@ def _bind_triangle(verb: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L"
     return Redistribution.bind(verb, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
-def _resized(desc: MatrixDescriptor, shape: tuple[int, int], **blocks: int) -> MatrixDescriptor:
-    """A descriptor with the same grid and blocks but for `mb` or `nb` in `blocks`, of another shape."""
-    m, n = shape
-    return MatrixDescriptor(
-        *(m, n, blocks.get("mb", desc.mb), blocks.get("nb", desc.nb), desc.grid, desc.rsrc, desc.csrc, desc.order),
-        imb=None if "mb" in blocks else desc.imb,
-        inb=None if "nb" in blocks else desc.inb,
-    )
-
-
 def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
     """**Collective.** The matrices stacked along an axis."""
     parts = list(matrices) if isinstance(matrices, list | tuple) else []
-    runtime = next((x.runtime for x in parts if isinstance(x, DistMatrix)), None)
-    if runtime is None:
+    if not any(isinstance(x, DistMatrix) for x in parts):
         got = "one without matrices" if isinstance(matrices, list | tuple) else type(matrices).__name__
         text = f"{verb}: expected a list or a tuple of matrices, got {got}"
         fail_without_context(verb, errors.ArgumentError(text))
-    with runtime.call(verb):
-        return _stack(runtime, verb, parts, axis)
+    named = {f"matrix {i}": x for i, x in enumerate(parts)}
+    with checked_call(verb, _checked_bounds, named, named, axis) as (runtime, bounds):
+        runtime.agree(verb, described(**named))
+        desc, dtype = parts[0].desc, parts[0].dtype
+        desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
+        out = DistMatrix(desc, runtime.empty(runtime.place(desc, dtype)), runtime)
+        for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
+            redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+        return out
 
 
-def _stack(runtime: Runtime, verb: str, parts: list[Any], axis: int) -> DistMatrix:
-    """**Collective.** The matrices stacked along an axis; the first of them, or a later one, has this runtime."""
-    with runtime.local_step(verb):
-        for x in parts:
-            if not isinstance(x, DistMatrix):
-                raise errors.ArgumentError(f"{verb}: expected matrices only, got {type(x).__name__}")
-            check_context(verb, x, runtime)
-            if x.shape[1 - axis] != parts[0].shape[1 - axis]:
-                sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (parts[0], x))
-                raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")
-            if x.dtype != parts[0].dtype:
-                raise errors.DTypeError(f"{verb}: dtypes {parts[0].dtype} and {x.dtype}; give all matrices one dtype")
-            x.stored(verb)
-        bounds = np.cumsum([0, *(x.shape[axis] for x in parts)]).tolist()
-        first = parts[0].desc
-        desc = resized(first, (bounds[-1], first.n) if axis == 0 else (first.m, bounds[-1]))
-    arguments = {f"matrix {i}": (shared_descriptor(x.desc), x.conjugated) for i, x in enumerate(parts)}
-    runtime.agree(verb, {"count": len(parts), "dtype": parts[0].dtype.name, **arguments})
-    out = DistMatrix(desc, runtime.empty(runtime.place(desc, parts[0].dtype)), runtime)
-    for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
-        redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
-    return out
+def _checked_bounds(verb: str, runtime: Runtime, parts: Mapping[str, Any], axis: int) -> list[int]:
+    """Bounds of the matrices along the axis of the stack, after checks that they fit each other (local)."""
+    for name, x in parts.items():
+        check_matrix(verb, name, x, runtime)
+    common_dtype(verb, parts, None, stored=True)
+    first, *others = parts.values()
+    for x in others:
+        if x.shape[1 - axis] != first.shape[1 - axis]:
+            sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (first, x))
+            raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")
+    bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
+    return bounds
 
 
 def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
     """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
 
-    Args:
-        desc: the layout of which it is made, without its leading dimension (global).
-        shape: rows and columns (global).
-
     >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
     2
     """
-    blocks = {}
-    for name, split, length in zip(("mb", "nb"), (desc.rows, desc.columns), shape, strict=True):
-        if length != split.n and split.nblocks <= split.nprocs:
-            blocks[name] = max(1, -(-length // split.nprocs))
-    return _resized(desc, shape, **blocks)
+    blocks: list[tuple[int, int | None]] = []
+    axes = (desc.rows, (desc.mb, desc.imb)), (desc.columns, (desc.nb, desc.inb))
+    for (split, given), length in zip(axes, shape, strict=True):
+        is_even = length != split.n and split.nblocks <= split.nprocs
+        blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
+    (mb, imb), (nb, inb) = blocks
+    return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.core.call import call
 from pblas.operations.multiplication.structured import (
     PlannedSymmetricProduct,
+    StructuredArguments,
     SymmetricMultiplication,
     planned_structured,
+    structured,
 )
 
 if TYPE_CHECKING:
@@ -57,8 +58,30 @@ def symm(
 
     Source: PBLAS, p?symm.
     """
-    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
-    return call("symm", bind, matrices, "symm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
+    given = StructuredArguments("symm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
+    return structured(SymmetricMultiplication, given)
+
+
+def hemm(
+    a: DistMatrix,
+    b: DistMatrix,
+    c: DistMatrix | None = None,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    alpha: Scalar = 1.0,
+    beta: Scalar | None = None,
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** `symm` with a Hermitian A: imaginary parts on its diagonal are not read.
+
+    Arguments, results and errors are those of `symm`.
+
+    Source: PBLAS, p?hemm.
+    """
+    given = StructuredArguments("hemm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
+    return structured(SymmetricMultiplication, given)
 
 
 def plan_symm(
@@ -103,66 +126,8 @@ def plan_symm(
     >>> plan_symm(rows, rows, dtype="float64").plan.inner.name
     'AllGatherGemm'
     """
-    return planned_structured(
-        PlannedSymmetricProduct,
-        nprocs,
-        hardware,
-        "symm",
-        a,
-        b,
-        c,
-        side,
-        uplo,
-        "N",
-        "N",
-        alpha,
-        beta,
-        out,
-        overlap,
-        dtype,
-    )
-
-
-def hemm(
-    a: DistMatrix,
-    b: DistMatrix,
-    c: DistMatrix | None = None,
-    *,
-    side: Side = "L",
-    uplo: Uplo = "L",
-    alpha: Scalar = 1.0,
-    beta: Scalar | None = None,
-    out: DistMatrix | MatrixDescriptor | None = None,
-    overlap: bool = True,
-) -> DistMatrix:
-    """**Collective.** D = alpha A B + beta C, or alpha B A + beta C, with a Hermitian A.
-
-    One triangle of A is read; the other one may hold anything. Imaginary parts on its diagonal are not read.
-
-    Args:
-        a: square matrix, Hermitian: m x m with side "L", n x n with side "R" (global).
-        b: m x n matrix (global).
-        c: m x n matrix, which is added; needed if beta is not 0 (global).
-        side: "L" for A B, "R" for B A (global).
-        uplo: the triangle of A that is read: "L" on and below the diagonal, "U" on and above it (global).
-        alpha: scalar; with alpha = 0 A and B are not read (global).
-        beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
-        out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix; None for a new matrix in the
-            layout of C, or without C of B (global).
-        overlap: move data while ranks multiply (global).
-
-    Returns:
-        D: `out` itself, or a new matrix.
-
-    Raises:
-        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
-        MismatchError: ranks that passed different arguments.
-        WorkspaceError: a rank without memory for the workspace, or for a new D.
-
-    Source: PBLAS, p?hemm.
-    """
-    bind, matrices = SymmetricMultiplication.bind, {"A": a, "B": b, "C": c, "out": out}
-    return call("hemm", bind, matrices, "hemm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
+    given = StructuredArguments("symm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap, dtype)
+    return planned_structured(PlannedSymmetricProduct, given, nprocs, hardware)
 
 
 def plan_hemm(
@@ -180,48 +145,12 @@ def plan_hemm(
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedSymmetricProduct:
-    """Plan `hemm`. **Collective** with matrices; with descriptors it needs no MPI.
-
-    Args:
-        a: as for `hemm`, or its descriptor (global).
-        b: as for `hemm`, or its descriptor (global).
-        c: as for `hemm`, or its descriptor (global).
-        side: as for `hemm` (global).
-        uplo: as for `hemm` (global).
-        alpha: as for `hemm` (global).
-        beta: as for `hemm` (global).
-        out: as for `hemm` (global).
-        overlap: as for `hemm` (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
-        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
-
-    Returns:
-        The planned operation: `print(planned.explain())`, `planned.execute(a, b)`.
-
-    Raises:
-        as `hemm`.
+    """Plan `hemm`, as `plan_symm` plans `symm`: **collective** with matrices; with descriptors it needs no MPI.
 
     >>> from pblas.layouts import MatrixDescriptor
     >>> rows = MatrixDescriptor.row_wise(64, 64, 4)
     >>> plan_hemm(rows, rows, dtype="complex128").plan.inner.name
     'AllGatherGemm'
     """
-    return planned_structured(
-        PlannedSymmetricProduct,
-        nprocs,
-        hardware,
-        "hemm",
-        a,
-        b,
-        c,
-        side,
-        uplo,
-        "N",
-        "N",
-        alpha,
-        beta,
-        out,
-        overlap,
-        dtype,
-    )
+    given = StructuredArguments("hemm", a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap, dtype)
+    return planned_structured(PlannedSymmetricProduct, given, nprocs, hardware)

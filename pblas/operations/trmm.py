@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pblas.core.call import call
 from pblas.operations.multiplication.structured import (
     PlannedTriangularProduct,
+    StructuredArguments,
     TriangularMultiplication,
     planned_structured,
+    structured,
 )
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def trmm(
 
     Source: PBLAS, p?trmm.
     """
-    bind, matrices = TriangularMultiplication.bind, {"A": a, "B": b, "out": out}
-    return call("trmm", bind, matrices, "trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap)
+    given = StructuredArguments("trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap)
+    return structured(TriangularMultiplication, given)
 
 
 def plan_trmm(
@@ -103,21 +104,5 @@ def plan_trmm(
     >>> plan_trmm(columns, columns, dtype="float64").plan.name
     'TriangularProduct'
     """
-    return planned_structured(
-        PlannedTriangularProduct,
-        nprocs,
-        hardware,
-        "trmm",
-        a,
-        b,
-        None,
-        side,
-        uplo,
-        trans,
-        diag,
-        alpha,
-        None,
-        out,
-        overlap,
-        dtype,
-    )
+    given = StructuredArguments("trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap, dtype)
+    return planned_structured(PlannedTriangularProduct, given, nprocs, hardware)

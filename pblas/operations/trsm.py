@@ -11,13 +11,16 @@ from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_matrices,
-    check_not_conjugated,
+    check_operand,
+    check_out,
     check_overlap,
     check_ranks,
     checked_letter,
+    checked_place,
     checked_trans,
+    common_dtype,
     is_same_memory,
-    matrix_remedy,
+    shares_memory,
 )
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
@@ -30,7 +33,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.planner.choose_trsm import choose_trsm
 from pblas.plans.pipelined_trsm import PipelinedTrsm
 from pblas.plans.triangular import PANEL, PANEL_ON_GPUS, TriangularOperands
-from pblas.runtime.runtime import checked_dtype, checked_factor
+from pblas.runtime.runtime import checked_factor
 
 if TYPE_CHECKING:
     from typing import Self
@@ -89,39 +92,24 @@ class TriangularSolve(Operation[DistMatrix]):
         dtype: Any = None,
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `plan_trsm`, checked on this rank.
-
-        Raises:
-            ArgumentError, DTypeError: the first wrong argument.
-        """
+        """The arguments of `plan_trsm`, checked on this rank."""
         if runtime is not None and nprocs is not None:
             raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
         side = checked_letter(verb, "side", side, "LR")
         uplo, diag = checked_letter(verb, "uplo", uplo, "LU"), checked_letter(verb, "diag", diag, "NU")
         trans = checked_trans(verb, "trans", trans)
-        kind = MatrixDescriptor if runtime is None else DistMatrix
-        for name, x in (("a", a), ("b", b)):
-            if not isinstance(x, kind):
-                raise errors.ArgumentError(
-                    f"{verb}: {name} must be a {kind.__name__}, got {type(x).__name__}; {matrix_remedy(x)}"
-                )
+        for name, matrix in (("a", a), ("b", b)):
+            check_operand(verb, name, matrix, placed=runtime is not None)
+        check_out(verb, out)
         placed = isinstance(out, DistMatrix)
-        if out is not None and not placed and not isinstance(out, MatrixDescriptor):
-            raise errors.ArgumentError(
-                f"{verb}: out must be a DistMatrix, a MatrixDescriptor or None, got {type(out).__name__}"
-            )
-        dtype = _common_dtype(verb, a, b, out, dtype)
+        dtype = common_dtype(verb, {"A": a, "B": b, "out": out}, dtype)
         alpha = checked_factor(verb, "alpha", alpha, dtype)
         if runtime is None:
             descs, conjugated, reads = (a, b), (False, False), {}
         else:
             descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
-        check_not_conjugated(verb, "out", out)
         x = descs[1] if out is None else out.desc if placed else out
-        new, nelements = None, 0
-        if out is not None and not placed and x.lld is not None and runtime is not None:
-            runtime.check_place(verb, x, "out")
-            new, nelements = x, runtime.nelements(x)
+        new, nelements = checked_place(verb, runtime, out)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
         form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
@@ -130,11 +118,9 @@ class TriangularSolve(Operation[DistMatrix]):
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         a, b, x, side = operation.a, operation.b, operation.x, operation.side
-        dtype = checked_dtype(verb, operation.dtype)
-        if dtype.itemsize <= 2:
-            raise errors.DTypeError(
-                f"{verb}: {dtype.name} has too few bits for a solve; convert with A.astype('float32')"
-            )
+        if operation.dtype.itemsize <= 2:
+            name = operation.dtype.name
+            raise errors.DTypeError(f"{verb}: {name} has too few bits for a solve; convert with A.astype('float32')")
         if a.m != a.n:
             raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}; it must be square")
         if a.n != (b.m if side == "L" else b.n):
@@ -344,28 +330,7 @@ def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> b
     shadow = out.runtime.backend.shadow
     x, y = shadow(b.stored(verb)), shadow(out.stored(verb))
     in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and is_same_memory(x, y))
-    try:
-        check_overlap(verb, a, None if in_place else b, None, out)
-    except errors.ArgumentError as caught:
-        if "overlaps B" not in str(caught):
-            raise
-        raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B") from None
+    check_overlap(verb, {"A": a}, None, out)
+    if not in_place and shares_memory(x, y):
+        raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B")
     return in_place
-
-
-def _common_dtype(verb: str, a: Any, b: Any, out: Any, dtype: Any) -> np.dtype[Any]:
-    """The dtype of A, which B and out have too, or `dtype` if they are descriptors."""
-    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True)
-    if isinstance(a, MatrixDescriptor):
-        if requested is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return requested
-    common: np.dtype[Any] = a.dtype
-    if requested not in (None, common):
-        raise errors.DTypeError(f"{verb}: dtype is {dtype}, A is {common.name}; leave dtype out")
-    for name, x in (("B", b), ("out", out)):
-        if isinstance(x, DistMatrix) and x.dtype != common:
-            raise errors.DTypeError(
-                f"{verb}: A is {common.name}, {name} is {x.dtype.name}; all must have one dtype: convert with astype"
-            )
-    return common

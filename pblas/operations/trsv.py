@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pblas import errors
-from pblas.core.call import call, runtime_of
-from pblas.core.checks import not_a_matrix
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix
 from pblas.core.options import Diag, Trans, Uplo
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.products_with_arrays import replicated_matrix
 from pblas.operations.trsm import TriangularSolve
+from pblas.operations.vectors import Vector, checked_vector
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
 
 
 @overload
@@ -65,29 +67,25 @@ def trsv(
     ...     pblas.blas.trsv(A, np.array([4.0, 10.0])).tolist()
     [2.0, 2.0]
     """
-    verb = "trsv"
-    runtime = runtime_of(verb, {"a": a, "x": x, "out": out})
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            if not isinstance(a, DistMatrix):
-                raise not_a_matrix(verb, "a", a)
-            shape = tuple(getattr(x, "shape", ()))
-            is_array = not isinstance(x, DistMatrix)
-            if len(shape) != 2 - is_array or (not is_array and 1 not in shape):
-                raise errors.ArgumentError(
-                    f"{verb}: x must be an n x 1 or 1 x n matrix, or an array of one dimension, got {type(x).__name__} "
-                    f"of shape {shape}"
-                )
-            if is_array and out is not None:
-                raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
-        if not isinstance(x, DistMatrix):
-            column = replicated_matrix(verb, a, x[:, None])
+    matrices = {"a": a, "x": x, "out": out}
+    with checked_call("trsv", _checked_vector, matrices, a, x, out) as (runtime, vector):
+        column = vector.column
+        if column is None:
+            column = replicated_matrix("trsv", a, x[:, None])
             return runtime.backend.reading(_solved(a, column, uplo, trans, diag, None).local)[:, 0].copy()
-        is_row = shape[0] == 1 and shape[1] != 1
-        column = x.T if is_row else x
+        is_row = vector.is_row
         target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
         result = _solved(a, column, uplo, trans, diag, target)
         return out if out is not None else result.T if is_row else result
+
+
+def _checked_vector(verb: str, runtime: Runtime, a: Any, x: Any, out: Any) -> Vector:
+    """The right-hand side (local)."""
+    check_matrix(verb, "a", a, runtime)
+    vector = checked_vector(verb, "x", x, runtime, a.dtype)
+    if vector.column is None and out is not None:
+        raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
+    return vector
 
 
 def _solved(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, product
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,7 +16,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchange
 from pblas.operations.reductions import converted_array
 from pblas.plans.reduction import ReductionPlan
-from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import name_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -84,13 +82,7 @@ class Vector:
 
 
 class Columns:
-    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`.
-
-    Args:
-        kinds: of the matrices, at least one (global).
-        nprocs: ranks of the context (global).
-        rank: this rank (local).
-    """
+    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`."""
 
     def __init__(self, kinds: Sequence[VectorKind], nprocs: int, rank: int) -> None:
         self._kinds, self._reductions = kinds, list[PreparedReduction]()
@@ -133,36 +125,10 @@ class Columns:
         return results
 
 
-def runtime_of(verb: str, operands: Mapping[str, Any]) -> Runtime:
-    """The runtime of the first matrix among the operands (local).
-
-    Raises:
-        ArgumentError: no operand is a matrix; see `fail_without_context`.
-    """
-    runtime = next((x.runtime for x in operands.values() if isinstance(x, DistMatrix)), None)
-    if runtime is None:
-        text = f"{verb}: {' or '.join(operands)} must be a DistMatrix; ctx.from_global(array[:, None]) makes one"
-        fail_without_context(verb, errors.ArgumentError(text))
-    return runtime
-
-
 def checked_vector(
     verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
 ) -> Vector:
-    """A value as a vector (local).
-
-    Args:
-        verb: name of the call, for messages (global).
-        name: of the argument (global).
-        value: the argument (global).
-        runtime: of the context (global).
-        dtype: that it must have; arrays are converted to it. None: any (global).
-        arrays: whether it may be an array (global).
-
-    Raises:
-        ArgumentError: no vector, or a matrix of another context.
-        DTypeError: another dtype, or complex elements for real ones.
-    """
+    """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
     if isinstance(value, DistMatrix):
         m, n = value.shape
@@ -188,31 +154,10 @@ def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> No
         raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")
 
 
-@contextmanager
-def columns_of(verb: str, *written: str, **operands: Any) -> Iterator[list[DistMatrix]]:
-    """**Collective.** A with block around a call of level 1 that is made of several: see `checked_columns`."""
-    runtime = runtime_of(verb, operands)
-    with runtime.call(verb):
-        columns: list[DistMatrix] = []
-        with runtime.local_step(verb):
-            columns += checked_columns(verb, runtime, operands, written)
-        yield columns
-
-
 def checked_columns(
     verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
 ) -> list[DistMatrix]:
-    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local).
-
-    Args:
-        verb: name of the call (global).
-        runtime: of the context (global).
-        operands: the vectors, by name (global).
-        written: names of the vectors that the call writes (global).
-
-    Raises:
-        ArgumentError, DTypeError, DescriptorError: arguments that do not fit.
-    """
+    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
     columns: list[DistMatrix] = []
     for name, value in operands.items():
         dtype = columns[0].dtype if columns else None

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.triangle import Part, flipped
 from pblas.plans.base import ITEMSIZE, Plan, Transport
+from pblas.plans.reduction import holds_first
 
 _ABSOLUTE_WIDTH = 64
 _FEW = 4
@@ -108,9 +109,7 @@ class MatrixVectorPlan(Plan):
 
     def contributes(self, rank: int) -> bool:
         """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
-        myrow, mycol = self.a.grid.coordinates(rank)
-        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
-        return first and prod(self.a.local_shape(rank)) > 0
+        return holds_first(self.a, rank)
 
     @property
     def width(self) -> int | None:

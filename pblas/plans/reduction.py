@@ -34,6 +34,13 @@ _ASK_ALL = 1024
 """Largest number of ranks that are all examined to find the busiest."""
 
 
+def holds_first(a: MatrixDescriptor, rank: int) -> bool:
+    """Whether `rank` holds elements of a matrix, and no lower coordinate holds the same ones."""
+    myrow, mycol = a.grid.coordinates(rank)
+    first = myrow >= 0 and (a.rsrc >= 0 or myrow == 0) and (a.csrc >= 0 or mycol == 0)
+    return first and prod(a.local_shape(rank)) > 0
+
+
 @dataclass(frozen=True, slots=True)
 class ReductionPlan(Plan):
     """Every rank reduces its own elements; one all-gather collects the partial results, which each rank then combines.
@@ -95,9 +102,7 @@ class ReductionPlan(Plan):
 
     def contributes(self, rank: int) -> bool:
         """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
-        myrow, mycol = self.a.grid.coordinates(rank)
-        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
-        return first and prod(self.a.local_shape(rank)) > 0
+        return holds_first(self.a, rank)
 
     def count(self, rank: int) -> int:
         """Number of results to which `rank` contributes."""

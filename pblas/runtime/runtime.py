@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -34,6 +35,7 @@ _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
+@dataclass(frozen=True, slots=True)
 class Place:
     """The memory of one rank's part of a matrix; strides in bytes. Every rank allocates `nbytes`."""
 
@@ -173,7 +175,7 @@ class Runtime:
             arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
                 text was `spelled` before (global).
             error: an error that this rank found (local).
-            maxima: up to six integers (local).
+            maxima: up to four integers (local).
 
         Returns:
             The largest of each of the `maxima` over all ranks.

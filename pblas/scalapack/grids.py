@@ -6,6 +6,7 @@ integers because descriptors hold them, so this module has one table of them.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -328,13 +329,8 @@ def _check_options(verb: str, options: dict[str, Any]) -> None:
 
 
 _OPTIONS: dict[str, Any] = {
-    "backend": "auto",
-    "timeout": TIMEOUT,
-    "threads": None,
-    "transport": "auto",
-    "ranks_per_node": None,
-    "link": None,
-    "device": None,
-    "debug": False,
+    x.name: x.default
+    for x in inspect.signature(Context).parameters.values()
+    if x.name not in ("comm", "tuning", "process_group")
 }
-"""Options of a context and their defaults."""
+"""Options of the context over a grid and their defaults."""

@@ -79,14 +79,7 @@ class TiedVector:
         array[self._slice] = values[self._indices()]
 
     def collect(self, verb: str, what: str, array: Array, count: int) -> Array:
-        """**Collective.** The elements on all processes.
-
-        Args:
-            verb: name of the call (global).
-            what: name of the vector (global).
-            array: this process's array (local).
-            count: number of elements (global).
-        """
+        """**Collective.** The elements on all processes."""
         runtime = self.grid.runtime
         with runtime.local_step(verb):
             has_copy = self.grid.grid.coordinates(runtime.rank)[1 - self.axis] == self.copy
@@ -99,19 +92,7 @@ class TiedVector:
 
 
 def collected_pivots(vector: TiedVector, verb: str, position: int, ipiv: Array, count: int, rows: int) -> Array:
-    """**Collective.** Exchanges of rows on all processes, which count from 1 at the first row.
-
-    Args:
-        vector: the place of IPIV, whose elements count as its own (global).
-        verb: name of the call (global).
-        position: of IPIV among its arguments (global).
-        ipiv: this process's array (local).
-        count: number of exchanges (global).
-        rows: of the matrix that they exchange (global).
-
-    Raises:
-        PblasArgumentError: a pivot that is no row of the matrix; on all processes.
-    """
+    """**Collective.** Exchanges of rows on all processes, which count from 1 at the first row."""
     pivots, base = vector.collect(verb, "IPIV", ipiv, count).astype(np.intp), vector.start
     pivots -= base - 1
     wrong = np.flatnonzero((pivots < 1) | (pivots > rows))

@@ -11,7 +11,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
 from pblas.backends.interop import has_memory
-from pblas.core.checks import check_not_conjugated, is_same_memory, shares_memory
+from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -73,10 +73,11 @@ def local_values(
 ) -> dict[str, Any]:
     """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
 
-    A part that overlaps the result without being the same memory is copied: it would change too early.
+    A part that overlaps the result without being the same memory is copied: it would change too early. One that is the
+    result is the same object.
     """
     backend, values = runtime.backend, dict[str, Any]()
-    out = None if result is None else backend.shadow(result.stored(verb))
+    target = None if result is None else result.stored(verb)
     for name, z in operands.items():
         if isinstance(z, _NUMBERS):
             values[name] = z
@@ -89,10 +90,12 @@ def local_values(
             part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
             if not backend.is_here(part):
                 part = _uploaded(runtime, part)
-        if out is not None and part.size:
-            shadow = backend.shadow(part)
-            if shares_memory(shadow, out) and not is_same_memory(shadow, out):
-                part = part.copy()
+        if target is not None and part.size:
+            shadow, out = backend.shadow(part), backend.shadow(target)
+            if not is_same_memory(shadow, out):
+                part = part.copy() if shares_memory(shadow, out) else part
+            elif part.dtype == target.dtype:
+                part = target
         values[name] = part
     return values
 
@@ -376,13 +379,6 @@ def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) ->
         raise errors.DTypeError(
             f"{verb}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
         )
-
-
-def check_out(verb: str, out: Any) -> None:
-    """Raise ArgumentError if `out` is no matrix that can be written (local)."""
-    if not isinstance(out, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: out must be a DistMatrix or None, got {type(out).__name__}")
-    check_not_conjugated(verb, "out", out)
 
 
 def _conjugating(node: Node, views: Iterable[str]) -> Node:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_context, check_not_conjugated, not_a_matrix, shares_memory
+from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.reductions import converted_array
@@ -88,8 +88,7 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
     if out.shape != a.shape:
         sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
         raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
-    if not getattr(out.stored(verb).flags, "writeable", True):  # CuPy's arrays always are
-        raise errors.ArgumentError(f"{verb}: out is made from a read-only array; make it from one that can be written")
+    check_writable(verb, out)
 
 
 def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:

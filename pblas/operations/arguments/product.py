@@ -15,12 +15,14 @@ from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_not_conjugated,
+    check_operand,
+    check_out,
     check_overlap,
     check_ranks,
+    check_writable,
     checked_positive,
     checked_trans,
     is_integer,
-    matrix_remedy,
 )
 from pblas.core.options import Trans
 from pblas.execute.operands import Orders
@@ -99,17 +101,10 @@ class ProductCall(NamedTuple):
 
     def check_kinds(self, verb: str, *, placed: bool) -> None:
         """Raise ArgumentError unless all operands are matrices, or all are descriptors if none is `placed`."""
-        allowed = DistMatrix if placed else MatrixDescriptor
         for name, x in (("a", self.a), ("b", self.b), ("c", self.c)):
-            if not isinstance(x, allowed) and not (name == "c" and x is None):
-                kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-                raise errors.ArgumentError(
-                    f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}"
-                )
-        if self.out is not None and not isinstance(self.out, DistMatrix | MatrixDescriptor):
-            raise errors.ArgumentError(
-                f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(self.out).__name__}"
-            )
+            if name != "c" or x is not None:
+                check_operand(verb, name, x, placed=placed)
+        check_out(verb, self.out)
         for name, value in (("nprocs", self.nprocs), ("hardware", self.hardware)) if placed else ():
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
@@ -355,7 +350,8 @@ class ProductForm(NamedTuple):
         if c is None and beta != 0:
             raise errors.ArgumentError(f"execute: beta is {beta!r} but there is no C to scale; pass c")
         if out is not None:
-            check_overlap("execute", a, b, c, out)
+            check_writable("execute", out)
+            check_overlap("execute", {"A": a, "B": b}, c, out)
 
 
 def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:

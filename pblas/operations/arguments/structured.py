@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.core.checks import matrix_remedy
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,34 +20,6 @@ Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 def is_update(routine: Routine) -> bool:
     """Whether a routine updates a triangle of C."""
     return routine in ("syrk", "herk", "syr2k", "her2k")
-
-
-def check_kinds(verb: str, operands: Mapping[str, Any], out: Any, *, placed: bool) -> None:
-    """Raise ArgumentError unless all operands are matrices, or all are descriptors."""
-    for name, x in operands.items():
-        if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
-            kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-            raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
-    if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor):
-        raise errors.ArgumentError(f"{verb}: out must be a DistMatrix, a descriptor or None, got {type(out).__name__}")
-
-
-def common_dtype(verb: str, operands: Mapping[str, Any], out: Any, dtype: Any) -> np.dtype[Any]:
-    """The dtype of all matrices of a call: `dtype`, or that of A."""
-    requested = None if dtype is None else checked_dtype(verb, dtype, is_argument=True)
-    first = operands["A"]
-    if isinstance(first, MatrixDescriptor):
-        if requested is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        return requested
-    common: np.dtype[Any] = first.dtype if requested is None else requested
-    for name, x in (*operands.items(), ("out", out)):
-        if isinstance(x, DistMatrix) and x.dtype != common:
-            raise errors.DTypeError(
-                f"{verb}: {name} is {x.dtype.name}, {'A is ' if dtype is None else 'dtype= says '}{common.name}"
-                f"; all matrices must have one dtype: convert with ctx.from_local(X.local.astype(...), X.desc)"
-            )
-    return common
 
 
 def check_update(verb: str, routine: Routine, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
-from pblas.core.call import planned, planned_without_context
+from pblas.core.call import call, planned, planned_without_context
 from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_matrices,
     check_not_conjugated,
+    check_operand,
+    check_out,
     check_overlap,
     check_ranks,
     checked_letter,
+    checked_place,
     checked_trans,
+    common_dtype,
     is_same_memory,
 )
 from pblas.core.operation import Bound, Operation
@@ -34,7 +38,7 @@ from pblas.operations.arguments import structured as arguments
 from pblas.operations.arguments.structured import Routine
 from pblas.planner.structured import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct
-from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
+from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
 from pblas.simulation.hardware import find_hardware
 
 if TYPE_CHECKING:
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute import Executor
     from pblas.plans.plan import Topology
@@ -51,6 +54,30 @@ if TYPE_CHECKING:
     from pblas.simulation.hardware import Hardware
 
 _REMEDY = "make all matrices with one context"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredArguments:
+    """The arguments of a call, not checked; see `symm`, `syrk` and `trmm`. A routine leaves out those that it lacks."""
+
+    routine: Routine
+    a: Any
+    b: Any = None
+    c: Any = None
+    side: Any = "L"
+    uplo: Any = "L"
+    trans: Any = "N"
+    diag: Any = "N"
+    alpha: Any = 1.0
+    beta: Any = None
+    out: Any = None
+    overlap: Any = True
+    dtype: Any = None
+
+    @property
+    def matrices(self) -> Mapping[str, Any]:
+        """The arguments that may be matrices, by name (global)."""
+        return {"A": self.a, "B": self.b, "C": self.c, "out": self.out}
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,44 +120,25 @@ class StructuredProduct(Operation[DistMatrix]):
         return self.out or self.c or self.default_result
 
     @classmethod
-    def bind(
-        cls,
-        verb: str,
-        runtime: Runtime | None,
-        routine: Routine,
-        a: Any,
-        b: Any,
-        c: Any,
-        side: Any,
-        uplo: Any,
-        trans: Any,
-        diag: Any,
-        alpha: Any,
-        beta: Any,
-        out: Any,
-        overlap: Any,
-        dtype: Any = None,
-    ) -> Bound[DistMatrix]:
-        """The arguments of a routine, checked on this rank.
-
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
-        side, uplo = checked_letter(verb, "side", side, "LR"), checked_letter(verb, "uplo", uplo, "LU")
-        diag, trans = checked_letter(verb, "diag", diag, "NU"), checked_trans(verb, "trans", trans)
-        overlap = checked_flag(verb, "overlap", overlap)
+    def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
+        """The arguments of a routine, checked on this rank."""
+        routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
+        side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
+        diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
+        overlap = checked_flag(verb, "overlap", given.overlap)
         reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
         operands = reads if c is None else {**reads, "C": c}
-        arguments.check_kinds(verb, operands, out, placed=runtime is not None)
-        dtype = arguments.common_dtype(verb, operands, out, dtype)
+        for name, x in operands.items():
+            check_operand(verb, name, x, placed=runtime is not None)
+        check_out(verb, out)
+        dtype = common_dtype(verb, {**operands, "out": out}, given.dtype)
         if arguments.is_update(routine):
-            arguments.check_update(verb, routine, trans, dtype, alpha, beta)
-        alpha = checked_factor(verb, "alpha", alpha, dtype)
-        beta = checked_factor(verb, "beta", float(c is not None) if beta is None else beta, dtype)
+            arguments.check_update(verb, routine, trans, dtype, given.alpha, given.beta)
+        alpha = checked_factor(verb, "alpha", given.alpha, dtype)
+        beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
         if beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
         check_not_conjugated(verb, "C", c)
-        check_not_conjugated(verb, "out", out)
         scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         if runtime is None:
             descs, conjugated, matrices = (a, b, c, out), (False, False), {}
@@ -143,28 +151,16 @@ class StructuredProduct(Operation[DistMatrix]):
                 f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
                 f"{shared_descriptor(desc_d)}; give them one layout"
             )
-        placed, new, nelements = isinstance(out, DistMatrix), None, 0
-        if desc_d is not None and desc_d.lld is not None and not placed and runtime is not None:
-            runtime.check_place(verb, desc_d, "out")
-            new, nelements = desc_d, runtime.nelements(desc_d)
+        placed, (new, nelements) = isinstance(out, DistMatrix), checked_place(verb, runtime, out)
         layouts = [None if desc is None else desc.without_lld for desc in descs]
         aliased = routine == "trmm" and placed and out is b
         form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
-        return Bound(
-            cls,
-            form,
-            scalars,
-            matrices,
-            out if placed else None,
-            old=c if matrices else None,
-            new=new,
-            nelements=nelements,
-        )
+        target, old = out if placed else None, c if matrices else None
+        return Bound(cls, form, scalars, matrices, target, old=old, new=new, nelements=nelements)
 
     @classmethod
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
-        checked_dtype(verb, operation.dtype)
         operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
         check_ranks(verb, operation.d, nprocs)
         return operation
@@ -332,7 +328,7 @@ class TriangularMultiplication(StructuredProduct):
         if out is None:
             return bound
         is_b = out is b or _is_same(verb, out, b)
-        check_overlap(verb, a, None if is_b else b, None, out)
+        check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
     def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
@@ -413,42 +409,13 @@ class PlannedRankUpdate(PlannedStructured):
         return self.run(lambda: self._bound(a, None, c, out))
 
 
-class PlannedRank2Update(PlannedStructured):
-    """A planned syr2k or her2k. Made by `plan_syr2k` and `plan_her2k`."""
-
-    kind = Rank2Updating
-    plan: RankUpdate
+class PlannedWithTwo(PlannedStructured):
+    """A planned product of two matrices, to which a third one may be added."""
 
     def execute(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
-        """**Collective.** The triangle of D with matrices like the planned ones.
-
-        Args:
-            a: A, with the planned descriptor and dtype (global).
-            b: B, with the planned descriptor and dtype (global).
-            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
-            out: matrix whose triangle receives D; may be `c`; None for a new matrix (global).
-
-        Returns:
-            D; a new one is 0 outside the triangle. The caller may overwrite a, b and c when the call has returned.
-
-        Raises:
-            as `PlannedMatmul.execute`.
-        """
-        return self.run(lambda: self._bound(a, b, c, out))
-
-
-class PlannedSymmetricProduct(PlannedStructured):
-    """A planned symm or hemm. Made by `plan_symm` and `plan_hemm`."""
-
-    kind = SymmetricMultiplication
-    plan: SymmetricProduct
-
-    def execute(
-        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
-    ) -> DistMatrix:
-        """**Collective.** D = alpha A B + beta C, or alpha B A + beta C, with matrices like the planned ones.
+        """**Collective.** D with matrices like the planned ones: of syr2k and her2k the triangle.
 
         Args:
             a: A, with the planned descriptor and dtype (global).
@@ -457,12 +424,26 @@ class PlannedSymmetricProduct(PlannedStructured):
             out: matrix that receives D; may be `c`; None for a new matrix (global).
 
         Returns:
-            D. The caller may overwrite a, b and c when the call has returned.
+            D; a new triangle is 0 outside. The caller may overwrite a, b and c when the call has returned.
 
         Raises:
             as `PlannedMatmul.execute`.
         """
         return self.run(lambda: self._bound(a, b, c, out))
+
+
+class PlannedRank2Update(PlannedWithTwo):
+    """A planned syr2k or her2k. Made by `plan_syr2k` and `plan_her2k`."""
+
+    kind = Rank2Updating
+    plan: RankUpdate
+
+
+class PlannedSymmetricProduct(PlannedWithTwo):
+    """A planned symm or hemm. Made by `plan_symm` and `plan_hemm`."""
+
+    kind = SymmetricMultiplication
+    plan: SymmetricProduct
 
 
 class PlannedTriangularProduct(PlannedStructured):
@@ -492,22 +473,7 @@ PlannedT = TypeVar("PlannedT", bound=PlannedStructured)
 
 
 def planned_structured(
-    kind: type[PlannedT],
-    nprocs: int | None,
-    hardware: Hardware | str | None,
-    routine: Routine,
-    a: Any,
-    b: Any,
-    c: Any,
-    side: Side,
-    uplo: Uplo,
-    trans: Trans,
-    diag: Diag,
-    alpha: Scalar,
-    beta: Scalar | None,
-    out: Any,
-    overlap: bool,
-    dtype: Any,
+    kind: type[PlannedT], given: StructuredArguments, nprocs: int | None, hardware: Hardware | str | None
 ) -> PlannedT:
     """The planned product of a plan_ function. **Collective** with matrices."""
 
@@ -515,16 +481,20 @@ def planned_structured(
         for name, value in (("nprocs", nprocs), ("hardware", hardware)):
             if value is not None and runtime is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
-        options = side, uplo, trans, diag, alpha, beta, out, overlap, dtype
-        return kind.kind.bind(verb, runtime, routine, a, b, c, *options)
+        return kind.kind.bind(verb, runtime, given)
 
-    verb, matrices = f"plan_{routine}", {"A": a, "B": b, "C": c, "out": out}
-    if any(isinstance(x, DistMatrix) for x in matrices.values()):
-        return planned(verb, kind, bind, matrices)
+    verb = f"plan_{given.routine}"
+    if any(isinstance(x, DistMatrix) for x in given.matrices.values()):
+        return planned(verb, kind, bind, given.matrices)
     bound = bind(verb, None)
     descs = [desc for desc in bound.form[5:9] if desc is not None]
     topology = None if hardware is None else find_hardware(hardware).topology
     return planned_without_context(verb, bound, kind, nprocs, descs, topology)
+
+
+def structured(kind: type[StructuredProduct], given: StructuredArguments) -> DistMatrix:
+    """**Collective.** The product of a call."""
+    return call(given.routine, kind.bind, given.matrices, given)
 
 
 def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:

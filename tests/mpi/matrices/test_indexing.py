@@ -188,7 +188,7 @@ WRONG: dict[str, Mistake[Cast]] = {
     "text": (DTypeError, "not numbers", put(..., "one"), put(..., 1.0)),
     "None": (DTypeError, "not numbers", put(..., None), put(..., 1.0)),
     "stack of arrays": (
-        *(ArgumentError, "matrices only"),
+        *(ArgumentError, "matrix 1 must be a DistMatrix"),
         *(lambda c: pblas.vstack([c.a, np.ones((7, 8))]), lambda c: pblas.vstack([c.a, c.b])),  # type: ignore[list-item]
     ),
     "stack of contexts": (

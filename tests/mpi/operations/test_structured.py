@@ -192,6 +192,7 @@ WRONG: dict[str, Callable[[DistMatrix, DistMatrix], object]] = {
     "shapes of A and B": lambda a, b: UNTYPED.syr2k(a, b[:, :3]),
     "out overlaps A": lambda a, b: UNTYPED.trmm(a, b, out=a),
     "out overlaps B": lambda a, b: UNTYPED.symm(a, b, out=b),
+    "out overlaps A, which is C too": lambda a, b: UNTYPED.symm(a, b, a, out=a),
     "out overlaps part of B": lambda a, b: UNTYPED.trmm(a[:8, :8], b[:8, :8], out=b[1:9, 1:9]),
 }
 

@@ -205,7 +205,7 @@ def test_wrong_arguments_raise_on_all_ranks(ctx: pblas.Context, wrong: frozenset
         (pblas.DescriptorError, "so B must have 6 columns", A, B, {"side": "R"}),
         (pblas.DescriptorError, "out is 6 x 6, B is 6 x 4", A, B, {"out": A}),
         (pblas.DTypeError, "A.astype('float32')", half, half, {}),
-        (pblas.DTypeError, "A is float64, B is float16", A, half, {}),
+        (pblas.DTypeError, "B is float16, A is float64", A, half, {}),
     ]
     for kind, text, a, b, options in cases:
         is_wrong = ctx.rank in wrong or ctx.nprocs == 1
