@@ -17,8 +17,7 @@ from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import PlannedMatmul
 from pblas.operations.multiplication.product import Product
 from pblas.operations.multiplication.pushed import PushedMatmul
-from pblas.plans.plan import Topology
-from pblas.simulation.hardware import find_hardware
+from pblas.simulation.hardware import Topology, find_hardware
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Scalar

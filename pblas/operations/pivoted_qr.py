@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.operations.factorization import PlannedFactorization
 from pblas.planner.choose_factorization import block_columns
-from pblas.plans.pivoted_qr import PivotedQrPlan
+from pblas.plans.qr import PivotedQrPlan
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.base import Transport
+    from pblas.simulation.hardware import Transport
 
 
 class PlannedPivotedQr(PlannedFactorization):

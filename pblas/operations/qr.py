@@ -16,14 +16,13 @@ from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistributed
 from pblas.operations.reflectors import Reflectors
 from pblas.planner.choose_qr import Algorithm, choose_qr
-from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.qr import TsqrPlan
+from pblas.plans.qr import CholeskyQrPlan, TsqrPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pblas.plans.base import Transport
     from pblas.plans.factorization import FactorizationPlan
+    from pblas.simulation.hardware import Transport
 
 _MODES: tuple[Any, ...] = ("reduced", "r", "complete")
 

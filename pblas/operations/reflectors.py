@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.tsqr import Tree
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 class Reflectors(NamedTuple):

@@ -19,9 +19,9 @@ from pblas.plans.substitution import SubstitutionPlan
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import Topology
     from pblas.plans.substitution import Sweep
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)

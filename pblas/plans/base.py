@@ -2,8 +2,8 @@
 
 A plan is one global value made of integers: the same on every rank, comparable and printable. The plan of an operation
 is a frozen dataclass derived from `Plan`. It has the fields or properties `why`, `dtype`, `nprocs` and `transport`, and
-implements the abstract methods. A plan that can be simulated also defines `flops`, `operands_nbytes` and
-`sent_elements`, and has a function in the table of `pblas.simulation.phases`.
+implements the abstract methods. A plan that can be simulated also defines `phases`, `flops`, `operands_nbytes` and
+`sent_elements`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pblas.plans.html import html_of
-
-if TYPE_CHECKING:
-    from pblas.simulation.hardware import Hardware
-    from pblas.simulation.simulate import Simulation
-
-ITEMSIZE = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
-    **dict.fromkeys(("float16", "bfloat16"), 2),
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-
-Transport = Literal["shared", "message", "mixed", "push"]
+from pblas.errors import PlanError
+from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
+from pblas.simulation.phase import Phase, View
+from pblas.simulation.simulate import Simulation, simulate
 
 
 def ranks_text(nprocs: int) -> str:
@@ -137,6 +125,14 @@ class Plan(ABC):
         """Bytes of operands and results on a rank."""
         raise AssertionError(f"{self.name} defines no operands_nbytes, which rank {rank} needs to simulate it")
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The steps of a rank in order, equal ones as one phase; all its bytes are in its phases, which tests check.
+
+        Args:
+            view: the rank, and the links over which data reaches it (local).
+        """
+        raise PlanError(f"simulate: {self.name} cannot be simulated; rank {view.rank} has no phases")
+
     def sent_elements(self, rank: int) -> int:
         """Elements that `rank` sends, or that other ranks read in its memory (counted once for each reader).
 
@@ -213,9 +209,6 @@ class Plan(ABC):
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
         """
-        from pblas.simulation.hardware import find_hardware
-        from pblas.simulation.simulate import simulate
-
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
             plan = self.over(described.topology.transport(self.nprocs))
@@ -250,6 +243,8 @@ class Plan(ABC):
 
     def _repr_html_(self) -> str:
         """The text of `explain` and bars of bytes, for notebooks."""
+        from pblas.layouts.drawing.svg import html_of
+
         return html_of(self.explain(), self.max_received_nbytes, self.lower_bound_nbytes)
 
     def __dir__(self) -> list[str]:

@@ -8,7 +8,9 @@ from math import prod
 from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import ITEMSIZE, Plan, Transport
+from pblas.plans.base import Plan
+from pblas.simulation.hardware import ITEMSIZE, Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 Operation = Literal[
     "sum",
@@ -45,9 +47,6 @@ class ReductionPlan(Plan):
         a: distribution of the matrix (global).
         operation: see `Operation` (global).
         axis: 0 reduces columns to n results, 1 rows to m results, None all elements to one (global).
-        dtype: name of the dtype of the matrix (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
 
     >>> plan = ReductionPlan(MatrixDescriptor.row_wise(6, 4, 3), "sum", 0, "float64", 3)
     >>> [plan.count(rank) for rank in range(3)], plan.received_elements(0), plan.nresults
@@ -134,6 +133,13 @@ class ReductionPlan(Plan):
     def received_elements(self, rank: int) -> int:
         """Elements of all other ranks' partial results."""
         return self.components * sum(self.count(peer) for peer in range(self.nprocs) if peer != rank)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each rank reads its elements once, then all partial results arrive in one step."""
+        traffic = Traffic()
+        for peer in range(self.nprocs):
+            traffic += view.traffic(peer, self.itemsize * self.components * self.count(peer))
+        yield Phase(1, before=traffic, copied=self.operands_nbytes(view.rank))
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of the matrix on a rank."""

@@ -13,10 +13,12 @@ from math import prod
 from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.factorization import Panel, columns_from, panels
 from pblas.plans.qr import TsqrPlan
 from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,10 @@ class ReflectorsPlan(Plan):
     Args:
         w: distribution of the factor (global).
         c: distribution of C, or of the columns of Q that are made (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
         side: "L" for op(Q) C, "R" for C op(Q) (global).
         adjoint: X := Q^H X (global).
         conj: X is multiplied with the conjugate of Q or Q^H (global).
         makes_q: X begins as the identity: C is not read (global).
-        transport: how the ranks exchange data (global).
     """
 
     why: ClassVar[str]
@@ -183,6 +182,19 @@ class PanelReflectorsPlan(ReflectorsPlan):
         own = (panel for panel in self.parts() if panel.owner == rank)
         return sum(self._elements(panel) * sum(self.columns(panel, peer) > 0 for peer in peers) for panel in own)
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel twice."""
+        *to_x, back = self.redistributions
+        for redistribution in to_x:
+            yield from redistribution.phases(view)
+        for panel in self.parts():
+            n_loc, nbytes = self.columns(panel, view.rank), self.itemsize * (self.w.m - panel.start) * panel.width
+            if n_loc:
+                yield Phase(
+                    1, (2 * (self.x.m - panel.start), n_loc, panel.width), before=view.traffic(panel.owner, nbytes)
+                )
+        yield from back.phases(view)
+
     @property
     def workspace_nbytes(self) -> int:
         """X, two panels of far ranks, two products with V, and the messages of a redistribution."""
@@ -240,6 +252,18 @@ class TreeReflectorsPlan(ReflectorsPlan):
     def lent_elements(self, rank: int) -> int:
         """As many as it receives: the rows come back."""
         return self.exchanged_elements(rank)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """A rank multiplies its rows, and the first ones once more for each step of the tree."""
+        *to_x, back = self.redistributions
+        for redistribution in to_x:
+            yield from redistribution.phases(view)
+        n, (m_loc, n_loc) = self.w.n, self.x.local_shape(view.rank)
+        if m_loc and n_loc:
+            yield Phase(1, (2 * m_loc, n_loc, n))
+            for merge in self.factorization.merges(view.rank):
+                yield Phase(1, (2 * n, n_loc, n), before=view.traffic(merge.peer, self.itemsize * n * n_loc))
+        yield from back.phases(view)
 
     @property
     def workspace_nbytes(self) -> int:

@@ -8,9 +8,11 @@ from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.factorization import Panel, panels
 from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
@@ -46,9 +48,6 @@ class SubstitutionPlan(Plan):
         w: distribution of the factor: block columns on 1 x P ranks (global).
         b: distribution of B (global).
         sweeps: the triangular solves, in order (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
         sorts: B is the identity with exchanged rows, and each rank sorts its columns by their first element that is not
             0, so that the first sweep leaves the zeros out (global).
 
@@ -117,6 +116,18 @@ class SubstitutionPlan(Plan):
         rows = ((panel, sweep.rows(panel, self.w.m)) for sweep, panel in self.parts() if panel.owner == rank)
         own = sum((i1 - i0) * panel.width for panel, (i0, i1) in rows)
         return readers * own + sum(plan.sent_elements(rank) for plan in self.redistributions)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each step is a GEMM of a panel with a rank's right-hand sides."""
+        to_x, back = self.redistributions
+        yield from to_x.phases(view)
+        n_loc = self.x.local_shape(view.rank)[1]
+        for sweep, panel in self.parts() if n_loc else ():
+            i0, i1 = sweep.rows(panel, self.w.m)
+            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width) if i1 > i0 else Traffic()
+            # X[i] -= T[i, k] X[k]   (panel k of the factor, this rank's columns of X)
+            yield Phase(1, (i1 - i0, n_loc, panel.width), before=traffic)
+        yield from back.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of the factor, of B and of the result on a rank."""

@@ -29,8 +29,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("pblas.matrices.operators", "pblas.operations.reductions"): "A.sum(...) and the like: the same mixin",
     ("pblas.matrices.operators", "pblas.operations.products_with_arrays"): "A @ v: the same mixin",
     ("pblas.matrices.operators", "pblas.operations.assignment"): "A[...] = B: the same mixin",
-    ("pblas.plans.base", "pblas.simulation.simulate"): "Plan.simulate: a plan asks the simulation, which reads plans",
-    ("pblas.plans.base", "pblas.simulation.hardware"): "Plan.simulate: the hardware that it takes",
 }
 
 Graph = dict[str, set[str]]

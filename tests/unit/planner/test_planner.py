@@ -16,8 +16,9 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.planner.choose import choose, choose_output, one_dimensional
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import ProductPlan, Topology
+from pblas.plans.plan import ProductPlan
 from pblas.plans.summa import Summa
+from pblas.simulation.hardware import Topology
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 

@@ -12,16 +12,13 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.planner.choose_factorization import choose_factorization
 from pblas.planner.choose_qr import choose_qr
-from pblas.plans.base import Plan, Transport
-from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.factorization import FactorizationPlan, panels
-from pblas.plans.lookahead import makespan
-from pblas.plans.pivoted_qr import PivotedQrPlan
-from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.base import Plan
+from pblas.plans.factorization import FactorizationPlan, makespan, panels
+from pblas.plans.qr import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
-from pblas.simulation.hardware import PRESETS
-from pblas.simulation.phases import View, phases_of
+from pblas.simulation.hardware import PRESETS, Transport
+from pblas.simulation.phase import View
 from tests.common.descriptors import descriptors
 
 TRANSPORTS: tuple[Transport, ...] = ("shared", "message", "mixed")
@@ -62,7 +59,7 @@ def check_traffic(plan: Plan) -> None:
     received = list(map(plan.received_elements, ranks))
     assert sum(received) <= sum(map(plan.sent_elements, ranks))
     for rank in ranks:
-        phases = list(phases_of(plan, View(rank, plan.nprocs, 2, plan.transport)))
+        phases = list(plan.phases(View(rank, plan.nprocs, 2, plan.transport)))
         assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank)
     assert 0 <= plan.lower_bound <= max(received)
     assert plan.extreme_ranks() <= set(ranks)
