@@ -85,7 +85,8 @@ def choose(
 
     Plans must fit into memory. If none does, the result is the plan that needs least memory. If the limit is the memory
     of `hardware`, the result may also be a plan that does not fit, where all others cost many times as much. If GEMMs
-    would be thin, plans that receive about as many bytes are compared by simulated time.
+    would be thin, plans that receive about as many bytes are compared by simulated time. `a`, `b` and `d` are those of
+    op(A), op(B) and D; with `strict` layouts that do not conform raise PlanError. The rest is in `PlanningContext`.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
@@ -245,6 +246,7 @@ def choose_output(
     ]
     if served:
         return min(served, key=lambda entry: entry[1])[0]  # the first of equals
+    # No later arrangement can cost less than `least`, if no matrix has copies: then the search for a layout ends.
     chosen, least, once = outputs[0], math.inf, Placement.of(a).copies == Placement.of(b).copies == 1
     for d in dict.fromkeys((*_grid_outputs(a, b, order), *outputs)):
         context = PlanningContext(Topology(), nprocs, a.order + b.order + d.order, others=others)

@@ -11,12 +11,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.errors import PlanError
 from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
 from pblas.simulation.phase import Phase, View
 from pblas.simulation.simulate import Simulation, simulate
+
+if TYPE_CHECKING:
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+
+_ASK_ALL = 1024
+"""Largest number of ranks that are all examined to find the busiest."""
 
 
 def ranks_text(nprocs: int) -> str:
@@ -251,3 +259,41 @@ class Plan(ABC):
         plan: Any = self
         public = _PUBLIC.union(field.name for field in fields(plan))
         return [name for name in super().__dir__() if name.startswith("__") or name in public]
+
+
+class StationaryPlan(Plan):
+    """A plan in which the matrix `a` stays, and each rank works on its own elements of it."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def a(self) -> MatrixDescriptor:
+            """Distribution of the matrix (global)."""
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
+        myrow, mycol = self.a.grid.coordinates(rank)
+        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
+        return first and prod(self.a.local_shape(rank)) > 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of the matrix on a rank."""
+        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks; of many, the first, the last of the grid, and the first outside it."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
+
+    @property
+    def sizes(self) -> str:
+        """m x n of the matrix, as text."""
+        return f"{self.a.m} x {self.a.n}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of the matrix."""
+        grid = self.a.grid
+        yield "A", f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {grid.nprow} x {grid.npcol} grid"

@@ -9,15 +9,13 @@ from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.triangle import Part, flipped
-from pblas.plans.base import Plan
+from pblas.plans.base import StationaryPlan
 from pblas.simulation.hardware import ITEMSIZE, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 _ABSOLUTE_WIDTH = 64
 _FEW = 4
 """Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
-_ASK_ALL = 1024
-"""Largest number of ranks that are all examined to find the busiest."""
 
 
 class Term(NamedTuple):
@@ -33,7 +31,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixVectorPlan(Plan):
+class MatrixVectorPlan(StationaryPlan):
     """Every rank gets the vector and multiplies its own elements; the partial results are added on all ranks.
 
     The matrix does not move. A rank receives the elements of x that it lacks, and partial results: those of the other
@@ -98,12 +96,6 @@ class MatrixVectorPlan(Plan):
     def itemsize(self) -> int:
         """Bytes of an element of a partial result."""
         return ITEMSIZE[self.partial_dtype]
-
-    def contributes(self, rank: int) -> bool:
-        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
-        myrow, mycol = self.a.grid.coordinates(rank)
-        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
-        return first and prod(self.a.local_shape(rank)) > 0
 
     @property
     def width(self) -> int | None:
@@ -192,10 +184,6 @@ class MatrixVectorPlan(Plan):
                 traffic += view.traffic(peer, self.itemsize * self.exchanged_elements(view.rank, peer))
         yield Phase(1, before=traffic, copied=self.operands_nbytes(view.rank))
 
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the matrix on a rank."""
-        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
-
     @property
     def workspace_nbytes(self) -> int:
         """The vector, the partial results and the results."""
@@ -203,12 +191,6 @@ class MatrixVectorPlan(Plan):
         if not self.stays:
             results += self._contributions if self.gathers else self.length
         return self.itemsize * (self.vector_length + results)
-
-    def extreme_ranks(self) -> set[int]:
-        """All ranks; of many, the first, the last of the grid, and the first outside it."""
-        if self.nprocs <= _ASK_ALL:
-            return set(range(self.nprocs))
-        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
 
     def moves(self) -> str:
         """The data that moves, as text."""
@@ -219,26 +201,14 @@ class MatrixVectorPlan(Plan):
             return vector or "nothing"
         return f"{vector}{'; ' * bool(vector)}partial results, of {self.length:,} elements, added on all ranks"
 
-    @property
-    def sizes(self) -> str:
-        """m x n of the matrix, as text."""
-        return f"{self.a.m} x {self.a.n}"
-
     def title(self) -> str:
         """The operation and its sizes."""
         what = {"all": "matrix", "U": "upper triangle of a matrix", "L": "lower triangle of a matrix"}[self.part]
         return f"{what} times vector, {self.sizes}"
 
-    def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of the matrix."""
-        yield (
-            "A",
-            f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {self.a.grid.nprow} x {self.a.grid.npcol} grid",
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class LocalPlan(Plan):
+class LocalPlan(StationaryPlan):
     """Every rank gets vectors, if the operation has any, and updates its own elements of a matrix.
 
     >>> column = MatrixDescriptor.row_wise(8, 1, 4)
@@ -265,10 +235,6 @@ class LocalPlan(Plan):
         """This rank's elements of the vectors, to each other rank."""
         return (self.nprocs - 1) * sum(prod(column.local_shape(rank)) for column in self.columns)
 
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the matrix on a rank."""
-        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
-
     @property
     def lower_bound(self) -> float:
         """None is known."""
@@ -279,28 +245,12 @@ class LocalPlan(Plan):
         """The vectors."""
         return ITEMSIZE[self.dtype] * sum(column.m for column in self.columns)
 
-    def extreme_ranks(self) -> set[int]:
-        """All ranks; of many, the first, the last of the grid, and the first outside it."""
-        if self.nprocs <= _ASK_ALL:
-            return set(range(self.nprocs))
-        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
-
     def moves(self) -> str:
         """The data that moves, as text."""
         if self.nprocs == 1 or not self.columns:
             return "nothing"
         return f"vectors, {sum(column.m for column in self.columns):,} elements, to all ranks"
 
-    @property
-    def sizes(self) -> str:
-        """m x n of the matrix, as text."""
-        return f"{self.a.m} x {self.a.n}"
-
     def title(self) -> str:
         """The operation and its sizes."""
         return f"{self.what}, {self.sizes}"
-
-    def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of the matrix."""
-        grid = self.a.grid
-        yield "A", f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {grid.nprow} x {grid.npcol} grid"
