@@ -208,6 +208,7 @@ class Plan(ABC):
 
         Raises:
             ArgumentError: no preset has that name.
+            PlanError: the time of this kind of plan is not modelled.
 
         >>> from pblas.layouts.split import Split
         >>> from pblas.plans.one_dimensional import AllGatherGemm

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.planner.choose_factorization import choose_factorization
@@ -136,7 +137,10 @@ def test_plans_on_gpus() -> None:
     returned = choose_qr(tall, "float64", 4, "push", returns=True, gpus=True)
     assert isinstance(returned, QrPlan)  # as LAPACK stores Q: Gram matrices leave no reflectors
     assert returned.redistributions[-1].received_elements(1) > 0
-    assert "copy of W in host memory" in PivotedQrPlan(tall, tall, "", "float64", 4, on_copies=True).explain()
+    pivoted = PivotedQrPlan(tall, tall, "", "float64", 4, on_copies=True)
+    assert "copy of W in host memory" in pivoted.explain()
+    with pytest.raises(PlanError, match="PivotedQrPlan cannot be simulated"):
+        pivoted.simulate("nvlink")
 
 
 @given(qr_plans(), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())
