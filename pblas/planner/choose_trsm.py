@@ -9,6 +9,8 @@ from pblas.plans.triangular import TriangularOperands
 from pblas.plans.trsm import TrsmPlan
 from pblas.simulation.hardware import CORE, Topology
 
+_SECONDS_PER_MESSAGE = CORE.far.latency
+"""Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""
 _SECONDS_PER_FLOP = 1 / (CORE.float64 * 5 / 6)
 """GEMMs beside a solve have five sixths of the rate of a large one."""
 _BLOCKS = 4096
@@ -46,7 +48,7 @@ def choose_trsm(
     elements, nrhs = plan.order * (plan.order + 1) // 2, plan.home.columns.max_count
     own = max(map(pipelined.own_elements, pipelined.extreme_ranks()))
     hops = (triangle.rows.nprocs > 1) + (triangle.columns.nprocs > 1)
-    messages = hops * pipelined.nblocks * CORE.far.latency
+    messages = hops * pipelined.nblocks * _SECONDS_PER_MESSAGE
     stays = _seconds(pipelined, own, pipelined.nrhs) + messages
     return pipelined if stays < _seconds(plan, elements, nrhs) else plan
 
