@@ -9,21 +9,7 @@ from pblas.errors import LayoutError
 
 
 def checked_int(where: str, name: str, value: Any, low: int, high: int | None = None, *, why: str = "") -> int:
-    """`value` as an int, after checking that it is an integer in low..high.
-
-    Args:
-        where: the class or function that is called, for the message.
-        name: the argument, for the message.
-        value: the argument's value, of any type; NumPy integers count as integers, bool does not.
-        low: smallest value allowed.
-        high: largest value allowed (inclusive); None: no limit.
-        why: the reason for the limit, for the message.
-
-    Returns:
-        The value as a plain int.
-
-    Raises:
-        LayoutError: not an integer, or out of range.
+    """`value` as an int, after checking that it is an integer in low..high; NumPy integers count, bool does not.
 
     >>> checked_int("Split", "nb", 4, 1)
     4
@@ -50,15 +36,6 @@ def checked_index(where: str, name: str, value: Any, stop: int | None = None) ->
     """Check an index: an int in 0..stop-1, or an array of signed integers.
 
     The elements of an array are not checked: that would need the array's library, and a wait for a GPU that holds them.
-
-    Args:
-        where: the function that is called, for the message.
-        name: the argument, for the message.
-        value: int or integer array.
-        stop: one more than the largest int allowed; None: no limit.
-
-    Raises:
-        LayoutError: an int is out of range, or the value is neither an int nor an array of signed integers.
 
     >>> checked_index("owner", "i", 3, 4)
     >>> checked_index("owner", "i", 1.0)

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
 from pblas.layouts.checks import checked_index, checked_int
-from pblas.layouts.counts import blocks_of
 from pblas.layouts.equality import same_distribution
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import ArrayT, I, J
-from pblas.layouts.split import Split
+from pblas.layouts.split import Split, blocks_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,14 +17,6 @@ def same_distribution(
     The owner of block (I, J) is rank f(I) + g(J): each of f and g is a stride of the grid times a process coordinate.
     Two such sums are equal exactly if they agree on block (0, 0) and f and g have the same steps.
 
-    Args:
-        grid: process grid of the first distribution (global).
-        rows: split of its rows over the process rows (global).
-        columns: split of its columns over the process columns (global).
-        other_grid: process grid of the second distribution, of any shape (global).
-        other_rows: split of its rows (global).
-        other_columns: split of its columns (global).
-
     >>> from pblas.layouts import Grid, Split
     >>> row_wise = Grid(3, 1), Split(1, 1, 3), Split(4, 4, 1)
     >>> column_wise = Grid(1, 3), Split(1, 1, 1), Split(4, 9, 3)
@@ -71,12 +63,7 @@ def _is_shared(split: Split) -> bool:
 
 
 def _steps(split: Split, stride: int) -> tuple[int, ...]:
-    """A key of the ranks that own the blocks of one dimension, relative to the first block: equal keys, equal ranks.
-
-    Args:
-        split: the dimension, not empty (global).
-        stride: distance in ranks from one process coordinate to the next (global).
-    """
+    """A key of the ranks that own the blocks of one dimension, relative to the first block: equal keys, equal ranks."""
     if not _is_shared(split):
         return ()
     if split.is_replicated:

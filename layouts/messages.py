@@ -42,11 +42,6 @@ class Move:
 def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     """The messages that `rank` sends to other ranks, to rank + 1 first.
 
-    Args:
-        source: distribution before the redistribution (global).
-        target: distribution after it, of the same shape (global).
-        rank: the sender (local).
-
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
     >>> list(sends(Placement.of(rows), Placement.of(columns), 1))
@@ -76,11 +71,6 @@ def sends(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
     """The messages that `rank` receives: first the one from itself, then from rank - 1, rank - 2, ...
 
-    Args:
-        source: distribution before the redistribution (global).
-        target: distribution after it, of the same shape (global).
-        rank: the receiver (local).
-
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
     >>> [(move.peer, move.shape) for move in receives(Placement.of(rows), Placement.of(columns), 0)]
@@ -105,11 +95,6 @@ def receives(source: Placement, target: Placement, rank: int) -> Iterator[Move]:
 
 def received_count(source: Placement, target: Placement, rank: int) -> int:
     """Number of elements that `rank` receives from other ranks: it needs them and does not have them.
-
-    Args:
-        source: distribution before the redistribution (global).
-        target: distribution after it, of the same shape (global).
-        rank: the receiver (local).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)

@@ -12,19 +12,10 @@ Run = tuple[int, int, int]
 
 
 def overlaps(own: Split, p: int, other: Split) -> dict[int, list[Run]]:
-    """The elements of coordinate p, grouped by the coordinate of another split that owns them.
+    """For each coordinate q of `other` that shares elements with coordinate p of `own`: their runs, ascending.
 
     The loop visits only the blocks of p and the blocks of `other` inside them: coordinates that share no element with
     p cost no time.
-
-    Args:
-        own: a split, not replicated (global).
-        p: process coordinate in `own` (local).
-        other: a split of the same dimension, not replicated (global).
-
-    Returns:
-        For each coordinate q of `other` that shares elements with p: the runs (local index at p, local index at q,
-        length), ascending.
 
     >>> overlaps(Split(9, 2, 2), 0, Split(9, 3, 2))
     {0: [(0, 0, 2), (4, 5, 1)], 1: [(2, 1, 2)]}
@@ -54,7 +45,6 @@ def _first(split: Split) -> int:
     return split.n if split.nprocs == 1 else split.nb if split.inb is None else split.inb
 
 
-@lru_cache(1024)
 def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     """Number of elements that coordinate p of one split and coordinate q of another both own.
 
@@ -67,8 +57,14 @@ def overlap_count(first: Split, p: int, second: Split, q: int) -> int:
     """
     if first.nprocs == 1 or second.nprocs == 1:
         return min(first.count(p), second.count(q))
-    if first == second:
+    if first is second or first == second:
         return first.count(p) if p == q else 0
+    return _overlap_count(first, p, second, q)
+
+
+@lru_cache(1024)
+def _overlap_count(first: Split, p: int, second: Split, q: int) -> int:
+    """`overlap_count` of two different splits over several processes."""
     if first.nblocks * second.nprocs > second.nblocks * first.nprocs:  # walk the coordinate with fewer blocks
         first, p, second, q = second, q, first, p
 

@@ -46,25 +46,23 @@ class Placement:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        checked_int("Placement", "copies", self.copies, 1)
-        checked_int("Placement", "start", self.start, 0)
-        if self.rows.is_replicated or self.columns.is_replicated:
+        if not (type(self.copies) is type(self.start) is int and self.copies > 0 <= self.start):
+            checked_int("Placement", "copies", self.copies, 1)
+            checked_int("Placement", "start", self.start, 0)
+        if -1 in (self.rows.src, self.columns.src):
             raise LayoutError("Placement: a split has src -1; pass copies=, with a split over one process")
-        reach = 1
-        for stride, extent in sorted((s, e) for s, e in zip(self.strides, self.extents, strict=True) if e > 1):
-            if stride < 1 or stride % reach:
-                raise LayoutError(f"Placement: strides {self.strides} over {self.extents} ranks collide; nest them")
-            reach = stride * extent
+        reach, extents = 1, (self.rows.nprocs, self.columns.nprocs, self.copies)
+        for stride, extent in sorted(zip(self.strides, extents, strict=True)):
+            if extent > 1:
+                if stride < 1 or stride % reach:
+                    raise LayoutError(f"Placement: strides {self.strides} over {extents} ranks collide; nest them")
+                reach = stride * extent
         if self.ranks is not None and not len(set(self.ranks)) == len(self.ranks) >= self._span:
             raise LayoutError(f"Placement: ranks is {self.ranks}; expected at least {self._span} different ranks")
 
     @classmethod
     def of(cls, desc: MatrixDescriptor, ranks: tuple[int, ...] | None = None) -> Placement:
         """The placement of a descriptor; replicated dimensions become copies.
-
-        Args:
-            desc: distribution (global).
-            ranks: new numbers of the ranks of its grid; None: the ranks are not renumbered (global).
 
         >>> Placement.of(MatrixDescriptor.replicated(2, 3, 4)).copies
         4
@@ -105,23 +103,13 @@ class Placement:
         return Placement(self.columns, self.rows, (across, down, copy), self.copies, self.start, self.ranks)
 
     def rank(self, r: int, c: int, z: int = 0) -> int:
-        """The rank at (r, c, z).
-
-        Args:
-            r: row of blocks, 0 <= r < rows.nprocs.
-            c: column of blocks, 0 <= c < columns.nprocs.
-            z: copy, 0 <= z < copies.
-        """
+        """The rank at (r, c, z)."""
         down, across, copy = self.strides
         number = self.start + down * r + across * c + copy * z
         return number if self.ranks is None else self.ranks[number]
 
     def coordinates(self, rank: int) -> tuple[int, int, int] | None:
-        """(r, c, z) of a rank; None for a rank without coordinates.
-
-        Args:
-            rank: rank in the communicator (local), rank >= 0.
-        """
+        """(r, c, z) of a rank; None for a rank without coordinates."""
         number = rank
         if self.ranks is not None:
             if rank not in self.ranks:
@@ -130,11 +118,16 @@ class Placement:
         left = number - self.start
         if left < 0:
             return None
-        (down, across, copy), (nrows, ncolumns, ncopies) = self.strides, self.extents
+        (down, across, copy), nrows, ncolumns, ncopies = (
+            self.strides,
+            self.rows.nprocs,
+            self.columns.nprocs,
+            self.copies,
+        )
         r = left // down % nrows if nrows > 1 else 0
         c = left // across % ncolumns if ncolumns > 1 else 0
         z = left // copy % ncopies if ncopies > 1 else 0
-        return (r, c, z) if self.rank(r, c, z) == rank else None
+        return (r, c, z) if down * r + across * c + copy * z == left else None
 
     def local_shape(self, rank: int) -> tuple[int, int]:
         """Rows and columns that a rank holds; (0, 0) for a rank without coordinates."""
@@ -142,13 +135,7 @@ class Placement:
         return (0, 0) if position is None else (self.rows.count(position[0]), self.columns.count(position[1]))
 
     def local_offset(self, i0: int, j0: int, rank: int) -> tuple[int, int]:
-        """Local index (i, j) of a rank's part of a submatrix: it owns i rows before i0, and j columns before j0.
-
-        Args:
-            i0: first row of the submatrix (global), 0 <= i0 <= m.
-            j0: first column of the submatrix (global), 0 <= j0 <= n.
-            rank: rank (local).
-        """
+        """Local index (i, j) of a rank's part of a submatrix: it owns i rows before i0, and j columns before j0."""
         position = self.coordinates(rank)
         if position is None:
             return 0, 0

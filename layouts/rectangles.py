@@ -21,16 +21,7 @@ _SAMPLE = 256
 
 
 class Rectangle(NamedTuple):
-    """Rows r0..r1-1 and columns c0..c1-1 of a local array.
-
-    Args:
-        r0: first row (local).
-        r1: one past the last row (local).
-        c0: first column (local).
-        c1: one past the last column (local).
-        inside: all elements belong to the triangle (local).
-        square: its rows and its columns have the same global indices (local).
-    """
+    """Rows r0..r1-1 and columns c0..c1-1 of a local array."""
 
     r0: int
     r1: int
@@ -55,17 +46,6 @@ def rectangles(
     """Disjoint rectangles that contain all local elements of a triangle, the largest first.
 
     Those that are not wholly inside the triangle share no columns. They are small, or squares on the diagonal.
-
-    Args:
-        rows: split of the rows (global).
-        r: coordinate whose rows the local array has (local).
-        columns: split of the columns (global).
-        c: coordinate whose columns the local array has (local).
-        uplo: "L" for the elements on and below the diagonal, "U" for those on and above it (global).
-        c0: first column (local).
-        c1: one past the last column; None for all (local).
-        squares: do not divide squares on the diagonal, whatever their size (global).
-        leaf: most columns of a block across the diagonal that is no such square (global).
 
     >>> whole = Split(200, 200, 1)
     >>> for rectangle in rectangles(whole, 0, whole, 0, "L"):

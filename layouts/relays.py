@@ -23,10 +23,6 @@ from pblas.layouts.split import Split
 class Sharers:
     """The ranks of each host that need the same elements of a target.
 
-    Args:
-        target: distribution after the redistribution (global).
-        hosts: ranks of each host, in order, which together are all ranks (global).
-
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> sharers = Sharers(Placement.of(MatrixDescriptor.replicated(4, 4, 6)), (range(3), range(3, 6)))
     >>> sharers.of(1), sharers.of(5)
@@ -38,11 +34,7 @@ class Sharers:
         self._known: dict[int, tuple[int, ...]] = {}
 
     def of(self, rank: int) -> tuple[int, ...]:
-        """The ranks on the host of `rank` that need what it needs, itself included, in order; (rank,) if it needs none.
-
-        Args:
-            rank: a rank (local).
-        """
+        """The ranks on its host that need what `rank` needs, itself included; (rank,) if it needs nothing."""
         if rank not in self._known:
             groups: dict[tuple[int, int] | int, list[int]] = {}
             for peer in host_of(rank, self._hosts):
@@ -63,11 +55,6 @@ def host_of(rank: int, hosts: Sequence[range]) -> range:
 
 def receiver(source: Placement, sharers: Sequence[int], sender: int) -> int:
     """The rank that receives the message of `sender`, for all ranks that share it; they take turns.
-
-    Args:
-        source: distribution before the redistribution (global).
-        sharers: the ranks of one host that share the message (global).
-        sender: a rank that holds elements of the source (global).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> source = Placement.of(MatrixDescriptor.row_wise(6, 4, 6))
@@ -109,14 +96,7 @@ def _have_pairs(
 
 
 def network_count(source: Placement, target: Placement, hosts: Sequence[range], host: range, *, relays: bool) -> int:
-    """Number of elements that the ranks of a host receive from other hosts, each once for each message.
-
-    Args:
-        source: distribution before the redistribution (global).
-        target: distribution after it (global).
-        hosts: ranks of each host (global).
-        host: one of them (global).
-        relays: ranks of a host that need the same elements share their messages (global).
+    """Number of elements that the ranks of a host receive from other hosts; relays serve all ranks that need them.
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> rows, copies = MatrixDescriptor.row_wise(4, 4, 4), MatrixDescriptor.replicated(4, 4, 4)

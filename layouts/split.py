@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -45,13 +45,17 @@ class Split:
 
     def __post_init__(self) -> None:
         """Check the arguments, and normalise them: integers to int, inb == nb to None."""
+        n, nb, nprocs, src, inb = self.n, self.nb, self.nprocs, self.src, self.inb
+        plain = type(n) is type(nb) is type(nprocs) is type(src) is int and (inb is None or type(inb) is int)
+        if plain and n >= 0 and nb >= 1 and -1 <= src < nprocs and (inb is None or 1 <= inb != nb):
+            return  # planning makes thousands
         put = object.__setattr__
-        put(self, "n", checked_int("Split", "n", self.n, 0))
-        put(self, "nb", checked_int("Split", "nb", self.nb, 1))
-        put(self, "nprocs", checked_int("Split", "nprocs", self.nprocs, 1))
-        put(self, "src", checked_int("Split", "src", self.src, -1, self.nprocs - 1, why="nprocs - 1; -1 is replicated"))
-        if self.inb is not None:
-            inb = checked_int("Split", "inb", self.inb, 1)
+        put(self, "n", checked_int("Split", "n", n, 0))
+        put(self, "nb", checked_int("Split", "nb", nb, 1))
+        put(self, "nprocs", checked_int("Split", "nprocs", nprocs, 1))
+        put(self, "src", checked_int("Split", "src", src, -1, self.nprocs - 1, why="nprocs - 1; -1 is replicated"))
+        if inb is not None:
+            inb = checked_int("Split", "inb", inb, 1)
             put(self, "inb", None if inb == self.nb else inb)
 
     @property
@@ -96,7 +100,11 @@ class Split:
         """
         if type(p) is not int or p < 0:
             p = checked_int("count", "p", p, -1)
-        return owned(self.n, self.nb, p, self.src, self.nprocs, self._first) if 0 <= p < self.nprocs else 0
+        if not 0 <= p < self.nprocs:
+            return 0
+        if self.nprocs == 1:
+            return self.n
+        return owned(self.n, self.nb, p, self.src, self.nprocs, self.nb if self.inb is None else self.inb)
 
     @property
     def max_count(self) -> int:
@@ -108,7 +116,11 @@ class Split:
         if self.src == -1:
             return self.n
         # From the owner of block 1 on, counts only decrease; only the owner of block 0 can have more.
-        return max(self.count(self.src), self.count((self.src + 1) % self.nprocs))
+        if self.nprocs == 1:
+            return self.n
+        sizes = self.nprocs, self.nb if self.inb is None else self.inb
+        first = owned(self.n, self.nb, self.src, self.src, *sizes)
+        return max(first, owned(self.n, self.nb, (self.src + 1) % self.nprocs, self.src, *sizes))
 
     @overload
     def owner(self, g: int) -> int: ...
@@ -236,7 +248,7 @@ class Split:
             return Split(n, n, nprocs, self.src)
         if nblocks == 2:
             return Split(n, max(self._first, n - self._first), nprocs, self.src, self._first)
-        return Split(n, self.nb, nprocs, self.src, self._first)
+        return Split(n, self.nb, nprocs, self.src, self.inb)
 
     def equivalent(self, other: Split) -> bool:
         """Whether both splits give every process coordinate the same elements.
@@ -244,7 +256,7 @@ class Split:
         >>> Split(8, 4, 2).equivalent(Split(8, 4, 4)), Split(8, 4, 2).equivalent(Split(8, 3, 2))
         (True, False)
         """
-        return self == other or self.canonical == other.canonical
+        return self is other or self == other or self.canonical == other.canonical
 
     def part(self, g0: int, g1: int) -> Split:
         """The Split of elements g0..g1-1, renumbered from 0: each element keeps its owner.
@@ -268,3 +280,33 @@ class Split:
             return Split(g1 - g0, self.nb, self.nprocs, self.src, inb)
         src = indxg2p(g0, self.nb, self.src, self.nprocs, self.inb)
         return Split(g1 - g0, self.nb, self.nprocs, src, self.nb - (g0 - self._first) % self.nb)
+
+
+def blocks_of(where: str, name: str, n: int, nprocs: int, counts: Any) -> tuple[int, int, int]:
+    """nb, inb and src of the distribution that gives process p the next counts[p] elements.
+
+    >>> blocks_of("row_wise", "rows", 11, 4, [2, 4, 4, 1]), blocks_of("row_wise", "rows", 5, 3, [0, 3, 2])
+    ((4, 2, 0), (2, 3, 1))
+    >>> blocks_of("row_wise", "rows", 7, 3, [1, 2, 4])
+    Traceback (most recent call last):
+    pblas.errors.LayoutError: row_wise: counts are [1, 2, 4]; after the first process that has rows all must have \
+equally many, except the last one, which may have fewer. Context.from_parts takes parts of any lengths.
+    """
+    if isinstance(counts, str) or not isinstance(counts, Iterable):
+        raise LayoutError(f"{where}: counts is {counts!r}; expected the {name} of each rank, {nprocs} integers.")
+    lengths = [checked_int(where, "a count", count, 0) for count in counts]
+    if len(lengths) != nprocs:
+        raise LayoutError(f"{where}: counts has {len(lengths)} integers; expected one for each of {nprocs} ranks.")
+    if sum(lengths) != n:
+        raise LayoutError(f"{where}: counts add up to {sum(lengths)}, the matrix has {n} {name}; make them agree.")
+    some = [p for p, length in enumerate(lengths) if length]
+    if not some:
+        return 1, 1, 0
+    src, last = some[0], some[-1]
+    further = lengths[src + 1 : last + 1]
+    if further and (len(set(further[:-1])) > 1 or further[-1] > further[0]):
+        raise LayoutError(
+            f"{where}: counts are {lengths}; after the first process that has {name} all must have equally many, "
+            f"except the last one, which may have fewer. Context.from_parts takes parts of any lengths."
+        )
+    return further[0] if further else lengths[src], lengths[src], src

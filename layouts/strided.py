@@ -26,15 +26,7 @@ _Spaced = tuple[Places, int, Places]
 
 @dataclass(frozen=True, slots=True)
 class StridedRun:
-    """`count` runs of `length` elements at equal distances.
-
-    Args:
-        starts: position of the first element of the first run (local).
-        steps: distance from one run to the next (local).
-        length: elements of each run (local).
-        count: number of runs (local).
-        strides: distance from one element of a run to the next (local).
-    """
+    """`count` runs of `length` elements; `steps` from run to run, `strides` from element to element, both ends."""
 
     starts: Places
     steps: Places
@@ -74,9 +66,6 @@ def strided_runs(runs: Sequence[Run]) -> list[StridedRun]:
     """The strided runs of one dimension of a message.
 
     Adjacent runs become one run. Equal runs at equal distances become one strided run.
-
-    Args:
-        runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
 
     >>> strided_runs([(0, 3, 2), (2, 5, 2), (4, 7, 1)])
     [StridedRun(starts=(0, 0, 3), steps=(0, 0, 0), length=5, count=1, strides=(1, 1, 1))]

@@ -20,10 +20,6 @@ SHORT = 64
 class Trapezoid:
     """The elements (i, j) with j - i >= diagonal (uplo "U") or j - i <= diagonal ("L"): numpy.triu and numpy.tril.
 
-    Args:
-        uplo: "U" for the elements on and above the diagonal, "L" for those on and below it (global).
-        diagonal: 0 for the main diagonal, positive above it (global).
-
     >>> Trapezoid("U").count(0, 3, 0, 4), Trapezoid("L", -1).count(0, 3, 0, 4)
     (9, 3)
     >>> print(Trapezoid("U"), Trapezoid("L", -1), sep="; ")
@@ -43,14 +39,7 @@ class Trapezoid:
         return Trapezoid("L" if self.uplo == "U" else "U", -self.diagonal)
 
     def count(self, i0: int, i1: int, j0: int, j1: int) -> int:
-        """Number of its elements in rows i0..i1-1 and columns j0..j1-1.
-
-        Args:
-            i0: first row (global).
-            i1: one past the last row, i1 >= i0 (global).
-            j0: first column (global).
-            j1: one past the last column, j1 >= j0 (global).
-        """
+        """Number of its elements in rows i0..i1-1 and columns j0..j1-1."""
         height, width = i1 - i0, j1 - j0
         if self.uplo == "L":
             return height * width - Trapezoid("U", self.diagonal + 1).count(i0, i1, j0, j1)
@@ -75,19 +64,7 @@ class Trapezoid:
     def cut(
         self, move: Move, place: Placement, rank: int, side: int, longest: int = SHORT
     ) -> Iterator[tuple[Move, Trapezoid | None]]:
-        """The elements of a message that belong to the trapezoid.
-
-        Sender and receiver cut a message in the same way.
-
-        Args:
-            move: the message of the whole matrix (local).
-            place: distribution of the matrix at this rank: the source for a sender, the target for a receiver (global).
-            rank: the sender or the receiver of the message (local).
-            side: 0 if `rank` is the sender, 1 if it is the receiver (local).
-            longest: largest length of a run (global).
-
-        Yields:
-            Moves that are wholly inside, with None; then blocks across the diagonal, each with its trapezoid.
+        """The moves wholly inside, with None; then blocks of a message across the diagonal, each with its trapezoid.
 
         >>> from pblas.layouts.descriptor import MatrixDescriptor
         >>> place = Placement.of(MatrixDescriptor.row_wise(6, 2, 2, mb=2))
@@ -103,15 +80,7 @@ class Trapezoid:
     def cut_at(
         self, move: Move, rows: tuple[Split, int], columns: tuple[Split, int], side: int, longest: int = SHORT
     ) -> Iterator[tuple[Move, Trapezoid | None]]:
-        """`cut` for a local array that is described by its splits.
-
-        Args:
-            move: the message (local).
-            rows: split of the rows, and the coordinate in it (local).
-            columns: split of the columns, and the coordinate in it (local).
-            side: whose indices `rows` and `columns` describe: 0 for the sender's, 1 for the receiver's (local).
-            longest: largest length of a run (global).
-        """
+        """`cut` for a local array with these splits and coordinates: the sender's (`side` 0), or the receiver's (1)."""
         whole, across = [], []
         short_rows, upper = _short(move.rows, side, *rows, longest), self.uplo == "U"
         for column, j0 in _short(move.columns, side, *columns, longest):
@@ -129,13 +98,7 @@ class Trapezoid:
         yield from across
 
     def received_count(self, source: Placement, target: Placement, rank: int) -> int:
-        """Number of its elements that `rank` receives from other ranks.
-
-        Args:
-            source: distribution before the redistribution (global).
-            target: distribution after it (global).
-            rank: the receiver (local).
-        """
+        """Number of its elements that `rank` receives from other ranks."""
         position, total = target.coordinates(rank), 0
         if position is None:
             return 0
@@ -148,11 +111,7 @@ class Trapezoid:
 
 
 def _short(runs: Sequence[Run], side: int, split: Split, p: int, longest: int = SHORT) -> list[tuple[Run, int]]:
-    """The runs, cut where their elements are not consecutive in the matrix and at multiples of `longest`.
-
-    Returns:
-        Pairs of a run and the global index of its first element.
-    """
+    """The runs with the global index of their first element, cut where that is not consecutive, and at `longest`."""
     parts = []
     for source, target, length in runs:
         done = 0

@@ -16,13 +16,7 @@ _WIDTH = 64
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of a local array (local, half-open).
-
-    Args:
-        rows: first row, and the row after the last.
-        columns: first column, and the column after the last.
-        meets_diagonal: whether only some elements belong to the triangle.
-    """
+    """Rows and columns of a local array (local, half-open)."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -41,12 +35,6 @@ def flipped(part: Part) -> Part:
 
 def rectangles(desc: MatrixDescriptor, rank: int, part: Part, width: int | None = None) -> Iterator[Rectangle]:
     """The elements of a part of the matrix that a rank has, each in one rectangle.
-
-    Args:
-        desc: distribution of the matrix (global).
-        rank: the rank (local).
-        part: all elements, or a triangle (global).
-        width: the most columns of a rectangle; None: all at once if the part is "all", else 64 (global).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.layouts.grid import Grid

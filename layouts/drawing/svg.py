@@ -48,6 +48,7 @@ INK = "#16181b"
 FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', Arial, sans-serif"
 
 TOP, LINE, LETTER = 78, 16, 6.6
+_LABEL, _LENGTH, _ROW = 90, 400, 20  # pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +88,6 @@ def svg_picture(drawing: Drawing) -> str:
 
     Small blocks are drawn larger than to scale, so that their labels fit. If there are many blocks, some are left out,
     and a note says so. The tooltip of a block shows its global ranges, its process and its local ranges.
-
-    Args:
-        drawing: the distribution.
-
-    Returns:
-        One <svg> element, self-contained.
 
     >>> from pblas.layouts import Grid, Split
     >>> drawing = Drawing(Grid(4, 1), Split(10, 3, 4), Split(4, 4, 1))
@@ -258,3 +253,28 @@ def _text(
 def _px(length: float) -> str:
     """A length in pixels with at most one decimal."""
     return f"{length:.1f}".removesuffix(".0")
+
+
+def html_of(text: str, received: int, bound: float) -> str:
+    """A plan as HTML.
+
+    >>> html_of("C: a < b", 96, 48.0).count("<rect"), "C: a &lt; b" in html_of("C: a < b", 96, 48.0)
+    (2, True)
+    """
+    return (
+        f"<pre>{escape(text)}</pre>\n{_bars((('received', received, COLOURS[0]), ('lower bound', bound, COLOURS[3])))}"
+    )
+
+
+def _bars(rows: tuple[tuple[str, float, str], ...]) -> str:
+    """Bars of numbers of bytes, on one scale: name, bytes and colour of each."""
+    most, parts = max(nbytes for _, nbytes, _ in rows) or 1, []
+    for i, (name, nbytes, colour) in enumerate(rows):
+        top, length = _ROW * i, _LENGTH * nbytes / most
+        parts += [
+            f'<text x="0" y="{top + 14}" fill="{GREY}">{name}</text>',
+            f'<rect x="{_LABEL}" y="{top + 3}" width="{length:.1f}" height="14" fill="{colour}"/>',
+            f'<text x="{_LABEL + length + 6:.1f}" y="{top + 14}" fill="{GREY}">{nbytes:,.0f} bytes</text>',
+        ]
+    size = f'width="{_LABEL + _LENGTH + 200}" height="{_ROW * len(rows)}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="12">{"".join(parts)}</svg>'

@@ -24,15 +24,7 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """The properties of a distribution that a picture shows.
-
-    Args:
-        grid: process grid (global).
-        rows: split of the rows over the process rows (global).
-        columns: split of the columns over the process columns (global).
-        order: storage order of the local arrays (global).
-        lld: leading dimension of the local arrays, elements (local); None: the least that is allowed.
-    """
+    """The properties of a distribution that a picture shows."""
 
     grid: Grid
     rows: Split
@@ -58,14 +50,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """One block of rows (or columns) as drawn, or a gap: several blocks that are left out.
-
-    Args:
-        g0: first row or column (global).
-        g1: one past the last row or column (global).
-        p: process coordinate of the owner; ALL in a replicated dimension.
-        left_out: number of blocks in a gap; 0 for a block that is drawn.
-    """
+    """A block of rows (or columns) as drawn, or a gap of `left_out` blocks; p is the owner, ALL if it is replicated."""
 
     g0: int
     g1: int
@@ -77,13 +62,6 @@ def bands_from_split(split: Split, limit: int) -> list[Band]:
     """At most `limit` bands that show a dimension: all its blocks, or the first blocks, a gap and the last block.
 
     A dimension that is not split is one band, whatever its block size.
-
-    Args:
-        split: the dimension (global).
-        limit: largest number of bands, >= 3.
-
-    Returns:
-        The bands, in order; none if the dimension is empty.
 
     >>> from pblas.layouts.split import Split
     >>> bands_from_split(Split(20, 2, 2), 4)
@@ -106,11 +84,6 @@ def bands_from_split(split: Split, limit: int) -> list[Band]:
 
 def owner_label(grid: Grid, p_row: int, p_col: int) -> str:
     """The ranks that own a block, as a short label.
-
-    Args:
-        grid: process grid (global).
-        p_row: process row, or ALL.
-        p_col: process column, or ALL.
 
     >>> from pblas.layouts.grid import Grid
     >>> [owner_label(Grid(3, 3), 1, 0), owner_label(Grid(3, 3), ALL, 0), owner_label(Grid(3, 3), 1, ALL)]

@@ -12,10 +12,10 @@ from pblas.core.checks import check_matrices, enough_ranks, not_a_matrix
 from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.plan import Topology
 from pblas.runtime.kept_plans import MOST_NBYTES
 from pblas.runtime.open_contexts import fail_without_context
 from pblas.runtime.runtime import Runtime
+from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
     from pblas.core.operation import Bound, Operation

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pblas.execute import Executor
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 ResultT = TypeVar("ResultT")
 """What a call returns."""

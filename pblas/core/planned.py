@@ -9,7 +9,6 @@ from pblas import errors
 from pblas.backends import log
 from pblas.core.operation import ResultT
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.html import html_of
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import spelled
 from pblas.trace import Tracing
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from pblas.execute import Executor
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.base import Plan
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
     from pblas.trace import Paths, Trace
 
 _EARLY_NBYTES = 1 << 20
@@ -111,6 +110,8 @@ class PlanHandle:
 
     def _repr_html_(self) -> str:
         """The text of `explain` and bars of bytes, for notebooks (local)."""
+        from pblas.layouts.drawing.svg import html_of
+
         return html_of(self.explain(), self.plan.max_received_nbytes, self.plan.lower_bound_nbytes)
 
     def __dir__(self) -> list[str]:

@@ -15,7 +15,7 @@ from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import redistributed
 from pblas.operations.stacking import resized
 from pblas.operations.with_factor import Reflectors, identity
-from pblas.plans.cholesky_qr import PASSES
+from pblas.plans.qr import PASSES
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

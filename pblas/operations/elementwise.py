@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)

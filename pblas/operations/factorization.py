@@ -25,12 +25,10 @@ from pblas.operations.linalg_errors import not_positive_definite
 from pblas.operations.progress import StageReport
 from pblas.operations.redistribution import redistributed
 from pblas.planner.choose_factorization import FactorizationAlgorithm, choose_factorization
-from pblas.plans.cholesky_qr import CholeskyQrPlan
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
-from pblas.plans.pivoted_qr import PivotedQrPlan
-from pblas.plans.plan import Topology
-from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.qr import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.runtime.runtime import checked_dtype, checked_flag, spelled
+from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,9 +39,9 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.factorization import RunFactorization
     from pblas.execute.factorization.tsqr import Tree
-    from pblas.plans.base import Transport
     from pblas.runtime.calls import CollectiveCall
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Transport
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,

@@ -23,7 +23,7 @@ from pblas.operations.with_factor import Reflectors, multiplied
 from pblas.planner.choose_factorization import block_columns
 from pblas.planner.choose_qr import choose_qr
 from pblas.plans.factorization import panels
-from pblas.plans.pivoted_qr import PivotedQrPlan
+from pblas.plans.qr import PivotedQrPlan
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -17,8 +17,7 @@ from pblas.operations.autotune import tuned
 from pblas.operations.multiplication.base import Execution, PlannedMatmul
 from pblas.operations.multiplication.product import Extras, Product
 from pblas.operations.multiplication.pushed import PushedMatmul
-from pblas.plans.plan import Topology
-from pblas.simulation.hardware import find_hardware
+from pblas.simulation.hardware import Topology, find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable

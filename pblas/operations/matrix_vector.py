@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)
 _HERMITIAN = Term(), Term(transposed=True, conj=True, strict=True)

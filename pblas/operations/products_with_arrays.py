@@ -13,7 +13,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchanging
 from pblas.operations.matmul import pmatmul
 from pblas.operations.reductions import converted_array, product_with_vector
-from pblas.plans.local import LocalPlan
+from pblas.plans.matrix_vector import LocalPlan
 from pblas.runtime.runtime import name_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> DistMatrix | Array:

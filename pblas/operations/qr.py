@@ -19,18 +19,16 @@ from pblas.operations.qr_factor import QrFactor
 from pblas.operations.redistribution import Redistribution, redistributed
 from pblas.operations.with_factor import Reflectors
 from pblas.planner.choose_qr import Algorithm, choose_qr
-from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.qr import CholeskyQrPlan, QrPlan, TsqrPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pblas.execute.redistribution.redistribution import RedistributionOperands
-    from pblas.plans.base import Transport
     from pblas.plans.factorization import FactorizationPlan
-    from pblas.plans.plan import Topology
     from pblas.plans.redistribution import RedistributionPlan
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology, Transport
 
 _MODES: tuple[Any, ...] = ("reduced", "r", "complete")
 

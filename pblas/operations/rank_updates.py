@@ -18,15 +18,15 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.operations.collectives import Exchanging
 from pblas.operations.matrix_vector import checked_matrix, real_of
 from pblas.operations.vectors import Columns, VectorKind, check_size, checked_vector
-from pblas.plans.local import LocalPlan
+from pblas.plans.matrix_vector import LocalPlan
 from pblas.runtime.runtime import checked_scalar, name_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:

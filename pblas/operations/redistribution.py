@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.options import Trans, Uplo
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)

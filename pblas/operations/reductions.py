@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 Axis = Literal[0, 1] | None
 _NORMS: dict[str | None, Reduces] = {"fro": "squares", "1": "abs_sum", "inf": "abs_sum", "max": "abs_max"}

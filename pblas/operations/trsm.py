@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import Topology
     from pblas.plans.trsm import TrsmPlan
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute.factorization.tsqr import Tree
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)

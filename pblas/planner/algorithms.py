@@ -14,7 +14,8 @@ from dataclasses import replace
 from pblas.planner.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Algorithm, ProductPlan, Topology
+from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.simulation.hardware import Topology
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Minimum rounds of tiles per cluster before a plan uses tile signals without having been measured."""
@@ -62,13 +63,7 @@ _LEAVING_ROOM = {
 
 
 def choose_algorithm(plan: ProductPlan, count: int | None, topology: Topology) -> Algorithm:
-    """The algorithm with the shortest measured time, or else with the shortest estimated time.
-
-    Args:
-        plan: a pushed plan without an algorithm (global).
-        count: number of GEMMs; None lets the planner choose (global).
-        topology: the ranks of each node, and how they reach each other (global).
-    """
+    """The algorithm with the shortest measured time, or else estimated time; with `count` GEMMs, if given."""
     algorithms = candidates(plan, count, topology)
     measured = [algorithm for algorithm, _ in plan.measured if algorithm in algorithms]
     if measured:
@@ -80,13 +75,7 @@ def choose_algorithm(plan: ProductPlan, count: int | None, topology: Topology) -
 
 
 def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
-    """The algorithms worth measuring: the one that would be chosen unmeasured, the best of each kind, then others.
-
-    Args:
-        plan: a pushed plan, with or without an algorithm (global).
-        count: as for `choose_algorithm` (global).
-        topology: as for `choose_algorithm` (global).
-    """
+    """The algorithms worth measuring: the one that would be chosen unmeasured, the best of each kind, then others."""
     first = choose_algorithm(replace(plan, measured=()), count, topology)
     times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, topology)}
     near = [

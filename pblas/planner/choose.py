@@ -30,9 +30,9 @@ from pblas.layouts.split import Split
 from pblas.planner.granularity import PlanningContext, needed_nbytes
 from pblas.planner.process_grids import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import Distribution, Product, ProductPlan, Times, Topology
+from pblas.plans.plan import Distribution, Product, ProductPlan, Times
 from pblas.plans.summa import Summa
-from pblas.simulation.hardware import Hardware
+from pblas.simulation.hardware import CORE, Hardware, Topology
 
 _MARGIN, _QUICKER = 1.05, 0.9
 """A one-dimensional plan with thin GEMMs is compared with plans over the grids that receive at most _MARGIN times as
@@ -44,8 +44,8 @@ products, and products with thicker shards, took up to 1.9 times as long over gr
 _TOO_DEAR = 16
 """On described hardware, a plan that fits into memory is rejected if it costs more than this multiple of the cheapest
 plan that does not fit. The chosen plan then shows how much memory would be needed."""
-_BYTES_PER_FLOP = 1 / 16
-"""Bytes that arrive in the time of one flop, at 3 GB/s and 50 GFLOP/s per core: the cost of idle ranks."""
+BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64
+"""Bytes that arrive in the time of one flop: the cost of idle ranks."""
 _GOOD = 1.2
 """The search goes on while the best plan costs more than this multiple of the lower bound."""
 _LITTLE = 2 << 20
@@ -85,31 +85,8 @@ def choose(
 
     Plans must fit into memory. If none does, the result is the plan that needs least memory. If the limit is the memory
     of `hardware`, the result may also be a plan that does not fit, where all others cost many times as much. If GEMMs
-    would be thin, plans that receive about as many bytes are compared by simulated time.
-
-    Args:
-        dtype: name of the dtype of op(A) (global).
-        a: descriptor of op(A), m x k: that of A^T if A is transposed (global).
-        b: descriptor of op(B), k x n (global).
-        d: descriptor of D, m x n (global).
-        nprocs: ranks (global).
-        topology: the ranks of each node, and how they reach each other (global).
-        overlap: let data move while the GEMM runs (global).
-        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
-        strict: refuse layouts that do not conform (global).
-        hardware: the machine to plan for; None for this machine (global).
-        memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
-            limit (global).
-        known: function that returns the measured times of a plan's algorithms; None without measurements (global).
-        queue: stream slot of the plan's executions; None if they run alone (global).
-        wire: name of the dtype in which partial products travel; "" for that of D (global).
-        others: names of the dtypes of op(B) and D; "" for that of op(A) (global).
-
-    Returns:
-        The plan, with the granularity of its messages and, if it pushes data, its algorithm.
-
-    Raises:
-        PlanError: strict=True, and the layouts do not conform; the text says where.
+    would be thin, plans that receive about as many bytes are compared by simulated time. `a`, `b` and `d` are those of
+    op(A), op(B) and D; with `strict` layouts that do not conform raise PlanError. The rest is in `PlanningContext`.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
@@ -131,9 +108,16 @@ def choose(
 
 
 def _best(
-    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    context: PlanningContext,
+    *,
+    strict: bool,
+    below: float = math.inf,
 ) -> ProductPlan:
-    """The plan of `choose`, before `PlanningContext.complete`."""
+    """The plan of `choose`, before `PlanningContext.complete`; any plan if that one costs `below` bytes or more."""
     nprocs, topology = context.nprocs, context.topology
     conforming = list(one_dimensional(dtype, a, b, d, nprocs, context.others))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
@@ -148,7 +132,8 @@ def _best(
         distributions = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
         dtype_b, dtype_d = context.others
         product = Product(a.m, b.n, a.n, dtype, nprocs, *distributions, dtype_b=dtype_b, dtype_d=dtype_d)
-        best = _general(context, product, nonconforming, best, [] if fitting else list(running), strict=strict)
+        large = [] if fitting else list(running)
+        best = _general(context, product, nonconforming, best, large, strict=strict, below=below)
     return best
 
 
@@ -170,17 +155,9 @@ def _general(
     large: list[ProductPlan],
     *,
     strict: bool,
+    below: float,
 ) -> ProductPlan:
-    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks.
-
-    Args:
-        context: the settings that all compared plans share (global).
-        product: with placements (global).
-        misfits_: the reasons why the layouts do not conform (global).
-        best: the best one-dimensional plan; None if there is none (global).
-        large: plans that need too much memory, for the case that no plan fits; this function appends others (global).
-        strict: consider the grids of the matrices only (global).
-    """
+    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks."""
     cost = math.inf if best is None else _cost(best)
     good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
     if best is not None and context.chunks is None and _is_thin(best):  # chunks= refers to this plan
@@ -197,7 +174,7 @@ def _general(
         raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
     most = min(most, _LESS * cost)
     if not strict and cost > good:
-        for plan in over_all_ranks(product, misfits_, most / product.itemsize):
+        for plan in over_all_ranks(product, misfits_, min(most, below) / product.itemsize):
             if (plan_cost := _cost(plan, most)) < most:
                 if not context.fits(plan):
                     large.append(plan)
@@ -234,15 +211,10 @@ def _is_thin(plan: ProductPlan) -> bool:
 
 
 def _cost(plan: ProductPlan, most: float = math.inf) -> float:
-    """Bytes that the busiest rank receives, plus bytes that could arrive in its GEMM time above the average.
-
-    Args:
-        plan: a plan of a product (global).
-        most: limit at which the count may stop, since a plan this expensive is not chosen (global).
-    """
+    """Bytes that the busiest rank receives, plus bytes that could arrive in its GEMM time above the average."""
     product = plan.product
     share = 2 * product.m * product.n * product.k / product.nprocs
-    idle, received = _BYTES_PER_FLOP * max(0.0, 2 * plan.busiest_multiplies - share), 0
+    idle, received = BYTES_PER_FLOP * max(0.0, 2 * plan.busiest_multiplies - share), 0
     for rank in plan.extreme_ranks():
         if received + idle >= most:
             break
@@ -272,12 +244,16 @@ def choose_output(
         for d in outputs
         if (plans := list(one_dimensional(dtype, a, b, d, nprocs, others)))
     ]
-    if not served:
-        served = [
-            (d, _cost(choose(dtype, a, b, d, nprocs=nprocs, topology=Topology(), others=others)))
-            for d in (*_grid_outputs(a, b, order), *outputs)
-        ]
-    return min(served, key=lambda entry: entry[1])[0]  # the first of equals
+    if served:
+        return min(served, key=lambda entry: entry[1])[0]  # the first of equals
+    # No later arrangement can cost less than `least`, if no matrix has copies: then the search for a layout ends.
+    chosen, least, once = outputs[0], math.inf, Placement.of(a).copies == Placement.of(b).copies == 1
+    for d in dict.fromkeys((*_grid_outputs(a, b, order), *outputs)):
+        context = PlanningContext(Topology(), nprocs, a.order + b.order + d.order, others=others)
+        cost = _cost(_best(dtype, a, b, d, context, strict=False, below=least if once else math.inf))
+        if cost < least:
+            chosen, least = d, cost
+    return chosen
 
 
 def choose_layouts(
@@ -291,15 +267,6 @@ def choose_layouts(
     dtype_d: str = "",
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
-
-    Args:
-        m: rows of D (global).
-        n: columns of D (global).
-        k: columns of op(A) (global).
-        dtype: name of the dtype of op(A) and op(B) (global).
-        nprocs: ranks (global).
-        memory_nbytes: bytes that a rank may use for matrices and workspace; None: no limit (global).
-        dtype_d: name of the dtype of D; "" for that of op(A) (global).
 
     >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
     [2, 4, 2]

@@ -8,8 +8,8 @@ from math import isqrt
 from typing import Any, Literal, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import ITEMSIZE, Transport
 from pblas.plans.factorization import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.simulation.hardware import ITEMSIZE, Transport
 
 FactorizationAlgorithm = Literal["auto", "blocked", "local"]
 
@@ -63,19 +63,7 @@ def choose_factorization(
     algorithm: FactorizationAlgorithm = "auto",
     gpus: bool = False,
 ) -> FactorizationPlan:
-    """The plan of a factorization.
-
-    Args:
-        kind: of the factorization (global).
-        a: distribution of A (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
-        returns: see `FactorizationPlan` (global).
-        uplo: see `FactorizationPlan` (global).
-        algorithm: "local": the library factors the whole matrix on one rank; "blocked": by panels; "auto": what is
-            expected to be faster (global).
-        gpus: whether the matrix is in GPU memory (global).
+    """The plan by panels ("blocked"), on one rank ("local"), or what is expected to be faster ("auto").
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
@@ -111,15 +99,7 @@ def block_columns(
 ) -> tuple[MatrixDescriptor, str]:
     """The internal layout for a matrix with the distribution `a`, and the reason for it.
 
-    Args:
-        a: distribution of the matrix (global).
-        nprocs: ranks of the context (global).
-        algorithm: see `choose_factorization` (global).
-        gpus: see `choose_factorization` (global).
-        per_column: on CPUs, the square of a panel's columns over a rank's columns, for panels whose width grows with
-            the root of those; 0 for a width in proportion (global).
-        widest: columns of a panel at most, if the factorization has a limit of its own (global).
-        first: columns of the first panel at most; None for as many as the others have (global).
+    On CPUs the width of panels is the root of `per_column` times a rank's columns; with 0 it is in proportion to them.
 
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96

@@ -8,9 +8,8 @@ from typing import Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.planner.choose_factorization import LAYOUTS, block_columns, panel_width
-from pblas.plans.base import Transport
-from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.qr import CholeskyQrPlan, QrPlan, TsqrPlan
+from pblas.simulation.hardware import Transport
 
 Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
@@ -37,18 +36,7 @@ def choose_qr(
     returns: bool = False,
     gpus: bool = False,
 ) -> QrPlan | TsqrPlan | CholeskyQrPlan:
-    """The plan of a QR factorization.
-
-    Args:
-        a: distribution of A (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
-        algorithm: "blocked", "tsqr" or "cholesky" for a matrix with columns and no fewer rows, or "local"; "auto"
-            chooses (global).
-        returns: whether reflectors are brought back to the layout of A, as LAPACK stores them: only those of block
-            columns are (global).
-        gpus: whether the matrix is in GPU memory: then there is no tree (global).
+    """The plan of a QR factorization; block columns alone can be brought back to the layout of A (`returns`).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
     (4208, 4096)

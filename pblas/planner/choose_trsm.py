@@ -5,17 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pblas.plans.pipelined_trsm import PipelinedTrsm
-from pblas.plans.plan import Topology
 from pblas.plans.triangular import TriangularOperands
 from pblas.plans.trsm import TrsmPlan
+from pblas.simulation.hardware import CORE, Topology
 
-_SECONDS_PER_BYTE = 1 / 3e9
-"""Seconds in which a byte arrives from another rank."""
-_SECONDS_PER_READ_BYTE = 1 / 8e9
-"""Seconds in which a core reads a byte of the triangle from its memory: few right-hand sides wait for it."""
-_SECONDS_PER_FLOP = 1 / 40e9
-_SECONDS_PER_MESSAGE = 60e-6
+_SECONDS_PER_MESSAGE = CORE.far.latency
 """Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""
+_SECONDS_PER_FLOP = 1 / (CORE.float64 * 5 / 6)
+"""GEMMs beside a solve have five sixths of the rate of a large one."""
 _BLOCKS = 4096
 """Most blocks of the diagonal with which the triangle stays: planning takes time in proportion."""
 _LAYOUTS = 256
@@ -30,14 +27,6 @@ def choose_trsm(
 
     The choice does not depend on the transport. On GPUs the triangle always travels, because small messages there pass
     through the hosts.
-
-    Args:
-        operands: the operands (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        reads: alpha is not 0, and X has elements (global).
-        width: largest width of a panel (global).
-        topology: ranks of a node, and what they share (global).
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.layouts.grid import Grid
@@ -67,5 +56,7 @@ def choose_trsm(
 def _seconds(plan: TrsmPlan | PipelinedTrsm, elements: int, nrhs: int) -> float:
     """Seconds of the busiest rank: its bytes arrive, and it multiplies elements of T with right-hand sides."""
     flops = 2 * elements * nrhs * (4 if plan.dtype.startswith("complex") else 1)
-    work = max(flops * _SECONDS_PER_FLOP, elements * plan.itemsize * _SECONDS_PER_READ_BYTE)
-    return plan.max_received_nbytes * _SECONDS_PER_BYTE + work
+    work = max(
+        flops * _SECONDS_PER_FLOP, elements * plan.itemsize * (1 / CORE.memory_bandwidth)
+    )  # few columns wait for T
+    return plan.max_received_nbytes * (1 / CORE.far.bandwidth) + work

@@ -1,4 +1,4 @@
-"""A cost model of the algorithms of pushed plans, with rates measured on H200 of one host, linked by NVLink.
+"""A cost model of the algorithms of pushed plans: the rates of `NVLINK`, and times of kernels measured on its H200.
 
 The best algorithm depends on the ratio of transfer time to GEMM time. The model simulates the streams of an algorithm,
 or the order in which one kernel forms its tiles. On other GPUs the estimate is a guess.
@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pblas.backends.tile_shapes import COPY_RATE, COPY_US, choose_shape, side_by_side_rows
-from pblas.plans.base import ITEMSIZE
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
 from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.simulation.hardware import ITEMSIZE, NVLINK, flops
 
 # Times (_US) in microseconds, rates (_RATE) in bytes per microsecond. In a graph, a copy by the copy engine costs 6 us
 # and moves 380 GB/s. A kernel that pushes to all peers moves 330 GB/s and takes 8 us more, or 5.5 with LL packets. A
@@ -25,7 +25,7 @@ from pblas.plans.plan import Algorithm, ProductPlan
 # (benchmarks/results/gpu_algorithms.json). Their ranks fall out of step, so copies meet at one target and are slower.
 _AR_COPY_RATE = 280e3
 _PUSH_US, _PACKS_US, _PUSH_RATE = 8.0, 5.5, 330e3
-_SUM_US, _SUM_RATE = 4.0, 3.8e6
+_SUM_US, _SUM_RATE = 4.0, NVLINK.memory_bandwidth / 1e6
 _SHOT_US = {"one_shot": 5.0, "two_shot": 9.3}
 _SHOT_RATE, _ONE_SHOT_RATE = 327e3, 220e3
 _SLOW_GEMM = 1.1  # factor of a GEMM's time while copies run
@@ -34,13 +34,8 @@ _HANDOFF_US = 12.0  # from a kernel to the copies that follow it, and from their
 
 # A GEMM, with rates in floating-point operations per microsecond. With few rows it takes as long as reading the other
 # operand, and longer for a deep K: fitted to 1 to 128 rows of Llama 8B, 70B and 405B, to within 16 % (cuBLASLt, tuned).
-_GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = 4.0, 3.5, 3e-4, 4.6e6
-_RATE = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1440e6),
-    **dict.fromkeys(("float16", "bfloat16"), 720e6),
-    **dict.fromkeys(("float32", "complex64"), 45e6),
-    **dict.fromkeys(("float64", "complex128"), 58e6),
-}
+_GEMM_US, _THIN_US, _DEEP_US, _GEMM_BYTES_RATE = NVLINK.call * 1e6, 3.5, 3e-4, 4.6e6
+_RATE = {dtype: NVLINK.flops_per_second(dtype) / 1e6 for dtype in ITEMSIZE}
 
 # Tile signals: one GEMM whose tiles wait, on 132 multiprocessors in clusters of two, with tiles of 256 x 256; the
 # narrowest tile takes half as long. During the GEMM a copy takes 11 us with the wait before it and the flag after it,
@@ -71,9 +66,8 @@ def estimate(plan: ProductPlan, algorithm: Algorithm) -> float:
 
 def _gemm_us(dtype: str, m: int, n: int, k: int) -> float:
     """Time of a GEMM, microseconds. Libraries choose tiles that fill the GPU, so a part of a GEMM takes its share."""
-    flops = 2 * m * n * k * (4 if dtype.startswith("complex") else 1)
     nbytes = (m * k + k * n + m * n) * ITEMSIZE[dtype]
-    return _GEMM_US + max(flops / _RATE[dtype], _THIN_US + k * _DEEP_US + nbytes / _GEMM_BYTES_RATE)
+    return _GEMM_US + max(flops(m, n, k, dtype) / _RATE[dtype], _THIN_US + k * _DEEP_US + nbytes / _GEMM_BYTES_RATE)
 
 
 def _all_gather(plan: AllGatherGemm, algorithm: Algorithm) -> float:
@@ -194,13 +188,6 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: 
     """Time of one GEMM during which copies take partial products to their owners, and bring the finished sums.
 
     A copy waits for a round of tiles; uneven pieces end in the middle of a round.
-
-    Args:
-        m: rows of D, in the plan's orientation.
-        k: columns of op(A) that this rank multiplies.
-        nprocs: ranks.
-        parts: a rank's part of each piece.
-        gathers: whether all ranks get the sums; a kernel sends the sums of the last piece.
     """
     start, per_round, rounds, arrived = _TILES_US, _tile_us(k), 0.0, [0.0] * len(parts)  # without waiting
     copied = 0.0  # when the copies issued so far have ended

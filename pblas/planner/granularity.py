@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pblas.planner.algorithms import choose_algorithm
-from pblas.plans.base import Transport
-from pblas.plans.plan import ProductPlan, Times, Topology
-from pblas.plans.summa import PANEL, Summa, SummaC, placed
-from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, flops
+from pblas.plans.plan import ProductPlan, Times
+from pblas.plans.summa import PANEL, Summa, SummaC
+from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, Topology, Transport, flops
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
@@ -87,19 +86,29 @@ class PlanningContext:
             if self.chunks is None
             else min(self.chunks, lines)
         )
-        plan = replace(plan, transposed=transposed, chunks=wanted, transport=transport)
-        plan = replace(plan, overlap=self.overlap, gpus=self.topology.gpus, queue=self.queue, tiles=self.topology.tiles)
-        plan = replace(plan, bandwidth=self.topology.bandwidth if plan.overlaps_messages else 0.0)
-        plan = replace(plan, wire=self.wire, nodes=self.topology.nodes if transport == "mixed" else ())
-        if plan.gpus and plan.product.itemsize == 1:
-            plan = replace(plan, orders=self.orders)
+        known, pushed = self.topology, transport == "push" and plan.travels
+        plan = replace(
+            plan,
+            transposed=transposed,
+            chunks=wanted,
+            transport=transport,
+            overlap=self.overlap,
+            gpus=known.gpus,
+            queue=self.queue,
+            tiles=known.tiles,
+            wire=self.wire,
+            nodes=known.nodes if transport == "mixed" else (),
+            orders=self.orders if pushed or (known.gpus and plan.product.itemsize == 1) else "",
+        )
+        if known.bandwidth and plan.overlaps_messages:
+            plan = replace(plan, bandwidth=known.bandwidth)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
-        if transport != "push" or not plan.travels:
+        if not pushed:
             return plan
-        plan = replace(plan, orders=self.orders)
-        plan = replace(plan, measured=self.known(plan) if self.known else ())
-        return replace(plan, algorithm=choose_algorithm(plan, self.chunks, self.topology))
+        if self.known:
+            plan = replace(plan, measured=self.known(plan))
+        return replace(plan, algorithm=choose_algorithm(plan, self.chunks, known))
 
     def seconds(self, plan: ProductPlan) -> float:
         """Simulated time of a plan; without `hardware`, with the rates of `NVLINK` or `FAT_TREE`."""
@@ -169,7 +178,7 @@ def _width(plan: Summa, chunks: int | None) -> int:
         return max(1, extent)
     if plan.transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
-    whole = placed(plan.oriented.a).columns.max_count if plan.by_owner else extent
+    whole = plan.a.columns.max_count if plan.by_owner else extent
     wanted = _depth_on_gpus(plan) if gpus else wanted
     if gpus or plan.by_owner:  # equal panels; on GPUs their rows start at multiples of 128 bytes at least
         wanted = -(-whole // max(1, -(-whole // wanted)))

@@ -52,10 +52,13 @@ def over_all_ranks(product: Product, misfits: tuple[str, ...], most: float) -> I
             return
         p1, p2, p3 = sizes
         natural = natural_cuboids(product.m, product.n, product.k, sizes)
+        effective: dict[tuple[int, ...], tuple[int, int, int]] = {}
+        for strides in {natural.strides, (1, p1, p1 * p2)}:  # the stride of a dimension over one rank has no effect
+            effective.setdefault(tuple(s if p > 1 else 0 for s, p in zip(strides, sizes, strict=True)), strides)
         for m in _options(p1, natural.m, d.rows, a.rows):
             for n in _options(p2, natural.n, d.columns, b.columns):
                 for k in _options(p3, natural.k, a.columns, b.rows):
-                    for strides in {natural.strides, (1, p1, p1 * p2)}:
+                    for strides in effective.values():
                         why = f"of all arrangements of {product.nprocs} ranks this receives the fewest bytes"
                         for sum_placement in _sum_placements(product, p3):
                             cuboids = Cuboids(m, n, k, strides)
@@ -110,13 +113,9 @@ def natural_layouts(
 
 
 def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int, int, int]:
-    """The arrangement that receives the fewest elements when layouts are free, and fits into memory.
+    """The arrangement that receives the fewest elements when layouts are free, and fits into memory (None: no limit).
 
     Among equals it has the fewest layers, since their partial products take memory, and then the fewest messages.
-
-    Args:
-        product: sizes and ranks (global).
-        memory_nbytes: bytes for a rank's shards of the matrices and its workspace; None: no limit (global).
     """
 
     def fits(sizes: tuple[int, int, int]) -> bool:
@@ -200,10 +199,6 @@ def _sum_placements(product: Product, layers: int) -> Iterator[Placement | None]
     The first is None: at D's own placement. If there are several layers, and the rank with the largest local part of D
     has at least twice an even share of D, the second one is even over all ranks. That is so if D is on at most half of
     the ranks, or replicated.
-
-    Args:
-        product: sizes, ranks and layouts (global).
-        layers: ranks along k whose partial products are added (global).
     """
     d, p = placed(product.d), product.nprocs
     yield None

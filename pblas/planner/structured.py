@@ -11,16 +11,14 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
 from pblas.layouts.rectangles import LEAF, area
 from pblas.layouts.split import Split
-from pblas.planner.choose import choose
+from pblas.planner.choose import BYTES_PER_FLOP, choose
 from pblas.planner.granularity import PlanningContext
 from pblas.planner.process_grids import on_grids, over_all_ranks, triples
-from pblas.plans.base import ITEMSIZE
-from pblas.plans.plan import Distribution, Product, Topology
+from pblas.plans.plan import Distribution, Product
 from pblas.plans.structured import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 from pblas.plans.summa import Cuboids, SummaC
+from pblas.simulation.hardware import ITEMSIZE, Topology
 
-_BYTES_PER_FLOP = 1 / 16
-"""Bytes that arrive in the time of one flop, at 3 GB/s and 50 GFLOP/s per core: the cost of idle ranks."""
 _LESS = 0.75
 """Another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners."""
 _BLOCK = 128
@@ -46,16 +44,7 @@ def choose_rank_update(
     topology: Topology,
     overlap: bool = True,
 ) -> RankUpdate:
-    """The plan of syrk, herk, syr2k or her2k.
-
-    Args:
-        routine: its name (global).
-        dtype: name of the dtype (global).
-        descs: descriptors of op(A), of op(A)^T or op(B)^T, and of D (global).
-        uplo: the triangle of D (global).
-        nprocs: ranks (global).
-        topology: the ranks of each node, and how they reach each other (global).
-        overlap: let data move while ranks multiply (global).
+    """The plan of syrk, herk, syr2k or her2k, with descriptors of op(A), of op(A)^T or op(B)^T, and of D.
 
     >>> grid = MatrixDescriptor.row_wise(512, 512, 4, mb=32)
     >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
@@ -93,18 +82,7 @@ def choose_triangular(
     topology: Topology,
     overlap: bool = True,
 ) -> TriangularProduct:
-    """The plan of trmm.
-
-    Args:
-        dtype: name of the dtype (global).
-        descs: descriptors of the operands of D, in its order, and of D (global).
-        structure: of op(A), the triangular operand (global).
-        right: op(A) is the right operand (global).
-        aliased: D is written over B (global).
-        nprocs: ranks (global).
-        topology: the ranks of each node, and how they reach each other (global).
-        overlap: let data move while ranks multiply (global).
-    """
+    """The plan of trmm; `descs` are those of the operands in the order of D, and of D, which may be written over B."""
     product = _product(dtype, descs, nprocs)
 
     def planned(base: SummaC) -> TriangularProduct:
@@ -133,17 +111,7 @@ def choose_symmetric(
     topology: Topology,
     overlap: bool = True,
 ) -> SymmetricProduct:
-    """The plan of symm or hemm: that of the product with the completed matrix.
-
-    Args:
-        dtype: name of the dtype (global).
-        descs: descriptors of the operands of D, in its order, and of D (global).
-        structure: of the symmetric operand (global).
-        right: the symmetric operand is the right one (global).
-        nprocs: ranks (global).
-        topology: the ranks of each node, and how they reach each other (global).
-        overlap: let data move while ranks multiply (global).
-    """
+    """The plan of symm or hemm: that of the product with the completed matrix, on the right side if `right`."""
     topology = replace(topology, push=False)
     inner = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
     place = Placement.of(descs[1] if right else descs[0])
@@ -172,7 +140,7 @@ def _cheapest(
     most, fits = float("inf"), False
     for base in _arrangements(product):
         plan = planned(base)
-        idle = _BYTES_PER_FLOP * _idle(plan)
+        idle = BYTES_PER_FLOP * _idle(plan)
         received = _received(plan, most - idle)
         cost = received + idle
         if best is None or cost < most * (1 if received <= limit and not fits else _LESS):

@@ -2,8 +2,8 @@
 
 A plan is one global value made of integers: the same on every rank, comparable and printable. The plan of an operation
 is a frozen dataclass derived from `Plan`. It has the fields or properties `why`, `dtype`, `nprocs` and `transport`, and
-implements the abstract methods. A plan that can be simulated also defines `flops`, `operands_nbytes` and
-`sent_elements`, and has a function in the table of `pblas.simulation.phases`.
+implements the abstract methods. A plan that can be simulated also defines `phases`, `flops`, `operands_nbytes` and
+`sent_elements`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pblas.plans.html import html_of
+from pblas.errors import PlanError
+from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
+from pblas.simulation.phase import Phase, View
+from pblas.simulation.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
-    from pblas.simulation.hardware import Hardware
-    from pblas.simulation.simulate import Simulation
+    from pblas.layouts.descriptor import MatrixDescriptor
 
-ITEMSIZE = {
-    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
-    **dict.fromkeys(("float16", "bfloat16"), 2),
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
 
-Transport = Literal["shared", "message", "mixed", "push"]
+_ASK_ALL = 1024
+"""Largest number of ranks that are all examined to find the busiest."""
 
 
 def ranks_text(nprocs: int) -> str:
@@ -137,6 +133,14 @@ class Plan(ABC):
         """Bytes of operands and results on a rank."""
         raise AssertionError(f"{self.name} defines no operands_nbytes, which rank {rank} needs to simulate it")
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The steps of a rank in order, equal ones as one phase; all its bytes are in its phases, which tests check.
+
+        Args:
+            view: the rank, and the links over which data reaches it (local).
+        """
+        raise PlanError(f"simulate: {self.name} cannot be simulated; rank {view.rank} has no phases")
+
     def sent_elements(self, rank: int) -> int:
         """Elements that `rank` sends, or that other ranks read in its memory (counted once for each reader).
 
@@ -204,6 +208,7 @@ class Plan(ABC):
 
         Raises:
             ArgumentError: no preset has that name.
+            PlanError: the time of this kind of plan is not modelled.
 
         >>> from pblas.layouts.split import Split
         >>> from pblas.plans.one_dimensional import AllGatherGemm
@@ -213,9 +218,6 @@ class Plan(ABC):
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
         """
-        from pblas.simulation.hardware import find_hardware
-        from pblas.simulation.simulate import simulate
-
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
             plan = self.over(described.topology.transport(self.nprocs))
@@ -250,9 +252,49 @@ class Plan(ABC):
 
     def _repr_html_(self) -> str:
         """The text of `explain` and bars of bytes, for notebooks."""
+        from pblas.layouts.drawing.svg import html_of
+
         return html_of(self.explain(), self.max_received_nbytes, self.lower_bound_nbytes)
 
     def __dir__(self) -> list[str]:
         plan: Any = self
         public = _PUBLIC.union(field.name for field in fields(plan))
         return [name for name in super().__dir__() if name.startswith("__") or name in public]
+
+
+class StationaryPlan(Plan):
+    """A plan in which the matrix `a` stays, and each rank works on its own elements of it."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        @property
+        def a(self) -> MatrixDescriptor:
+            """Distribution of the matrix (global)."""
+
+    def contributes(self, rank: int) -> bool:
+        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
+        myrow, mycol = self.a.grid.coordinates(rank)
+        first = myrow >= 0 and (self.a.rsrc >= 0 or myrow == 0) and (self.a.csrc >= 0 or mycol == 0)
+        return first and prod(self.a.local_shape(rank)) > 0
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of the matrix on a rank."""
+        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks; of many, the first, the last of the grid, and the first outside it."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
+
+    @property
+    def sizes(self) -> str:
+        """m x n of the matrix, as text."""
+        return f"{self.a.m} x {self.a.n}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of the matrix."""
+        grid = self.a.grid
+        yield "A", f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {grid.nprow} x {grid.npcol} grid"

@@ -64,15 +64,7 @@ def choose(
 
 @lru_cache(1024)
 def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
-    """Cut n elements into `nparts` shares of nearly equal size.
-
-    Args:
-        n: number of elements.
-        nparts: number of shares.
-        unit: each share starts at a multiple of this many elements, such as the length of a row that must stay whole.
-
-    Returns:
-        The first element of each share, then n.
+    """Cut n elements into `nparts` nearly equal shares that start at multiples of `unit`: their starts, then n.
 
     >>> shares(10, 3, 1), shares(10, 3, 4)
     ((0, 4, 7, 10), (0, 4, 8, 10))

@@ -9,20 +9,15 @@ from math import prod
 from typing import ClassVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import ITEMSIZE, Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.simulation.hardware import ITEMSIZE, Transport
+from pblas.simulation.phase import Phase, View
 
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseOperand:
-    """A matrix that is an operand of an expression.
-
-    Args:
-        name: in the expression (global).
-        desc: its distribution (global).
-        dtype: name of its dtype (global).
-        target: the distribution in which each rank has the elements that it combines (global).
-    """
+    """A matrix that is an operand of an expression."""
 
     name: str
     desc: MatrixDescriptor
@@ -48,10 +43,8 @@ class ElementwisePlan(Plan):
         others: name and description of every other operand (global).
         out: distribution of the result (global).
         dtype: name of the dtype of the result (global).
-        nprocs: ranks of the context (global).
         overlaps: the result overwrites memory of an operand that is redistributed: all ranks wait for each other
             between the redistribution and the evaluation (global).
-        transport: how the ranks exchange data (global).
 
     >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> x, y = ElementwiseOperand("x", rows, "float64", rows), ElementwiseOperand("y", columns, "float64", rows)
@@ -94,6 +87,13 @@ class ElementwisePlan(Plan):
     def sent_elements(self, rank: int) -> int:
         """Elements of operands that `rank` sends, or that other ranks read in its memory."""
         return sum(moved.sent_elements(rank) for moved in _moves(self))
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The redistributions, then one pass that reads every matrix and writes the result."""
+        for moved in _moves(self):
+            yield from moved.phases(view)
+        read = sum(ITEMSIZE[x.dtype] * prod(x.target.local_shape(view.rank)) for x in self.operands)
+        yield Phase(1, copied=read + self.itemsize * prod(self.out.local_shape(view.rank)))
 
     def received_nbytes(self, rank: int) -> int:
         """Bytes that `rank` receives: the dtypes of operands may differ."""

@@ -8,16 +8,17 @@ panel is there when the other ranks have finished their updates: one panel of lo
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.plans.base import Plan, Transport, ranks_text
-from pblas.plans.lookahead import StepWork, makespan
+from pblas.plans.base import Plan, ranks_text
 from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
 
 _DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
 """Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
@@ -63,6 +64,49 @@ def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
     return w.columns.count(p) - w.columns.local_start(start, p)
 
 
+class StepWork(NamedTuple):
+    """Work of one step, in any unit.
+
+    Args:
+        owner: rank of the panel (global).
+        panel: work to factor the panel (global).
+        depth: an update of a block column by this panel is `depth` of the panel times `weight` of the column (global).
+        weight: of the panel's columns, before they are factored (global).
+    """
+
+    owner: int
+    panel: float
+    depth: float
+    weight: float
+
+
+def makespan(steps: Sequence[StepWork], ranks: int) -> float:
+    """Work of the rank that ends last, and its waiting for panels; transfers are hidden.
+
+    The owner of the next panel updates and factors it before it updates its other columns.
+
+    >>> makespan([StepWork(0, 1, 2, 3), StepWork(1, 1, 2, 3), StepWork(0, 1, 2, 3)], 2)
+    15.0
+    """
+    ends, ready = [0.0] * ranks, 0.0
+    left = [sum(step.weight for step in steps if step.owner == rank) for rank in range(ranks)]
+    for s, step in enumerate(steps):
+        if s == 0:
+            ready = ends[step.owner] = float(step.panel)
+        left[step.owner] -= step.weight
+        following = steps[s + 1] if s + 1 < len(steps) else None
+        arrived = ready
+        for rank in range(ranks):
+            rest = left[rank]
+            if rest > 0:
+                ends[rank] = max(ends[rank], arrived)
+            if following is not None and following.owner == rank:
+                ready = ends[rank] = max(ends[rank], arrived) + step.depth * following.weight + following.panel
+                rest -= following.weight
+            ends[rank] += step.depth * max(rest, 0.0)
+    return max(ends)
+
+
 @dataclass(frozen=True, slots=True)
 class FactorizationPlan(Plan):
     """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place.
@@ -71,9 +115,6 @@ class FactorizationPlan(Plan):
         a: distribution of A (global).
         w: distribution of W: block columns on 1 x P ranks (global).
         why: the rule that chose W (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
         returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
         uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
             (global).
@@ -212,6 +253,23 @@ class FactorizationPlan(Plan):
                 total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
         return total
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel; the next panel is factored by then, and takes no time."""
+        yield from self.copy.phases(view)
+        for panel in self.steps:
+            n_loc, (i0, i1) = columns_from(self.w, panel.stop, view.rank), self.rows(panel)
+            if n_loc:
+                nbytes = self.itemsize * (i1 - i0) * panel.width
+                # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
+                rows = self.multiplied_rows(self.w.m - panel.stop)
+                yield Phase(1, (rows, n_loc, panel.width), before=view.traffic(panel.owner, nbytes))
+        if self.back is not None:
+            yield from self.back.phases(view)
+
+    def multiplied_rows(self, below: int) -> int:
+        """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""
+        return below
+
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, and of the factor if it is brought back, on a rank."""
         return self.itemsize * prod(self.a.local_shape(rank)) * (1 + self.returns)
@@ -327,6 +385,10 @@ class CholeskyPlan(FactorizationPlan):
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows below the diagonal block."""
         return panel.stop, self.w.m
+
+    def multiplied_rows(self, below: int) -> int:
+        """Half of the rows: those from the diagonal on, on average."""
+        return -(-below // 2)
 
     def piece_stops(self, s: int) -> list[int]:
         """The first piece has the diagonal block of the next panel, and pieces of all panels end at the same rows.

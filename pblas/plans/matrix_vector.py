@@ -1,4 +1,4 @@
-"""The plan of a product of a matrix, or of its triangle, with a vector; integers only."""
+"""Plans of a matrix and vectors: products, also with a triangle, and updates of local elements; integers only."""
 
 from __future__ import annotations
 
@@ -9,24 +9,17 @@ from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.triangle import Part, flipped
-from pblas.plans.base import ITEMSIZE, Plan, Transport
-from pblas.plans.reduction import holds_first
+from pblas.plans.base import StationaryPlan
+from pblas.simulation.hardware import ITEMSIZE, Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 _ABSOLUTE_WIDTH = 64
 _FEW = 4
 """Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
-_ASK_ALL = 1024
-"""Largest number of ranks that are all examined to find the busiest."""
 
 
 class Term(NamedTuple):
-    """One product with the elements of the part.
-
-    Args:
-        transposed: multiply with the transposed part.
-        conj: multiply with the conjugate elements.
-        strict: without the diagonal.
-    """
+    """One product with the elements of the part."""
 
     transposed: bool = False
     conj: bool = False
@@ -38,7 +31,7 @@ class Term(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixVectorPlan(Plan):
+class MatrixVectorPlan(StationaryPlan):
     """Every rank gets the vector and multiplies its own elements; the partial results are added on all ranks.
 
     The matrix does not move. A rank receives the elements of x that it lacks, and partial results: those of the other
@@ -52,9 +45,6 @@ class MatrixVectorPlan(Plan):
         a: distribution of the matrix (global).
         part: all of it, or the triangle that is read (global).
         terms: the products whose sum is the result: two for a symmetric matrix (global).
-        dtype: name of the dtype of the matrix (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
         hermitian: imaginary parts of the diagonal are not read (global).
         absolute: "" multiplies the elements, "abs" their absolute values, "abs1" |Re| + |Im| of them (global).
         replicated: every rank has the vector already (global).
@@ -106,10 +96,6 @@ class MatrixVectorPlan(Plan):
     def itemsize(self) -> int:
         """Bytes of an element of a partial result."""
         return ITEMSIZE[self.partial_dtype]
-
-    def contributes(self, rank: int) -> bool:
-        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
-        return holds_first(self.a, rank)
 
     @property
     def width(self) -> int | None:
@@ -190,9 +176,13 @@ class MatrixVectorPlan(Plan):
         elements = m * n if self.part == "all" else min(m, n) * (min(m, n) + 1) // 2
         return 2 * elements * len(self.terms)
 
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the matrix on a rank."""
-        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each rank reads its elements once, which memory limits; the vectors arrive in the same step."""
+        traffic = Traffic()
+        for peer in range(self.nprocs):
+            if peer != view.rank:
+                traffic += view.traffic(peer, self.itemsize * self.exchanged_elements(view.rank, peer))
+        yield Phase(1, before=traffic, copied=self.operands_nbytes(view.rank))
 
     @property
     def workspace_nbytes(self) -> int:
@@ -201,12 +191,6 @@ class MatrixVectorPlan(Plan):
         if not self.stays:
             results += self._contributions if self.gathers else self.length
         return self.itemsize * (self.vector_length + results)
-
-    def extreme_ranks(self) -> set[int]:
-        """All ranks; of many, the first, the last of the grid, and the first outside it."""
-        if self.nprocs <= _ASK_ALL:
-            return set(range(self.nprocs))
-        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
 
     def moves(self) -> str:
         """The data that moves, as text."""
@@ -217,19 +201,56 @@ class MatrixVectorPlan(Plan):
             return vector or "nothing"
         return f"{vector}{'; ' * bool(vector)}partial results, of {self.length:,} elements, added on all ranks"
 
-    @property
-    def sizes(self) -> str:
-        """m x n of the matrix, as text."""
-        return f"{self.a.m} x {self.a.n}"
-
     def title(self) -> str:
         """The operation and its sizes."""
         what = {"all": "matrix", "U": "upper triangle of a matrix", "L": "lower triangle of a matrix"}[self.part]
         return f"{what} times vector, {self.sizes}"
 
-    def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of the matrix."""
-        yield (
-            "A",
-            f"{self.sizes} in blocks of {self.a.mb} x {self.a.nb} on a {self.a.grid.nprow} x {self.a.grid.npcol} grid",
-        )
+
+@dataclass(frozen=True, slots=True)
+class LocalPlan(StationaryPlan):
+    """Every rank gets vectors, if the operation has any, and updates its own elements of a matrix.
+
+    >>> column = MatrixDescriptor.row_wise(8, 1, 4)
+    >>> plan = LocalPlan("update", MatrixDescriptor.row_wise(8, 8, 4), "float64", 4, columns=(column, column))
+    >>> plan.received_elements(0), plan.sent_elements(0), plan.lower_bound
+    (12, 12, 0)
+    """
+
+    name: ClassVar[str] = "LocalPlan"
+    why: ClassVar[str] = "each rank updates its own elements of A, which does not move"
+
+    what: str
+    a: MatrixDescriptor
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+    columns: tuple[MatrixDescriptor, ...] = ()
+
+    def received_elements(self, rank: int) -> int:
+        """Elements of the vectors that other ranks hold."""
+        return sum(column.m - prod(column.local_shape(rank)) for column in self.columns)
+
+    def sent_elements(self, rank: int) -> int:
+        """This rank's elements of the vectors, to each other rank."""
+        return (self.nprocs - 1) * sum(prod(column.local_shape(rank)) for column in self.columns)
+
+    @property
+    def lower_bound(self) -> float:
+        """None is known."""
+        return 0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """The vectors."""
+        return ITEMSIZE[self.dtype] * sum(column.m for column in self.columns)
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        if self.nprocs == 1 or not self.columns:
+            return "nothing"
+        return f"vectors, {sum(column.m for column in self.columns):,} elements, to all ranks"
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        return f"{self.what}, {self.sizes}"

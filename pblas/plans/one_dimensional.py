@@ -6,14 +6,15 @@ Each plan is written for one orientation (see `pblas.plans.plan`): with `transpo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import ClassVar
 
 from pblas.layouts.split import Split
 from pblas.plans.partition import HALF_TILE, LINES, backwards, cuts, flat_share, padded, pieces, rotated, shares
 from pblas.plans.plan import Finishes, ProductPlan
+from pblas.simulation.phase import Phase, Traffic, View, even
 
 _TMA_NBYTES = 16  # Hopper's tensor memory accelerator copies lines of a multiple of 16 bytes
 _MOST_TILED = 16  # largest number of ranks whose shards one GEMM kernel takes
@@ -22,14 +23,7 @@ _MOST_BY_PACKETS = 1 << 20  # bytes of all shards together: docs/decisions/0019-
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """Multiply with columns c0..c1-1 of the shard that rank `source` owns.
-
-    Args:
-        source: rank that owns the shard (global).
-        piece: number of the piece in the shard (global).
-        c0: first column, counted in the shard.
-        c1: one past the last column.
-    """
+    """Multiply with columns c0..c1-1, piece `piece`, of the shard that rank `source` owns."""
 
     source: int
     piece: int
@@ -39,14 +33,7 @@ class GatherStep:
 
 @dataclass(frozen=True, slots=True)
 class ReduceStep:
-    """Form a partial product of columns c0..c1-1 of the shard of D that rank `owner` owns; the owner adds them.
-
-    Args:
-        owner: rank that owns the shard of D (global).
-        piece: number of the piece in the shard (global).
-        c0: first column, counted in the shard.
-        c1: one past the last column.
-    """
+    """Form a partial product of columns c0..c1-1 of the shard of D that rank `owner` owns; the owner adds them."""
 
     owner: int
     piece: int
@@ -69,6 +56,14 @@ class LocalGemm(ProductPlan):
     def workspace_nbytes(self) -> int:
         """Nothing."""
         return 0
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """One GEMM."""
+        product = self.product
+        rows, columns = product.d.along("rows"), product.d.along("columns")
+        m = rows.count(view.rank) if rows else product.m
+        n = columns.count(view.rank) if columns else product.n
+        yield Phase(1, (m, n, product.k))
 
     def moves(self) -> str:
         """Nothing."""
@@ -126,6 +121,44 @@ class AllGatherGemm(ProductPlan):
                 if k:
                     for piece, c0, c1 in pieces(columns, self.chunks):
                         yield GatherStep(source, piece, c0, c1)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The own shard, then the shards of the peers in rotated order, each multiplied as it arrives."""
+        product, p = self.oriented, view.nprocs
+        if not self.takes_part(view.rank):
+            return
+        assert product.d.split is not None, "AllGatherGemm splits D"
+        rows, phases = product.d.split.count(view.rank), []
+        for distance, repeats in chain([(0, 1)], view.stretches(ahead=[self.shards])):
+            source = (view.rank + distance) % p
+            k, columns = self.shard_shape(source)
+            # The own shard is one step: while it is multiplied, the first pieces of the peers' shards are in flight.
+            for count, width in even(self.chunks if distance and self.algorithm is None else 1, columns):
+                if (k and width) or self.algorithm is not None:  # an algorithm's groups also count empty shards
+                    before = view.gathered(source, product.itemsize * k * width)
+                    phases.append(Phase(repeats * count, (rows, width, k), before))
+        if self.algorithm is not None:
+            phases = self._grouped(phases)
+        elif not self.overlap:
+            phases = _first_all(phases)
+        yield from phases
+
+    def _grouped(self, phases: list[Phase]) -> list[Phase]:
+        """The phases of the push transport: one GEMM for each group of shards."""
+        assert self.algorithm is not None, "only the push transport has an algorithm"
+        rows = phases[0].gemm[0]
+        shards = [phase for phase in phases for _ in range(phase.steps)]
+        groups = {"copy_engine": self.algorithm.groups}.get(
+            self.algorithm.kind, (1,) * len(shards) if self.algorithm.kind == "tile_signals" else (len(shards),)
+        )
+        grouped, start = [], 0
+        for count in groups:
+            group = shards[start : start + count]
+            start += count
+            width = self.oriented.n if self.along_k else sum(phase.gemm[1] for phase in group)
+            k = sum(phase.gemm[2] for phase in group) if self.along_k else self.oriented.k
+            grouped.append(Phase(1, (rows, width, k), sum((phase.before for phase in group), Traffic())))
+        return grouped
 
     @property
     def goes_by_packets(self) -> bool:
@@ -253,6 +286,52 @@ class GemmReduceScatter(ProductPlan):
             if owner == rank or self.contributes(rank):
                 for piece, c0, c1 in pieces(self.shards.count(owner), self.chunks):
                     yield ReduceStep(owner, piece, c0, c1)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Partial products of the peers' columns of D, then of the own columns."""
+        product, rank = self.oriented, view.rank
+        k, own = self.inner.count(rank), self.shards.count(rank)
+        if self.algorithm is not None:
+            groups = self.algorithm.groups if self.algorithm.kind == "copy_engine" else (view.nprocs,)
+            yield from self._pushed(view, [*reversed(groups[1:]), groups[0]])
+            return
+        yield from self._partial_products(view, self.shards, self.chunks)
+        for count, width in even(self.chunks, own):
+            # D[:, j] += op(A)[:, k] op(B)[k, j]   (the partial products of the peers have arrived)
+            yield Phase(count, (product.m, width, k), waits="sent")
+
+    def _partial_products(self, view: View, dealt: Split, chunks: int) -> Iterator[Phase]:
+        """Partial products of the peers' columns leave, partial products of the own columns arrive."""
+        product, rank, p = self.oriented, view.rank, view.nprocs
+        k, own = self.inner.count(rank), dealt.count(rank)
+        column = self.wire_itemsize * product.m
+        for distance, repeats in view.stretches(ahead=[self.inner], before=[dealt]):
+            owner, source = (rank - distance) % p, (rank + distance) % p
+            columns, arriving = dealt.count(owner) if k else 0, own if self.contributes(source) else 0
+            for count, width, received in even(chunks, columns, arriving):
+                if width or received:
+                    yield Phase(
+                        repeats * count,
+                        (product.m, width, k),
+                        after=view.traffic(source, column * received),
+                        # The first is received in place; each further one is added: two reads, one write.
+                        copied=0 if distance == 1 else 3 * column * received,
+                        waits="queue" if self.overlap else "sent",
+                    )
+
+    def _pushed(self, view: View, weights: Iterable[int]) -> Iterator[Phase]:
+        """The phases of the push transport: GEMMs of pieces of D, each sent when formed; then one pass that adds."""
+        product, weights = self.oriented, tuple(weights)
+        received, k = self.received_nbytes(view.rank), self.inner.count(view.rank)
+        borders = cuts(product.n, weights)
+        for start, stop in pairwise(borders):
+            arrived = received * stop // max(product.n, 1) - received * start // max(product.n, 1)
+            peer = (view.rank + 1) % view.nprocs
+            traffic = view.traffic(peer, arrived)
+            messages = {"near_messages": traffic.near_messages, "far_messages": traffic.far_messages}
+            traffic = replace(traffic, **{name: number * (view.nprocs - 1) for name, number in messages.items()})
+            yield Phase(1, (product.m, stop - start, k), after=traffic)
+        yield Phase(1, copied=received, waits="sent")
 
     def received_partials(self, rank: int) -> int:
         """Elements of a partial product of this rank's shard of D, from every other rank that holds a part of K."""
@@ -504,6 +583,35 @@ class GemmAllReduce(GemmReduceScatter):
             if 0 <= c0 < c1:
                 yield ReduceStep(rank, piece - 1, c0, c1)
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Block by block: the peers' columns of a block, then the own columns of the last one, whose sums go to all."""
+        product, rank, p = self.oriented, view.rank, view.nprocs
+        if self.algorithm is not None:
+            yield from self._pushed(view, self.algorithm.groups)
+            return
+        k, block = self.inner.count(rank), self.shards.nb * p
+        dealt = Split(0, 1, p)
+        for piece in range(self.chunks + 1):
+            previous = dealt
+            dealt = Split(
+                max(0, min(block, product.n - piece * block)) if piece < self.chunks else 0, self.shards.nb, p
+            )
+            yield from self._partial_products(view, dealt, 1)
+            if previous.n:
+                column = product.d_itemsize * product.m
+                finished = Traffic()
+                for distance, repeats in view.stretches(ahead=[previous]):
+                    peer = (rank + distance) % p
+                    finished += view.gathered(peer, column * previous.count(peer), copied=True) * repeats
+                yield Phase(
+                    1,
+                    (product.m, previous.count(rank), k),
+                    after=finished,
+                    copied=2 * finished.read,
+                    waits="queue" if dealt.n else "sent",
+                    queued=False,
+                )
+
     def received_partials(self, rank: int) -> int:
         """Elements of the partial products of the columns that this rank adds; one-shot adds all columns."""
         if self.algorithm is None:
@@ -532,6 +640,13 @@ class GemmAllReduce(GemmReduceScatter):
         return f"{self.partials_text} to the ranks that add its {lines}, the sums to all ranks"
 
 
+def _first_all(phases: list[Phase]) -> list[Phase]:
+    """The phases without overlap: all messages before the first GEMM."""
+    total = sum((phase.before * phase.steps for phase in phases), Traffic())
+    gemms = [replace(phase, before=Traffic(read=phase.before.read)) for phase in phases]
+    return [Phase(1, before=replace(total, read=0)), *gemms]
+
+
 def _counts(split: Split) -> set[int]:
     """The different numbers of lines that ranks own, without 0."""
     return {split.count(rank) for rank in range(min(split.nprocs, _MOST_TILED))} - {0}
@@ -543,12 +658,7 @@ def _is_scattered(split: Split) -> bool:
 
 
 def _unfit_for_tiles(plan: ProductPlan, *shapes: tuple[set[int], set[int]]) -> str:
-    """Why the pblas GEMM kernel cannot multiply matrices of these extents; "" if it can.
-
-    Args:
-        plan: the plan (global).
-        shapes: for op(A), op(B) and D the extents (rows, columns) that occur on the ranks (global).
-    """
+    """Why the pblas GEMM kernel cannot multiply op(A), op(B) and D of these extents; "" if it can."""
     p, orders = plan.product, plan.oriented_orders
     if p.itemsize != 2 or p.dtype_d not in ("", p.dtype):
         return f"needs 16-bit matrices, not {p.dtypes_text}"

@@ -101,11 +101,6 @@ def ahead(nprocs: int, count: int, k: int) -> int:
     the GEMM takes less time, early sums delay the partial products: 8 ranks lose 1 to 9 %
     (docs/decisions/0011-tile-signals.md).
 
-    Args:
-        nprocs: ranks (global).
-        count: number of pieces; the more pieces, the less time each share takes (global).
-        k: inner length of a rank's product (global).
-
     >>> [ahead(nprocs, 2, 4096) for nprocs in (2, 4, 8, 16)], ahead(8, 4, 4096), ahead(8, 4, 2048)
     ([1, 3, 1, 2], 2, 7)
     """

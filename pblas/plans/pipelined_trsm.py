@@ -18,19 +18,12 @@ from typing import ClassVar, NamedTuple
 from pblas.layouts.messages import received_count, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plans.triangular import TriangularSolve
+from pblas.plans.triangular import TriangularSolve, spread
+from pblas.simulation.phase import Phase, View, even
 
 
 class DiagonalBlock(NamedTuple):
-    """The block T[k0:k1, k0:k1], which one rank holds.
-
-    Args:
-        k0: first index (global).
-        k1: one past the last index (global).
-        row: process row of T that holds it (global).
-        column: process column of T that holds it (global).
-        terms: process columns whose ranks of this process row have sums for it, ascending (global).
-    """
+    """The block T[k0:k1, k0:k1] on one rank; `terms`: process columns with sums for it in its row, ascending."""
 
     k0: int
     k1: int
@@ -132,6 +125,21 @@ class PipelinedTrsm(TriangularSolve):
         if position is None:
             return 0, 0
         return _pipelined_rows(self.triangle, self.width, self.operands.lower).get(position[:2], (0, 0))
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Blocks are taken as equal: each is multiplied with an equal share of this rank's part of the triangle."""
+        operands, itemsize = self.operands, self.itemsize
+        if not self.reads:
+            yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
+            return
+        yield self._redistribution(view, operands.right, self.sums)
+        arrives, own = self.pipelined_rows(view.rank)[0], self.own_elements(view.rank)
+        peers = [rank for rank in sorted(self.extreme_ranks()) if rank != view.rank]
+        for many, depth, nbytes in even(self.nblocks, self.order, itemsize * self.nrhs * arrives):
+            traffic = spread(view, peers[:1] if nbytes else [], nbytes)
+            # sums[i] += T[i, k] X[k]   (this rank's part of T; block k of X has arrived)
+            yield Phase(many, (own // max(1, self.order), self.nrhs, depth), traffic)
+        yield self._redistribution(view, self.solved, operands.result)
 
     @property
     def workspace_nbytes(self) -> int:

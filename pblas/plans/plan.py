@@ -17,7 +17,8 @@ from typing import ClassVar, Literal, get_args
 
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plans.base import ITEMSIZE, Plan, Transport, ranks_text
+from pblas.plans.base import Plan, ranks_text
+from pblas.simulation.hardware import ITEMSIZE, Transport
 
 _LINE_NBYTES = 16  # cuBLASLt reads lines of a multiple of so many bytes, if elements have 8 bits
 _IN_PLACE = "ranks read and write the arrays of others in place, in the node's shared memory"
@@ -28,49 +29,8 @@ Finishes = Literal["", "sum", "reduction"]
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """The properties of a machine that the planner needs; all ranks agree on them once per context.
-
-    Args:
-        ranks_per_node: the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global).
-        shared: ranks of one node read each other's memory (global).
-        push: ranks push data into the workspaces of their peers, as GPUs do (global).
-        gpus: matrices are in GPU memory, where only push plans and general plans run (global).
-        tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
-        bandwidth: bytes per second of a message between nodes, measured; 0: not known (global).
-        nodes: ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global).
-    """
-
-    ranks_per_node: int = 1
-    shared: bool = False
-    push: bool = False
-    gpus: bool = False
-    tiles: bool = False
-    bandwidth: float = 0.0
-    nodes: tuple[int, ...] = ()
-
-    @property
-    def runs_one_dimensional(self) -> bool:
-        """Whether one-dimensional plans that move data can run: on GPUs they need the push transport."""
-        return self.push or not self.gpus
-
-    def transport(self, nprocs: int) -> Transport:
-        """How `nprocs` ranks exchange data: "shared", "message", "mixed" (shared within nodes) or "push"."""
-        if self.push:
-            return "push"
-        if not self.shared:
-            return "message"
-        return "shared" if nprocs <= self.ranks_per_node else "mixed"
-
-
-@dataclass(frozen=True, slots=True)
 class Distribution:
     """The distribution of a logical matrix: split along one axis, replicated, or over a grid.
-
-    Args:
-        axis: "rows" or "columns": the axis that is split; "all": replicated; "grid": see `placement` (global).
-        split: the split of that axis; None with "all" and "grid" (global).
-        placement: the ranks of each block, with axis "grid" (global).
 
     >>> Distribution("rows", Split(8, 2, 4)).T
     Distribution(axis='columns', split=Split(n=8, nb=2, nprocs=4, src=0, inb=None), placement=None)
@@ -116,7 +76,6 @@ class Product:
         n: columns of op(B) and D, elements (global).
         k: columns of op(A), rows of op(B), elements (global).
         dtype: name of the dtype of op(A) (global).
-        nprocs: ranks that take part (global).
         a: distribution of op(A) (global).
         b: distribution of op(B) (global).
         d: distribution of D (global).
@@ -405,11 +364,7 @@ class ProductPlan(Plan):
         return 0, 0
 
     def pushed_transposed(self, orders: str) -> bool:  # noqa: ARG002 - an override uses it
-        """Whether the push transport runs this plan for D^T instead of D.
-
-        Args:
-            orders: storage orders ("F" or "C") of op(A), op(B) and D, as in "FFC" (global).
-        """
+        """Whether the push transport runs this plan for D^T, given orders of op(A), op(B) and D as in "FFC"."""
         return self.transposed
 
     def sent_elements(self, rank: int) -> int:  # noqa: ARG002 - the same for every rank

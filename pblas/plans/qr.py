@@ -1,4 +1,4 @@
-"""Plans of QR factorizations: by block columns, and by a tree of ranks for tall matrices (TSQR); values of integers."""
+"""Plans of QR factorizations: by block columns, by a tree (TSQR), by Gram matrices (CholeskyQR), with pivoting."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import ranks_text
+from pblas.plans.base import Plan, ranks_text
 from pblas.plans.factorization import FactorizationPlan, Panel, panels
 from pblas.plans.redistribution import described
-from pblas.plans.without_panels import FactorizationWithoutPanels
+from pblas.simulation.phase import Phase, Traffic, View
 
 _ASK_ALL = 64
 """Largest number of ranks that are all examined to find the busiest."""
@@ -20,6 +20,8 @@ _CHUNK = 8
 """Rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache."""
 _SHORTEST = 512
 """Rows of a chunk at least."""
+PASSES = 3
+"""Gram matrices of CholeskyQR at most."""
 
 
 def multiplications(m: int, n: int) -> float:
@@ -65,6 +67,10 @@ class QrPlan(FactorizationPlan):
         """The rows from the diagonal on, and those of T."""
         return panel.start, self.w.m
 
+    def multiplied_rows(self, below: int) -> int:
+        """All rows twice: with V^H, and with V."""
+        return 2 * below
+
     def _shared_projection(self) -> float:
         """2^(-2/3): half of the multiplications are C[i, j] -= V[i, k] W[k, j], which the inequality is about."""
         return float(0.5 ** (2 / 3))
@@ -81,6 +87,38 @@ class QrPlan(FactorizationPlan):
         """The distribution of A, and that of W."""
         yield "A", described(self.a)
         yield "W", f"{described(self.w)}; factored in place, the last {self.w.m - self.a.m} rows for T"
+
+
+@dataclass(frozen=True, slots=True)
+class FactorizationWithoutPanels(FactorizationPlan):
+    """A = Q R by other messages than panels: triangles, Gram matrices or single columns, for which a rank waits."""
+
+    operation: ClassVar[str] = "qr_factor"
+
+    @property
+    def steps(self) -> list[Panel]:
+        """None: no panel moves."""
+        return []
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """False: a rank waits for the messages of the others."""
+        return False
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """No rows: no panel moves."""
+        return panel.start, panel.start
+
+    def _shared_projection(self) -> float:
+        return 0.0
+
+    @property
+    def _trapezoid(self) -> None:
+        return None
+
+    @property
+    def _equation(self) -> str:
+        return "A = Q R"
 
 
 class Merge(NamedTuple):
@@ -153,6 +191,16 @@ class TsqrPlan(FactorizationWithoutPanels):
         sent = sum(not merge.receives for merge in self.merges(rank))
         return self.w.n**2 * sent + self.copy.sent_elements(rank)
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """A rank's rows, and a triangle for each step of the tree, as GEMMs of as many operations."""
+        yield from self.copy.phases(view)
+        n, m_loc = self.w.n, self.w.local_shape(view.rank)[0]
+        if m_loc:
+            yield Phase(1, (m_loc, n, n))
+        for merge in self.merges(view.rank):
+            if merge.receives:
+                yield Phase(1, (-(-n // 3), n, n), before=view.traffic(merge.peer, self.itemsize * n * n))
+
     @property
     def lower_bound(self) -> float:
         """0: ranks may hold rows that are 0, and no bound holds for all layouts."""
@@ -191,3 +239,132 @@ class TsqrPlan(FactorizationWithoutPanels):
         depth = len(self.merges(self.member(0)))
         tree = f", then a tree of {ranks_text(self.members)} in {depth} steps" if depth else ""
         yield "algorithm", f"TSQR: each rank factors its rows, {rows} at a time{tree}"
+
+
+@dataclass(frozen=True, slots=True)
+class CholeskyQrPlan(FactorizationWithoutPanels):
+    """A = Q R of a tall matrix in rows: R^H R = Q^H Q and Q := Q R^-1, two or three times, from Q = A on.
+
+    If A is ill-conditioned, the first Gram matrix is shifted by a multiple of the identity, so that its Cholesky
+    factorization succeeds, and there are three passes. The condition is checked: the last Gram matrix is near the
+    identity, or else A is factored by the plan `fallback`.
+
+    Args:
+        fallback: the plan for a matrix that is too ill-conditioned, singular, or out of range (global).
+
+    Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, Shifted Cholesky QR for computing the QR factorization of
+        ill-conditioned matrices, 2020.
+
+    >>> rows = MatrixDescriptor.row_wise(40, 2, 4)
+    >>> plan = CholeskyQrPlan(rows, rows, "tall", "float64", 4)
+    >>> [plan.received_elements(rank) for rank in range(4)]
+    [36, 36, 36, 36]
+    """
+
+    name: ClassVar[str] = "CholeskyQrPlan"
+
+    fallback: QrPlan | None = None
+
+    def received_elements(self, rank: int) -> int:
+        """The Gram matrices of the other ranks, and those of the redistribution."""
+        return PASSES * self.w.n**2 * (self.nprocs - 1) + self.copy.received_elements(rank)
+
+    def sent_elements(self, rank: int) -> int:
+        """The Gram matrices, to each other rank, and those of the redistribution."""
+        return PASSES * self.w.n**2 * (self.nprocs - 1) + self.copy.sent_elements(rank)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """In each pass Q^H Q of a rank's rows, the Gram matrices of the others, and Q R^-1."""
+        yield from self.copy.phases(view)
+        n, m_loc = self.w.n, self.w.local_shape(view.rank)[0]
+        nbytes = self.itemsize * n * n
+        for _ in range(PASSES):
+            yield Phase(1, (n, n, m_loc))  # G = Q^H Q
+            traffic = sum((view.traffic(peer, nbytes) for peer in range(self.nprocs) if peer != view.rank), Traffic())
+            yield Phase(1, (-(-m_loc // 2), n, n), before=traffic)  # Q := Q R^-1, G = R^H R
+
+    @property
+    def lower_bound(self) -> float:
+        """0: ranks may hold rows that are 0, and no bound holds for all layouts."""
+        return 0.0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Q, and R."""
+        return self.itemsize * (self.w.max_local_nelements + self.w.n**2) + self.copy.workspace_nbytes
+
+    @property
+    def multiplications(self) -> float:
+        """m n^2 for a Gram matrix, and half of that for Q R^-1."""
+        m, n = self.a.shape
+        return 1.5 * PASSES * m * n**2
+
+    def extreme_ranks(self) -> set[int]:
+        """The first and the last ranks, which have the largest and the smallest parts."""
+        return {0, 1 % self.nprocs, self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        parts = ["A to W"] if self.copy.lower_bound else []
+        if self.nprocs > 1:
+            parts.append(f"Gram matrices, {self.w.n} x {self.w.n}, of all ranks to all")
+        return ", ".join(parts) or "nothing"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """The algorithm, and what is done if it fails."""
+        yield (
+            "algorithm",
+            "CholeskyQR: the Cholesky factors of two Gram matrices, or of three with a shift, each rank its rows",
+        )
+        yield "fallback", "blocked Householder, if the last Gram matrix shows that A is too ill-conditioned"
+
+
+@dataclass(frozen=True, slots=True)
+class PivotedQrPlan(FactorizationWithoutPanels):
+    """A P = Q R: in step i the longest column from i on changes places with column i, and becomes a reflector.
+
+    All ranks get both columns, and multiply their own columns after i with the reflector.
+
+    Args:
+        on_copies: whether W is in GPU memory, and a copy of it in host memory is factored (global).
+
+    >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
+    >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
+    45
+    """
+
+    name: ClassVar[str] = "PivotedQrPlan"
+    operation: ClassVar[str] = "pivoted_qr"
+
+    on_copies: bool = False
+
+    @property
+    def count(self) -> int:
+        """Number of reflectors (global)."""
+        return min(self.a.shape)
+
+    def panel_elements(self, rank: int) -> int:  # noqa: ARG002 - all ranks get the same
+        """In step i the m elements of column i, and the m - i of the reflector, at most."""
+        m, k = self.w.m, self.count
+        return (2 * m * k - k * (k - 1) // 2) * (self.w.nprocs > 1)
+
+    def sent_elements(self, rank: int) -> int:
+        """As many as it receives, and those of both redistributions."""
+        return self.panel_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
+
+    phases = Plan.phases  # the time of its messages, of one column each, is not modelled
+
+    @property
+    def multiplications(self) -> float:
+        """m n^2 - n^3 / 3 if m >= n."""
+        return multiplications(*self.a.shape)
+
+    @property
+    def _equation(self) -> str:
+        return "A P = Q R"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """The algorithm."""
+        yield "algorithm", f"column by column, each the longest that remains, on {ranks_text(self.w.nprocs)}"
+        if self.on_copies:
+            yield "memory", "each rank's CPU factors a copy of W in host memory, and brings it back to the GPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from math import prod
 from typing import ClassVar, Literal
 
@@ -11,7 +12,9 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.messages import received_count, receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 _ASK_ALL = 1024
 """Largest number of ranks that are all examined to find the busiest."""
@@ -26,12 +29,9 @@ class RedistributionPlan(Plan):
     Args:
         a: distribution of A (global).
         b: distribution of B, of the shape of op(A) (global).
-        dtype: name of the dtype of both matrices (global).
-        nprocs: ranks of the context (global).
         trans: "N", "T" or "C": op (global).
         trapezoid: the elements of B that are written; None for all elements (global).
         reads_a: alpha is not 0; with alpha = 0 nothing moves (global).
-        transport: how the ranks exchange data (global).
 
     >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> RedistributionPlan(rows, columns, "float64", 4).received_nbytes(1)
@@ -74,6 +74,10 @@ class RedistributionPlan(Plan):
     def sent_elements(self, rank: int) -> int:
         """Elements that `rank` sends, or that other ranks read in its memory; an upper bound with a trapezoid."""
         return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """One step without a GEMM; with a trapezoid the copies count all of B."""
+        yield moved(self.source, self.target, self.received_nbytes(view.rank), self.itemsize, view)
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A and B on a rank."""
@@ -142,6 +146,16 @@ class RedistributionPlan(Plan):
         yield "A", f"{described(self.a)}, trans={self.trans!r}"
         elements = "all elements" if self.trapezoid is None else str(self.trapezoid)
         yield "B", f"{described(self.b)}; {elements} written"
+
+
+def moved(source: Placement, target: Placement, received: int, itemsize: int, view: View) -> Phase:
+    """One step without a GEMM: `received` bytes arrive, spread over the messages by size, and the target is copied."""
+    moves = [move for move in receives(source, target, view.rank) if move.peer != view.rank]
+    ends = list(accumulate((prod(move.shape) for move in moves), initial=0))
+    traffic = Traffic()
+    for move, (start, stop) in zip(moves, pairwise(ends), strict=True):
+        traffic += view.traffic(move.peer, received * stop // ends[-1] - received * start // ends[-1])
+    return Phase(1, before=traffic, copied=2 * itemsize * prod(target.local_shape(view.rank)))
 
 
 def described(desc: MatrixDescriptor) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import ITEMSIZE, Plan, Transport
+from pblas.plans.base import StationaryPlan
+from pblas.simulation.hardware import ITEMSIZE, Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 Operation = Literal[
     "sum",
@@ -30,19 +31,10 @@ Operation = Literal[
 """
 
 _PAIRS = ("argmax", "argmin", "squares")
-_ASK_ALL = 1024
-"""Largest number of ranks that are all examined to find the busiest."""
-
-
-def holds_first(a: MatrixDescriptor, rank: int) -> bool:
-    """Whether `rank` holds elements of a matrix, and no lower coordinate holds the same ones."""
-    myrow, mycol = a.grid.coordinates(rank)
-    first = myrow >= 0 and (a.rsrc >= 0 or myrow == 0) and (a.csrc >= 0 or mycol == 0)
-    return first and prod(a.local_shape(rank)) > 0
 
 
 @dataclass(frozen=True, slots=True)
-class ReductionPlan(Plan):
+class ReductionPlan(StationaryPlan):
     """Every rank reduces its own elements; one all-gather collects the partial results, which each rank then combines.
 
     Partial results are combined in the order of ranks, so the order of additions depends on the plan alone. Of the
@@ -52,9 +44,6 @@ class ReductionPlan(Plan):
         a: distribution of the matrix (global).
         operation: see `Operation` (global).
         axis: 0 reduces columns to n results, 1 rows to m results, None all elements to one (global).
-        dtype: name of the dtype of the matrix (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
 
     >>> plan = ReductionPlan(MatrixDescriptor.row_wise(6, 4, 3), "sum", 0, "float64", 3)
     >>> [plan.count(rank) for rank in range(3)], plan.received_elements(0), plan.nresults
@@ -100,10 +89,6 @@ class ReductionPlan(Plan):
         """Bytes of an element of a partial result."""
         return ITEMSIZE[self.partial_dtype]
 
-    def contributes(self, rank: int) -> bool:
-        """Whether `rank` holds elements, and no lower coordinate holds the same ones."""
-        return holds_first(self.a, rank)
-
     def count(self, rank: int) -> int:
         """Number of results to which `rank` contributes."""
         if not self.contributes(rank):
@@ -140,9 +125,12 @@ class ReductionPlan(Plan):
         """Elements of all other ranks' partial results."""
         return self.components * sum(self.count(peer) for peer in range(self.nprocs) if peer != rank)
 
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the matrix on a rank."""
-        return ITEMSIZE[self.dtype] * prod(self.a.local_shape(rank))
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each rank reads its elements once, then all partial results arrive in one step."""
+        traffic = Traffic()
+        for peer in range(self.nprocs):
+            traffic += view.traffic(peer, self.itemsize * self.components * self.count(peer))
+        yield Phase(1, before=traffic, copied=self.operands_nbytes(view.rank))
 
     @property
     def lower_bound(self) -> float:
@@ -163,12 +151,6 @@ class ReductionPlan(Plan):
     def workspace_nbytes(self) -> int:
         """The partial results of all ranks."""
         return self.itemsize * self.components * sum(self.count(rank) for rank in range(self.nprocs))
-
-    def extreme_ranks(self) -> set[int]:
-        """All ranks; of many, the first, the last of the grid, and the first outside it."""
-        if self.nprocs <= _ASK_ALL:
-            return set(range(self.nprocs))
-        return {0, 1, self.a.nprocs - 1, min(self.a.nprocs, self.nprocs - 1)}
 
     def moves(self) -> str:
         """The data that moves, as text."""

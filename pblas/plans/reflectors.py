@@ -7,6 +7,7 @@ conjugate transpose of op(Q)^H C^H.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.factorization import Panel, columns_from, panels
 from pblas.plans.qr import TsqrPlan
 from pblas.plans.with_factor import WithFactorPlan
+from pblas.simulation.phase import Phase, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,14 @@ class PanelReflectorsPlan(ReflectorsPlan):
         own = (panel for panel in self.parts() if panel.owner == rank)
         return sum(self._elements(panel) * sum(self.columns(panel, peer) > 0 for peer in peers) for panel in own)
 
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel twice: X -= V (T (V^H X))."""
+        for panel in self.parts():
+            n_loc, nbytes = self.columns(panel, view.rank), self.itemsize * (self.w.m - panel.start) * panel.width
+            if n_loc:
+                traffic = view.traffic(panel.owner, nbytes)
+                yield Phase(1, (2 * (self.x.m - panel.start), n_loc, panel.width), before=traffic)
+
     @property
     def panel_nbytes(self) -> int:
         """Two panels of far ranks, and two products with V."""
@@ -148,6 +158,14 @@ class TreeReflectorsPlan(ReflectorsPlan):
     def lent_elements(self, rank: int) -> int:
         """As many as it receives: the rows come back."""
         return self.exchanged_elements(rank)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """A rank multiplies its rows, and the first ones once more for each step of the tree."""
+        n, (m_loc, n_loc) = self.w.n, self.x.local_shape(view.rank)
+        if m_loc and n_loc:
+            yield Phase(1, (2 * m_loc, n_loc, n))
+            for merge in self.factorization.merges(view.rank):
+                yield Phase(1, (2 * n, n_loc, n), before=view.traffic(merge.peer, self.itemsize * n * n_loc))
 
     @property
     def panel_nbytes(self) -> int:

@@ -17,9 +17,12 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.rectangles import LEAF, Rectangle, area, rectangles
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.plan import Finishes, Product, ProductPlan
-from pblas.plans.summa import Panel, SummaC, column_of, placed
+from pblas.plans.redistribution import moved
+from pblas.plans.summa import Panel, SummaC, column_of
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
 
 Uplo = Literal["U", "L"]
 
@@ -30,11 +33,6 @@ _COUNTED = 8192
 @dataclass(frozen=True, slots=True)
 class Structure:
     """The structure of a square matrix of which only one triangle is read.
-
-    Args:
-        kind: what the other triangle holds: zeros, the mirrored elements, or their conjugates (global).
-        uplo: the triangle that is read (global).
-        unit: the diagonal is not read, and holds ones (global).
 
     >>> Structure("triangular", "L", unit=True).T.stored
     Trapezoid(uplo='U', diagonal=1)
@@ -149,6 +147,13 @@ class RankUpdate(SummaC):
         layers = (self.cuboids.d.layer(l) for l in self.cuboids.layers)
         return self.wire_itemsize * sum(self.trapezoid.received_count(layer, self.sums, rank) for layer in layers)
 
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The panels of each term, multiplied in the triangle only, then its elements that other ranks own."""
+        rows = -(-self.formed(view.rank) // max(1, self.cuboids.d.local_shape(view.rank)[1]))
+        for term in (self, self.swapped)[: self.terms]:
+            yield from term._panel_phases(view, rows)  # noqa: SLF001 - a plan of the same class
+        yield from self._delivery(view)
+
     @property
     def workspace_nbytes(self) -> int:
         """That of the products, and the blocks across the diagonal."""
@@ -260,11 +265,11 @@ class TriangularProduct(SummaC):
         """The split and the coordinate in which a panel's columns count."""
         if panel.owner is None:
             return Split(self.oriented.k, max(1, self.oriented.k), 1), 0
-        return placed(self.oriented.a).columns, panel.owner
+        return self.a.columns, panel.owner
 
     def arriving_elements(self, rank: int) -> tuple[int, int]:
         """Elements of op(A) and op(B) that the rank's cuboid needs and the rank does not have."""
-        a, position, count = placed(self.oriented.a), self.cuboids.a.coordinates(rank), 0
+        a, position, count = self.a, self.cuboids.a.coordinates(rank), 0
         _, from_b = SummaC.arriving_elements(self, rank)
         if position is None:
             return 0, from_b
@@ -275,6 +280,15 @@ class TriangularProduct(SummaC):
             target = Placement(cuboids.m.part(r0, r1), Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
             count += received_count(place.part(r0, r1, panel.start, panel.stop), target, rank)
         return count, from_b
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """The shard of op(A) is copied, then panels are multiplied in the triangle only."""
+        yield Phase(1, copied=3 * self.itemsize * math.prod(self.a.local_shape(view.rank)))
+        position, k = self.cuboids.a.coordinates(view.rank), self.oriented.k
+        whole, rows = Split(k, max(1, k), 1), self.cuboids.m
+        triangle = 0 if position is None else area(rows, position[0], whole, 0, self.structure.uplo)
+        yield from self._panel_phases(view, -(-triangle // max(1, k)))
+        yield from self._delivery(view)
 
     @property
     def workspace_nbytes(self) -> int:
@@ -315,14 +329,7 @@ class TriangularProduct(SummaC):
 
 @dataclass(frozen=True, slots=True)
 class SymmetricProduct(Plan):
-    """D = op(A) B with a symmetric op(A): each rank completes its shard of op(A), then the ranks multiply.
-
-    Args:
-        inner: the plan of the product with the completed op(A) (global).
-        structure: of the symmetric operand (global).
-        matrix: its placement (global).
-        right: it is the right operand of D (global).
-    """
+    """D = op(A) B with a symmetric op(A): each rank completes its shard of op(A), then the ranks multiply."""
 
     name: ClassVar[str] = "SymmetricProduct"
 
@@ -407,6 +414,12 @@ class SymmetricProduct(Plan):
     def sent_elements(self, rank: int) -> int:
         """Elements that `rank` sends."""
         return self.mirrored_elements(rank) + self.inner.sent_elements(rank)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Mirrored elements complete the matrix, then the phases of the product."""
+        nbytes = self.itemsize * self.mirrored_elements(view.rank)
+        yield moved(self.matrix.T, self.matrix, nbytes, self.itemsize, view)
+        yield from self.inner.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of A, B and D on a rank."""

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.factorization import Panel, panels
 from pblas.plans.with_factor import WithFactorPlan
+from pblas.simulation.phase import Phase, Traffic, View
 
 _DEALT = 8
 """Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
@@ -96,6 +97,15 @@ class SubstitutionPlan(WithFactorPlan):
         """Elements of the panels whose owners count."""
         rows = ((panel, sweep.rows(panel, self.w.m)) for sweep, panel in self.parts() if counts(panel.owner))
         return sum((i1 - i0) * panel.width for panel, (i0, i1) in rows)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step is a GEMM of a panel with a rank's right-hand sides."""
+        n_loc = self.x.local_shape(view.rank)[1]
+        for sweep, panel in self.parts() if n_loc else ():
+            i0, i1 = sweep.rows(panel, self.w.m)
+            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width) if i1 > i0 else Traffic()
+            # X[i] -= T[i, k] X[k]   (panel k of the factor, this rank's columns of X)
+            yield Phase(1, (i1 - i0, n_loc, panel.width), before=traffic)
 
     @property
     def panel_nbytes(self) -> int:

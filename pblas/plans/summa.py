@@ -4,13 +4,15 @@ Panels of the operands travel directly from the ranks that store them to the ran
 not conform. A rank receives only elements that it needs and does not have. Each plan is named by the matrix that stays
 in place.
 
+In the phases of a simulation the bytes that a rank receives are exact in total, and spread evenly over the panels.
+
 Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3 > 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import ClassVar
 
@@ -19,6 +21,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.relays import network_count
 from pblas.layouts.split import Split
 from pblas.plans.plan import Distribution, ProductPlan
+from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 PANEL = 512
 """Default width of a panel: a GEMM of this inner length runs at its full rate, and two panels take little memory."""
@@ -52,28 +55,25 @@ class Cuboids:
     n: Split
     k: Split
     strides: tuple[int, int, int]
+    a: Placement = field(init=False, repr=False, compare=False)
+    """Placement of op(A) that the multiplications need."""
+    b: Placement = field(init=False, repr=False, compare=False)
+    """Placement of op(B) that the multiplications need."""
+    d: Placement = field(init=False, repr=False, compare=False)
+    """Placement of D as the multiplications form it; its copies are the partial products of the layers."""
+
+    def __post_init__(self) -> None:
+        """The placements, once: the planner asks for them for every rank."""
+        i, j, l = self.strides
+        put = object.__setattr__
+        put(self, "a", Placement(self.m, self.k, (i, l, j), self.n.nprocs))
+        put(self, "b", Placement(self.k, self.n, (l, j, i), self.m.nprocs))
+        put(self, "d", Placement(self.m, self.n, self.strides, self.k.nprocs))
 
     @property
     def extents(self) -> tuple[int, int, int]:
         """(p1, p2, p3)."""
         return self.m.nprocs, self.n.nprocs, self.k.nprocs
-
-    @property
-    def a(self) -> Placement:
-        """Placement of op(A) that the multiplications need."""
-        i, j, l = self.strides
-        return Placement(self.m, self.k, (i, l, j), self.n.nprocs)
-
-    @property
-    def b(self) -> Placement:
-        """Placement of op(B) that the multiplications need."""
-        i, j, l = self.strides
-        return Placement(self.k, self.n, (l, j, i), self.m.nprocs)
-
-    @property
-    def d(self) -> Placement:
-        """Placement of D as the multiplications form it; its copies are the partial products of the layers."""
-        return Placement(self.m, self.n, self.strides, self.k.nprocs)
 
     @property
     def nlayers(self) -> int:
@@ -99,13 +99,7 @@ class Cuboids:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A range of K or of N that is multiplied in one step.
-
-    Args:
-        start: first index (global).
-        stop: one past the last index (global).
-        owner: coordinate in whose local indices `start` and `stop` count; None: they are global indices (global).
-    """
+    """A range of K or of N that is multiplied in one step."""
 
     start: int
     stop: int
@@ -205,18 +199,29 @@ class Summa(ProductPlan):
     misfits: tuple[str, ...] = ()
 
     @property
+    def a(self) -> Placement:
+        """The placement of op(A), in the plan's orientation."""
+        return placed(self.product.b).T if self.transposed else placed(self.product.a)
+
+    @property
+    def b(self) -> Placement:
+        """The placement of op(B), in the plan's orientation."""
+        return placed(self.product.a).T if self.transposed else placed(self.product.b)
+
+    @property
+    def d(self) -> Placement:
+        """The placement of D, in the plan's orientation."""
+        return placed(self.product.d).T if self.transposed else placed(self.product.d)
+
+    @property
     def in_place(self) -> bool:
         """Whether each rank multiplies directly into its shard of D, without partial products."""
-        return (
-            self.sum_placement is None
-            and self.cuboids.k.nprocs == 1
-            and same_place(self.cuboids.d, placed(self.oriented.d))
-        )
+        return self.sum_placement is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, self.d)
 
     @property
     def sums(self) -> Placement:
         """The placement in which partial products are added."""
-        return self.sum_placement or placed(self.oriented.d)
+        return self.sum_placement or self.d
 
     @property
     def busiest_multiplies(self) -> int:
@@ -244,8 +249,8 @@ class Summa(ProductPlan):
 
     def arriving_elements(self, rank: int) -> tuple[int, int]:
         """Elements of op(A), and of op(B), that the rank's cuboid needs and the rank does not have."""
-        product_, cuboids = self.oriented, self.cuboids
-        return received_count(placed(product_.a), cuboids.a, rank), received_count(placed(product_.b), cuboids.b, rank)
+        cuboids = self.cuboids
+        return received_count(self.a, cuboids.a, rank), received_count(self.b, cuboids.b, rank)
 
     def received_nbytes(self, rank: int) -> int:
         """Bytes of operands, partial products and sums that `rank` receives."""
@@ -255,7 +260,7 @@ class Summa(ProductPlan):
         """Bytes of partial products, in their dtype, and of sums added by other ranks that `rank` receives."""
         if self.in_place:
             return 0
-        formed, d = self.cuboids.d, placed(self.oriented.d)
+        formed, d = self.cuboids.d, self.d
         m_loc, n_loc = self.sums.local_shape(rank)
         count, position = self.cuboids.nlayers * m_loc * n_loc, formed.coordinates(rank)
         if position is not None and self.cuboids.k.count(position[2]):  # its own partial product does not travel
@@ -265,27 +270,44 @@ class Summa(ProductPlan):
 
     def network_nbytes(self, node: range) -> int:
         """Bytes that the ranks `node` of a node receive from other nodes: panels once for all ranks that need them."""
-        product_, cuboids, sums, relays = self.oriented, self.cuboids, self.sums, not self.in_turn
-        pairs = (placed(product_.a), cuboids.a), (placed(product_.b), cuboids.b)
-        nbytes = product_.itemsize * sum(network_count(*pair, self.hosts, node, relays=relays) for pair in pairs)
+        cuboids, sums, relays = self.cuboids, self.sums, not self.in_turn
+        pairs = (self.a, cuboids.a), (self.b, cuboids.b)
+        nbytes = self.itemsize * sum(network_count(*pair, self.hosts, node, relays=relays) for pair in pairs)
         if self.in_place:
             return nbytes
         partials = ((cuboids.d.layer(layer), sums) for layer in cuboids.layers)
         nbytes += self.wire_itemsize * sum(network_count(*pair, self.hosts, node, relays=False) for pair in partials)
         if self.sum_placement is not None:
-            delivered = network_count(sums, placed(product_.d), self.hosts, node, relays=False)
+            delivered = network_count(sums, self.d, self.hosts, node, relays=False)
             nbytes += self.d_itemsize * delivered
         return nbytes
 
-    def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
-        """Elements of workspace for an operand: panels, messages, and a copy that peers can read.
+    def _slow(self, place: Placement, across: Split, width: int) -> float:
+        """`Phase.slow` of an operand cut along `across`: ranks that need a panel over those that have it."""
+        p1, p2, p3 = self.cuboids.extents
+        if self.in_turn:
+            return 1.0
+        run = across.max_count if self.by_owner else across.nb
+        # The next panel is in flight at the same time, sometimes from the next owner.
+        owners = -(-min(width, across.n) // run) + min(1.0, width / run)
+        holders = min(across.nprocs, across.nblocks, owners * self.panel_layers)
+        holders *= min(place.rows.nblocks, place.rows.nprocs)
+        return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
 
-        Args:
-            place: placement of the operand (global).
-            panels: elements of the panels that a rank holds at a time (global).
-            arrives: most elements in messages to a rank at a time (global).
-            leaves: most elements in messages from a rank at a time (global).
-        """
+    def _delivery(self, view: View) -> Iterator[Phase]:
+        """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
+        nbytes = self.delivered_nbytes(view.rank)
+        if nbytes:
+            yield Phase(1, after=_traffic(view, nbytes, _share(self.cuboids.d, view), self._summed_layers))
+            yield Phase(1, copied=3 * nbytes, waits="sent")
+
+    @property
+    def _summed_layers(self) -> int:
+        """Number of layers from which a rank receives partial products, at least 1."""
+        return max(1, len(self.cuboids.layers) - self.in_place)
+
+    def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
+        """Elements of workspace for an operand: `panels` at a time, messages, and a copy that peers can read."""
         count = panels
         if self.transport == "mixed" and not self.in_turn:  # a host receives once what several of its ranks need
             count += panels * 3 // 2
@@ -296,14 +318,8 @@ class Summa(ProductPlan):
         return count
 
     def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
-        """Bytes of workspace for partial products: they, their messages, and sums outside D or in a wider dtype.
-
-        Args:
-            panels: number of partial products that a rank holds at a time (global).
-            columns: most columns of a partial product (global).
-            own: most columns of a panel that a rank adds (global).
-        """
-        sums, d, itemsize = self.sums, placed(self.oriented.d), self.d_itemsize
+        """Bytes for partial products of `columns` columns, their messages, and sums outside D or in a wider dtype."""
+        sums, d, itemsize = self.sums, self.d, self.d_itemsize
         wide, total = max(itemsize, 4), sums.rows.max_count * sums.columns.max_count
         count = panels * self.cuboids.m.max_count * columns * wide
         if self.transport != "shared":
@@ -322,7 +338,7 @@ class Summa(ProductPlan):
             return set(range(nprocs))
         ranks = {0, nprocs - 1}
         places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
-        for place in (*places, *(placed(x) for x in (self.oriented.a, self.oriented.b, self.oriented.d))):
+        for place in (*places, *(self.a, self.b, self.d)):
             corners = [_around(split) for split in (place.rows, place.columns)]
             for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
                 ranks.add(place.rank(r, c, z))
@@ -383,7 +399,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         Such panels are contiguous for every block size. They need the same split of K in both operands, and local
         shares of K that are long enough for a GEMM.
         """
-        a, b, k = placed(self.oriented.a), placed(self.oriented.b), self.cuboids.k
+        a, b, k = self.a, self.b, self.cuboids.k
         narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
         return (
             min(a.columns.nprocs, a.columns.nblocks) > 1
@@ -395,7 +411,7 @@ Panel(start=2, stop=4, owner=1)], 256)
     def is_read_in_place(self) -> bool:  # type: ignore[override]  # a class attribute in the base
         """Whether each panel is contiguous on one rank: op(A) has the rows of D, and op(B) the columns of D."""
         (i, j, _), cuboids = self.cuboids.strides, self.cuboids
-        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        a, b = self.a, self.b
         return (
             self.by_owner
             and (a.copies, b.copies) == (1, 1)
@@ -423,7 +439,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         Returns:
             A process column of op(A); 0 if all ranks begin with the same panels.
         """
-        a, b = placed(self.oriented.a), placed(self.oriented.b)
+        a, b = self.a, self.b
         in_a, in_b = a.coordinates(rank), b.coordinates(rank)
         if not self.in_turn or in_a is None or in_b is None:
             return 0
@@ -431,13 +447,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         return in_a[1] if p == 2 else (in_a[1] + in_b[0]) % p
 
     def panels(self, layer: int, first: int = 0) -> Iterator[Panel]:
-        """The panels of a layer, in the order in which they are multiplied.
-
-        Args:
-            layer: the layer (global).
-            first: the owner whose panels come first (local).
-        """
-        a, k = placed(self.oriented.a).columns, self.cuboids.k
+        """The panels of a layer, in the order in which they are multiplied."""
+        a, k = self.a.columns, self.cuboids.k
         if self.by_owner:
             owners = [(first + s) % a.nprocs for s in range(a.nprocs)]
             for owner in owners if k.nprocs == 1 else (layer,):
@@ -455,9 +466,53 @@ Panel(start=2, stop=4, owner=1)], 256)
     @property
     def cut_at(self) -> Split:
         """The split of K at whose block borders panels end, if panels span several owners."""
-        splits = placed(self.oriented.a).columns, placed(self.oriented.b).rows
+        splits = self.a.columns, self.b.rows
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.k)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
+        yield from self._panel_phases(view)
+        yield from self._delivery(view)
+
+    def _panel_phases(self, view: View, rows: int | None = None) -> Iterator[Phase]:
+        """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
+        cuboids, itemsize = self.cuboids, self.product.itemsize
+        position = cuboids.d.coordinates(view.rank)
+        m, n, k = (
+            (0, 0, 0)
+            if position is None
+            else (cuboids.m.count(position[0]), cuboids.n.count(position[1]), cuboids.k.count(position[2]))
+        )
+        a, b = self.a, self.b
+        arrives = [itemsize * count for count in self.arriving_elements(view.rank)]
+        if position is not None and k:
+            steps, width = self._panels_of_layer(position[2]), self.width
+            needed = [self._slow(a, a.columns, width), self._slow(b.T, b.rows, width)]
+            # Some ranks hold parts of both panels, and send both.
+            slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
+            kept_a, kept_b = (_share(place, view) for place in (a, b))
+            peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
+            for many, depth, left, right in even(steps, k, *arrives):
+                before = _traffic(view, left, kept_a, peers[0]) + _traffic(view, right, kept_b, peers[1])
+                copied = 2 * (before.near + before.far)
+                if not (view.transport == "shared" and self.is_read_in_place):
+                    copied = 2 * itemsize * depth * (m + n)
+                # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
+                gemm = (m if rows is None else rows, n, depth)
+                yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap)
+
+    def _panels_of_layer(self, layer: int) -> int:
+        """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
+        k = self.cuboids.k
+        if not self.by_owner:
+            return max(1, sum(cut_count(self.cut_at, start, stop, self.width) for start, stop in k.runs(layer)))
+        columns = self.a.columns
+        if k.nprocs > 1:
+            return max(1, -(-columns.count(layer) // self.width))
+        starts = sorted({x for x in borders(columns) if x < columns.nprocs} | {0})
+        kinds = zip(starts, [*starts[1:], columns.nprocs], strict=True)
+        return max(1, sum((stop - start) * -(-columns.count(start) // self.width) for start, stop in kinds))
 
     @property
     def workspace_nbytes(self) -> int:
@@ -469,8 +524,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
         a, b, (p1, p2, _), inner = (
-            placed(self.oriented.a),
-            placed(self.oriented.b),
+            self.a,
+            self.b,
             self.cuboids.extents,
             self.cuboids.k,
         )
@@ -524,7 +579,7 @@ class SummaA(Summa):
     @property
     def stays(self) -> bool:
         """Whether every rank already has the part of op(A) that it multiplies; else op(A) is redistributed first."""
-        return same_place(placed(self.oriented.a), self.cuboids.a)
+        return same_place(self.a, self.cuboids.a)
 
     def panels(self) -> Iterator[Panel]:
         """The panels of N, in the order in which they are multiplied."""
@@ -534,15 +589,47 @@ class SummaA(Summa):
     @property
     def cut_at(self) -> Split:
         """The split of N. A panel ends where one of its blocks ends."""
-        splits = placed(self.oriented.b).columns, self.sums.columns
+        splits = self.b.columns, self.sums.columns
         narrow = [split for split in splits if split.nprocs > 1 and split.nb >= _LEAST_PANEL]
         return min(narrow, key=lambda split: split.nb, default=self.cuboids.n)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
+        cuboids, itemsize = self.cuboids, self.product.itemsize
+        position = cuboids.a.coordinates(view.rank)
+        a, b = self.a, self.b
+        brought = itemsize * received_count(a, cuboids.a, view.rank)
+        if brought:
+            yield Phase(
+                1, before=_traffic(view, brought, _share(a, view), _peers(a.rows, cuboids.m, a.columns, a.columns.n))
+            )
+            yield Phase(1, copied=2 * brought)
+        m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
+        arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), self.delivered_nbytes(view.rank)
+        slow = self._slow(b, b.columns, self.width)
+        kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, self.width), self._summed_layers
+        n = cuboids.n.n
+        for many, width, arriving, leaving in even(
+            max(1, cut_count(self.cut_at, 0, n, self.width)), n, arrives, leaves
+        ):
+            # D[i, j] += op(A)[i, k] op(B)[k, j]   (panel j of op(B) has arrived; the sums leave for their owners)
+            yield Phase(
+                many,
+                (m, width, k),
+                _traffic(view, arriving, kept, peers),
+                _traffic(view, leaving, _share(cuboids.d, view), sums),
+                copied=2 * itemsize * width * k + 3 * leaving,
+                waits="queue" if self.overlap else "sent",
+                slow=slow,
+                ahead=self.overlap,
+            )
+        yield Phase(1, waits="sent")
 
     @property
     def workspace_nbytes(self) -> int:
         """Two panels of op(B), two partial products, their messages, and op(A) if it moves."""
         rows, inner, itemsize = self.cuboids.m.max_count, self.cuboids.k.max_count, self.product.itemsize
-        a, b, n = placed(self.oriented.a), placed(self.oriented.b), self.oriented.n
+        a, b, n = self.a, self.b, self.oriented.n
         width, cuboids = min(self.width, n), self.cuboids
         leaves = min(3 * _SPARE * width, b.columns.max_count) * b.rows.max_count * cuboids.m.nprocs
         count = self._panels_elements(b, 2 * width * inner, min(2 * _SPARE * width, n) * inner, leaves)
@@ -562,3 +649,40 @@ def _around(split: Split) -> set[int]:
     """Coordinates around the first block and the last block, which include the largest and smallest shares."""
     last = split.src + max(split.nblocks - 1, 0)
     return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}
+
+
+def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
+    """Approximate number of messages per panel: the ranks over which its rows and columns are distributed."""
+    down = 1 if held.equivalent(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
+    return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
+
+
+def _share(place: Placement, view: View) -> float:
+    """Approximate fraction of a rank's received elements of an operand that comes from its own node."""
+    first = view.rank - view.rank % view.ranks_per_node
+    stop = min(first + view.ranks_per_node, view.nprocs)
+    position = place.coordinates(view.rank)
+    if position is None or view.nprocs == 1:
+        return (stop - first - 1) / max(1, view.nprocs - 1)
+    near = others = 0
+    for axis in range(3):
+        stride, extent = place.strides[axis], place.extents[axis]
+        if extent > 1:
+            base = view.rank - stride * position[axis]
+            inside = min(extent, -(-(stop - base) // stride)) - max(0, -(-(first - base) // stride))
+            near, others = near + inside - 1, others + extent - 1
+    return near / others if others else (stop - first - 1) / (view.nprocs - 1)
+
+
+def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
+    """Traffic of `nbytes` bytes in `messages` messages; a fraction `near_share` of it comes from the own node."""
+    if not nbytes:
+        return Traffic()
+    if view.transport == "shared":
+        return Traffic(read=nbytes)
+    near_nbytes = int(nbytes * near_share)
+    far_nbytes = nbytes - near_nbytes
+    traffic = Traffic(far=far_nbytes, far_messages=messages if far_nbytes else 0)
+    if view.transport == "mixed":
+        return replace(traffic, read=near_nbytes)
+    return replace(traffic, near=near_nbytes, near_messages=messages if near_nbytes else 0)

@@ -12,11 +12,14 @@ from math import isqrt, prod
 from typing import Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.messages import received_count, receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.redistribution import described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 PANEL = 256
 """Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
@@ -86,11 +89,8 @@ class TriangularSolve(Plan):
 
     Args:
         operands: the operands (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
         reads: alpha is not 0, and X has elements; else nothing is read or moves (global).
         width: largest width of a panel (global).
-        transport: how the ranks exchange data (global).
     """
 
     operands: TriangularOperands
@@ -145,6 +145,13 @@ class TriangularSolve(Plan):
         places = operands.triangle, operands.right, operands.result
         return self.itemsize * sum(prod(place.local_shape(rank)) for place in places)
 
+    def _redistribution(self, view: View, source: Placement, target: Placement) -> Phase:
+        """One step without a GEMM, in which right-hand sides or solutions change their placement."""
+        received = self.itemsize * received_count(source, target, view.rank)
+        peers = [move.peer for move in receives(source, target, view.rank) if move.peer != view.rank]
+        copied = 2 * self.itemsize * prod(target.local_shape(view.rank))
+        return Phase(1, before=spread(view, peers, received), copied=copied)
+
     @property
     def overlaps_messages(self) -> bool:
         """Whether ranks compute while messages are under way."""
@@ -184,6 +191,14 @@ class TriangularSolve(Plan):
         yield "B", described(operands.b)
         if operands.b != operands.x:
             yield "X", described(operands.x)
+
+
+def spread(view: View, peers: list[int], nbytes: int) -> Traffic:
+    """Traffic of some bytes that come in equal parts from some ranks."""
+    traffic = Traffic()
+    for i, peer in enumerate(peers):
+        traffic += view.traffic(peer, nbytes * (i + 1) // len(peers) - nbytes * i // len(peers))
+    return traffic
 
 
 def _around(split: Split) -> set[int]:

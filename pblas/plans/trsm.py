@@ -14,8 +14,9 @@ from typing import ClassVar
 from pblas.layouts.messages import received_count, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.plans.summa import cut, same_place
-from pblas.plans.triangular import TriangularSolve
+from pblas.plans.summa import cut, cut_count, same_place
+from pblas.plans.triangular import TriangularSolve, spread
+from pblas.simulation.phase import Phase, View, even
 
 _UNEVEN = 1.25
 """Largest share of the right-hand sides, over an even share, with which X stays where it is."""
@@ -29,12 +30,6 @@ class TrsmStep:
 
     A right-looking step solves X[k0:k1] with the block and then subtracts T[rows, columns] X[columns] from the rows of
     X that come later, where `columns` is k0:k1. A left-looking step first subtracts it from `rows`, which is k0:k1.
-
-    Args:
-        k0: first index of the block (global).
-        k1: one past the last index of the block (global).
-        rows: rows of the rectangle, start and stop (global).
-        columns: columns of the rectangle, start and stop (global).
     """
 
     k0: int
@@ -109,12 +104,7 @@ class TrsmPlan(TriangularSolve):
                 yield TrsmStep(k0, k1, (k1, n) if lower else (0, k0), (k0, k1))
 
     def at_solvers(self, rows: int, columns: int) -> Placement:
-        """A part of T on every rank that has right-hand sides.
-
-        Args:
-            rows: rows of the part (global).
-            columns: columns of the part (global).
-        """
+        """A part of T, with these numbers of rows and columns, on every rank that has right-hand sides."""
         down, across = (Split(size, max(size, 1), 1) for size in (rows, columns))
         home = self.home
         return Placement(down, across, (1, 1, home.strides[1]), max(1, self.nsolvers), home.start, home.ranks)
@@ -145,6 +135,30 @@ class TrsmPlan(TriangularSolve):
         count = sum(prod(move.shape) for pair in pairs for move in sends(*pair, rank))
         readers = self.nsolvers - self.is_solver(rank)
         return count + self.own_elements(rank) * readers // self.operands.triangle.copies
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Panels are taken as equal: each is multiplied with half of T's rows, and arrives with an equal share of T.
+
+        T comes from the ranks that hold it in proportion to their shares of the rows and columns.
+        """
+        operands, itemsize = self.operands, self.itemsize
+        if not self.reads:
+            yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
+            return
+        yield self._redistribution(view, operands.right, self.home)
+        triangle, n = operands.triangle, self.order
+        if self.is_solver(view.rank):
+            arrives = itemsize * (n * (n + 1) // 2 - self.own_elements(view.rank))
+            split = triangle.rows if self.looks_left else triangle.columns
+            steps, columns = max(1, cut_count(split, 0, n, self.width)), self.home.local_shape(view.rank)[1]
+            peers = [rank for rank in self.extreme_ranks() if rank != view.rank and self.own_elements(rank)]
+            for many, depth, nbytes in even(steps, n, arrives):
+                traffic = spread(view, peers, nbytes)
+                copied = 0 if view.transport == "shared" else 2 * nbytes
+                # X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
+                yield Phase(many, (n // 2, columns, depth), traffic, copied=copied)
+        if not self.stays:
+            yield self._redistribution(view, self.home, operands.result)
 
     @property
     def workspace_nbytes(self) -> int:

@@ -12,8 +12,10 @@ from math import prod
 from typing import Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.base import Plan, Transport
+from pblas.plans.base import Plan
 from pblas.plans.redistribution import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,10 @@ class WithFactorPlan(Plan):
     @abstractmethod
     def lent_elements(self, rank: int) -> int:
         """Elements that it sends, or that other ranks read, while X is changed."""
+
+    @abstractmethod
+    def changes(self, view: View) -> Iterator[Phase]:
+        """The phases in which X is changed."""
 
     @property
     @abstractmethod
@@ -97,6 +103,14 @@ class WithFactorPlan(Plan):
     def sent_elements(self, rank: int) -> int:
         """Elements of the factor or of X, and of the redistributions."""
         return self.lent_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """B to X, the changes of X, X to the distribution of B."""
+        *to_x, back = self.redistributions
+        for redistribution in to_x:
+            yield from redistribution.phases(view)
+        yield from self.changes(view)
+        yield from back.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of the factor, of B and of the result on a rank."""

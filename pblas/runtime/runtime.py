@@ -18,15 +18,15 @@ from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, dtype_of_name
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.plan import Topology
 from pblas.runtime.calls import Calls, CollectiveCall
 from pblas.runtime.kept_plans import KeptPlans
 from pblas.runtime.timings import Measured
+from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.base import Transport
+    from pblas.simulation.hardware import Transport
 
 Planned = TypeVar("Planned")
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand, Routine
+    from pblas.simulation.hardware import Topology
 
 Desc = Sequence[int]
 

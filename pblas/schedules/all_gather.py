@@ -12,13 +12,7 @@ from pblas.schedules.operations import PARTS, AllGather, Arrival, Block, Burst, 
 
 
 def all_gather_gemm(program: Program, plan: AllGatherGemm, rank: int) -> None:
-    """Sends the own shard to all ranks, and multiplies shards as they arrive.
-
-    Args:
-        program: the operations are appended to it.
-        plan: with an algorithm (global).
-        rank: the rank whose operations these are (local).
-    """
+    """Sends the own shard to all ranks, and multiplies shards as they arrive."""
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
     own = Block("gathered", first[rank], first[rank + 1])

@@ -40,12 +40,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Base class of the operations.
-
-    Args:
-        lane: stream that runs the operation.
-        after: indices of operations of other lanes that must finish first.
-    """
+    """Base class of the operations."""
 
     lane: Lane
     after: tuple[int, ...] = field(default=(), kw_only=True)
@@ -132,12 +127,7 @@ class Sum(Op):
 
 @dataclass(frozen=True, slots=True)
 class AllGather(Op):
-    """Gather the shards of all ranks, one after the other, by one kernel that waits for its peers.
-
-    Args:
-        source: this rank's shard; may be empty.
-        target: the shards of all ranks.
-    """
+    """Gather the shards of all ranks, one after the other, by one kernel that waits for its peers."""
 
     source: Block
     target: Block
@@ -145,12 +135,7 @@ class AllGather(Op):
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter(Op):
-    """Every rank's shard of D := the sum of all ranks' partial products, by one kernel that waits for its peers.
-
-    Args:
-        source: this rank's partial product, in the order of the owners of its lines.
-        target: this rank's shard of D.
-    """
+    """Every rank's shard of D := the sum of all ranks' partial products, by one kernel that waits for its peers."""
 
     source: Block
     target: Block
@@ -234,10 +219,6 @@ class GemmReduce(Op):
 
     If one kernel computes all strips, concurrent lanes wait for its tile flags, and the tiles of own lines add the
     peers' partial products before they store D.
-
-    Args:
-        strips: in the order in which the operation forms them.
-        beside: concurrent operations of other lanes, in issue order.
     """
 
     strips: tuple[Strip, ...]

@@ -45,13 +45,7 @@ from pblas.schedules.operations import (
 
 
 def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) -> None:
-    """Send partial products to the owners of their lines, and add those of the own lines.
-
-    Args:
-        program: the operations are appended to it.
-        plan: with an algorithm (global).
-        rank: the rank whose operations these are (local).
-    """
+    """Send partial products to the owners of their lines, and add those of the own lines."""
     nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
     first = shard_starts(plan)
     lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)

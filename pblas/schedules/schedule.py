@@ -29,12 +29,7 @@ from pblas.schedules.reduce import gemm_all_reduce, gemm_reduce_scatter
 
 
 def schedule(plan: ProductPlan, rank: int) -> tuple[Op, ...]:
-    """The operations of `rank` in one execution of a plan.
-
-    Args:
-        plan: an AllGatherGemm, GemmReduceScatter or GemmAllReduce with an algorithm (global).
-        rank: of 0..nprocs-1 (local).
-    """
+    """The operations of `rank` in one execution of a plan."""
     program = Program()
     _SCHEDULES[type(plan)](program, plan, rank)
     return tuple(program.ops)

@@ -11,8 +11,54 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pblas.errors import ArgumentError
-from pblas.plans.base import ITEMSIZE
-from pblas.plans.plan import Topology
+
+ITEMSIZE = {
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float16", "bfloat16"), 2),
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""Bytes of an element, by the name of its dtype."""
+
+Transport = Literal["shared", "message", "mixed", "push"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The properties of a machine that the planner needs; all ranks agree on them once per context.
+
+    Args:
+        ranks_per_node: the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global).
+        shared: ranks of one node read each other's memory (global).
+        push: ranks push data into the workspaces of their peers, as GPUs do (global).
+        gpus: matrices are in GPU memory, where only push plans and general plans run (global).
+        tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
+        bandwidth: bytes per second of a message between nodes, measured; 0: not known (global).
+        nodes: ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global).
+    """
+
+    ranks_per_node: int = 1
+    shared: bool = False
+    push: bool = False
+    gpus: bool = False
+    tiles: bool = False
+    bandwidth: float = 0.0
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def runs_one_dimensional(self) -> bool:
+        """Whether one-dimensional plans that move data can run: on GPUs they need the push transport."""
+        return self.push or not self.gpus
+
+    def transport(self, nprocs: int) -> Transport:
+        """How `nprocs` ranks exchange data: "shared", "message", "mixed" (shared within nodes) or "push"."""
+        if self.push:
+            return "push"
+        if not self.shared:
+            return "message"
+        return "shared" if nprocs <= self.ranks_per_node else "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +258,20 @@ NVLINK = Hardware(
     memory_nbytes=141_000_000_000,
     call=4e-6,
     float8=1440e12,
+)
+
+# A core of any machine, for choices that count bytes and do not simulate: messages at 3 GB/s, GEMMs at 48 GFLOP/s,
+# memory at 8 GB/s, and 60 us between the end of a step and the next one on another rank, for each message between them.
+CORE = Hardware(
+    name="core",
+    ranks_per_node=1,
+    near=Link(latency=60e-6, bandwidth=3e9),
+    far=Link(latency=60e-6, bandwidth=3e9),
+    float64=48e9,
+    float32=48e9,
+    float16=48e9,
+    memory_bandwidth=8e9,
+    memory_nbytes=8 << 30,
 )
 
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}

@@ -18,13 +18,6 @@ from pblas.layouts.split import Split
 class Traffic:
     """Data that a rank receives in a step: bytes and messages over each link, and bytes read in place on its node.
 
-    Args:
-        near: bytes in messages from ranks of the same node (local).
-        far: bytes in messages from ranks of other nodes (local).
-        read: bytes read in place in the memory of ranks of the same node (local).
-        near_messages: messages from ranks of the same node (local).
-        far_messages: messages from ranks of other nodes (local).
-
     >>> Traffic(far=8, far_messages=1) + Traffic(read=16)
     Traffic(near=0, far=8, read=16, near_messages=0, far_messages=1)
     """
@@ -104,14 +97,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One rank's view of the others: the ranks on its node, and the links over which data reaches it.
-
-    Args:
-        rank: the rank (local).
-        nprocs: ranks (global).
-        ranks_per_node: consecutive ranks that share a node (global).
-        transport: transport of the plan (global).
-    """
+    """One rank's view of the others: the ranks on its node, and the links over which data reaches it."""
 
     rank: int
     nprocs: int
@@ -135,14 +121,9 @@ class View:
         return Traffic(near=nbytes, near_messages=1) if self.is_near(peer) else Traffic(far=nbytes, far_messages=1)
 
     def gathered(self, peer: int, nbytes: int, *, copied: bool = False) -> Traffic:
-        """Traffic of a block that all ranks of a node receive from `peer`, with the mixed transport once for the node.
+        """Traffic of a block that all ranks of a node receive from `peer`; with the mixed transport once for the node.
 
         The ranks of a node take turns to receive blocks from other nodes; here each receives an equal share of each.
-
-        Args:
-            peer: owner of the block (global).
-            nbytes: size of the block.
-            copied: the other ranks of the node get the block in a message; if not, they read it in place (global).
 
         >>> View(0, 4, 2, "mixed").gathered(2, 8)
         Traffic(near=0, far=4, read=4, near_messages=0, far_messages=1)
@@ -157,14 +138,9 @@ class View:
         return replace(traffic, far=far, read=nbytes - far)
 
     def stretches(self, ahead: Iterable[Split], before: Iterable[Split] = ()) -> Iterator[tuple[int, int]]:
-        """Group the distances 1..nprocs-1 to other ranks into few runs of ranks with equal shards and equal links.
+        """(first distance, number) of runs of the distances 1..nprocs-1 to ranks with equal shards and equal links.
 
-        Args:
-            ahead: splits whose counts on rank + distance are constant in a run (global).
-            before: splits whose counts on rank - distance are constant in a run (global).
-
-        Returns:
-            Pairs (first distance, number of distances).
+        In a run the counts of `ahead` on rank + distance are constant, and those of `before` on rank - distance.
 
         >>> from pblas.layouts.split import Split
         >>> list(View(1, 8, 8, "shared").stretches(ahead=[Split(9, 2, 8)]))  # counts 2 2 2 2 1 0 0 0
@@ -184,14 +160,7 @@ def borders(split: Split) -> set[int]:
 
 
 def even(parts: int, *counts: int) -> Iterator[tuple[int, ...]]:
-    """Cut several counts into the same number of nearly equal parts; parts with equal sizes are one entry.
-
-    Args:
-        parts: number of parts.
-        counts: the counts to cut.
-
-    Returns:
-        Tuples: number of parts, then the size of such a part of each count.
+    """Cut several counts into `parts` nearly equal parts: (number of parts, the size of such a part of each count).
 
     >>> list(even(4, 6, 3))
     [(2, 2, 1), (1, 1, 1), (1, 1, 0)]

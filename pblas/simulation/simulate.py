@@ -16,13 +16,13 @@ Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
-from pblas.plans.base import Plan
-from pblas.simulation.hardware import Hardware
-from pblas.simulation.phases import Phase, Traffic, View, phases_of
+from pblas.simulation.hardware import Hardware, Transport
+from pblas.simulation.phase import Phase, Traffic, View
 
 _FEW = 40
 """Largest number of steps that are cheaper one by one than by squaring a matrix."""
@@ -100,18 +100,32 @@ def duration(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-def simulate(plan: Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
-    """Predict time, bytes and memory of a plan on a machine.
+class _Plan(Protocol):
+    """What a simulation asks of a plan; `pblas.Plan` answers it."""
 
-    Args:
-        plan: the plan, with the transport that is simulated (global).
-        hardware: the machine (global).
-        ranks: ranks to simulate, among them `Plan.extreme_ranks`, which receive, send and hold most (global).
-    """
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def nprocs(self) -> int: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def flops(self) -> int: ...
+    @property
+    def workspace_nbytes(self) -> int: ...
+    def phases(self, view: View) -> Iterator[Phase]: ...
+    def sent_nbytes(self, rank: int) -> int: ...
+    def operands_nbytes(self, rank: int) -> int: ...
+
+
+def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
+    """Predict time, bytes and memory of a plan on a machine."""
     p, ranks = plan.nprocs, sorted(ranks)
     views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]
     # Ranks that take the same phases take the same time.
-    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(phases_of(plan, view)) for view in views)}
+    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(plan.phases(view)) for view in views)}
     received = max(sum(phase.nbytes for phase in phases) for phases in simulated)
     sent = max(map(plan.sent_nbytes, ranks))
     # A rank that sends more bytes than any rank receives delays its receivers.
@@ -192,15 +206,7 @@ class _Rank:
         return (0.0, arrived, near, far, 0.0, 0.0)
 
     def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
-        """The times at which the near and the far link have delivered the traffic.
-
-        Args:
-            traffic: the messages (local).
-            near: time at which the near link is free.
-            far: time at which the far link is free.
-            posted: time at which the messages are posted.
-            stretch: factor by which the senders slow the transfer.
-        """
+        """The times at which the near and the far link have delivered the traffic."""
         hardware = self._hardware
         if traffic.near_messages:
             busy = hardware.near.seconds(traffic.near, traffic.near_messages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pblas import Plan
-from pblas.simulation.phases import View, phases_of
+from pblas.simulation.phase import View
 
 
 def check_transfers(plan: Plan) -> None:
@@ -11,5 +11,5 @@ def check_transfers(plan: Plan) -> None:
     ranks = range(plan.nprocs)
     assert sum(map(plan.sent_elements, ranks)) == sum(map(plan.received_elements, ranks))
     for rank in ranks:
-        phases = phases_of(plan, View(rank, plan.nprocs, 2, plan.transport))
+        phases = plan.phases(View(rank, plan.nprocs, 2, plan.transport))
         assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank)

@@ -19,11 +19,6 @@ PACKAGES = ("pblas", "benchmarks")
 LAZY = ("pblas",)
 """Packages whose `__init__` imports its public names at their first use."""
 
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("pblas.plans.base", "pblas.simulation.simulate"): "Plan.simulate: a plan asks the simulation, which reads plans",
-    ("pblas.plans.base", "pblas.simulation.hardware"): "Plan.simulate: the hardware that it takes",
-}
-
 Graph = dict[str, set[str]]
 
 
@@ -63,7 +58,7 @@ def imports(importer: str, tree: ast.AST, known: Iterable[str]) -> list[tuple[st
 
 
 def graph(root: Path) -> Graph:
-    """The modules that each module imports, without the exceptions."""
+    """The modules that each module imports."""
     files = modules(root)
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
     raw = {name: imports(name, tree, files) for name, tree in trees.items()}
@@ -82,7 +77,7 @@ def graph(root: Path) -> Graph:
     links: Graph = {}
     for importer, entries in raw.items():
         targets = {definition(*entry) for entry in entries} - {importer}
-        links[importer] = set() if importer in LAZY else {t for t in targets if (importer, t) not in EXCEPTIONS}
+        links[importer] = set() if importer in LAZY else targets
     return links
 
 

@@ -10,7 +10,7 @@ from scipy.linalg import get_lapack_funcs
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.cholesky_qr import CholeskyQrPlan
+    from pblas.plans.qr import CholeskyQrPlan
 
 
 _HARMLESS = 1 / 64

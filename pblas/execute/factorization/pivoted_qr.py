@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.pivoted_qr import PivotedQrPlan
+    from pblas.plans.qr import PivotedQrPlan
 
 
 class RunPivotedQr:

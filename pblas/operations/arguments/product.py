@@ -32,10 +32,10 @@ from pblas.planner.choose import choose, choose_layouts, choose_output
 from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.plans.plan import ProductPlan, Topology
+    from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
     from pblas.runtime.timings import Measured
-    from pblas.simulation.hardware import Hardware
+    from pblas.simulation.hardware import Hardware, Topology
 
 
 class ProductOptions(NamedTuple):

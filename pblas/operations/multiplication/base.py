@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.plan import ProductPlan, Topology
+    from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 class Execution(NamedTuple):

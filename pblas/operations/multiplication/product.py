@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.plans.plan import ProductPlan, Topology
+    from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
 
 
 class Extras(NamedTuple):

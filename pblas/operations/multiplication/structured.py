@@ -49,9 +49,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.host_ranks import HostRanks
     from pblas.execute import Executor
-    from pblas.plans.plan import Topology
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware
+    from pblas.simulation.hardware import Hardware, Topology
 
 _REMEDY = "make all matrices with one context"
 

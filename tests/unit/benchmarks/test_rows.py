@@ -176,7 +176,7 @@ def test_roads_that_are_compared_suit_their_product() -> None:
 
 def test_executions_are_timed_with_algorithms_that_suit_them() -> None:
     from pblas.planner import choose as planner
-    from pblas.plans.plan import Topology
+    from pblas.simulation.hardware import Topology
 
     algorithms, host, topology = (
         importlib.import_module("benchmarks.gpu.algorithms"),

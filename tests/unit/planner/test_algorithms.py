@@ -24,9 +24,10 @@ from pblas.planner.choose import choose
 from pblas.planner.cost_model import estimate
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Algorithm, ProductPlan, Topology
+from pblas.plans.plan import Algorithm, ProductPlan
 from pblas.schedules.operations import MAX_PHASES, Multiply
 from pblas.schedules.schedule import schedule
+from pblas.simulation.hardware import Topology
 from tests.common.gauge import NAMES, dtype_of
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}

@@ -14,10 +14,11 @@ import pblas
 from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.planner.choose import choose, choose_output, one_dimensional
+from pblas.planner.choose import _cost, _grid_outputs, _outputs, choose, choose_output, one_dimensional
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import ProductPlan, Topology
+from pblas.plans.plan import ProductPlan
 from pblas.plans.summa import Summa
+from pblas.simulation.hardware import Topology
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 
@@ -212,6 +213,22 @@ def test_output_follows_cyclic_operands() -> None:
     assert found == MatrixDescriptor.row_wise(800, 8, 4, mb=3, rsrc=2)
     grid = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
     assert choose_output("float64", grid, grid, nprocs=4, order="F") == grid
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (MatrixDescriptor(1000, 1000, 64, 64, Grid(2, 2)), MatrixDescriptor(1000, 1000, 64, 64, Grid(2, 2))),
+        (MatrixDescriptor(13, 13, 2, 2, Grid(2, 2)), MatrixDescriptor.row_wise(13, 13, 4)),
+        (MatrixDescriptor(200, 1000, 2, 8, Grid(2, 2)), MatrixDescriptor(1000, 1000, 8, 8, Grid(1, 1))),
+        (MatrixDescriptor(40, 1000, 50, 50, Grid(1, 1)), MatrixDescriptor(1000, 40, 8, 50, Grid(2, 2))),
+    ],
+)
+def test_the_layout_of_d_is_the_cheapest_of_all_that_are_tried(a: MatrixDescriptor, b: MatrixDescriptor) -> None:
+    """Though the search for a layout ends where it cannot be cheaper than the best so far."""
+    tried = [*_grid_outputs(a, b, "F"), *_outputs(a, b, 4, "F")]
+    costs = [_cost(choose("float64", a, b, d, nprocs=4, topology=Topology())) for d in tried]
+    assert choose_output("float64", a, b, nprocs=4, order="F") == tried[costs.index(min(costs))]
 
 
 # A as stored, B as stored, D, transb: the data that moves for a C-order product; cuBLASMp sees it as D^T = B^T A^T.

@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas import Grid, MatrixDescriptor, Plan, ProductPlan, plan_matmul, plan_redistribution
-from pblas.plans.base import Transport
 from pblas.plans.redistribution import RedistributionPlan
-from pblas.simulation.hardware import PRESETS
+from pblas.simulation.hardware import PRESETS, Transport
 from tests.common.plans import check_transfers
 
 

@@ -8,20 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.planner.choose_factorization import choose_factorization
 from pblas.planner.choose_qr import choose_qr
-from pblas.plans.base import Plan, Transport
-from pblas.plans.cholesky_qr import CholeskyQrPlan
-from pblas.plans.factorization import FactorizationPlan, panels
-from pblas.plans.lookahead import makespan
-from pblas.plans.pivoted_qr import PivotedQrPlan
-from pblas.plans.qr import QrPlan, TsqrPlan
+from pblas.plans.base import Plan
+from pblas.plans.factorization import FactorizationPlan, makespan, panels
+from pblas.plans.qr import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.plans.substitution import SubstitutionPlan, Sweep
-from pblas.simulation.hardware import PRESETS
-from pblas.simulation.phases import View, phases_of
+from pblas.simulation.hardware import PRESETS, Transport
+from pblas.simulation.phase import View
 from tests.common.descriptors import descriptors
 
 TRANSPORTS: tuple[Transport, ...] = ("shared", "message", "mixed")
@@ -62,7 +60,7 @@ def check_traffic(plan: Plan) -> None:
     received = list(map(plan.received_elements, ranks))
     assert sum(received) <= sum(map(plan.sent_elements, ranks))
     for rank in ranks:
-        phases = list(phases_of(plan, View(rank, plan.nprocs, 2, plan.transport)))
+        phases = list(plan.phases(View(rank, plan.nprocs, 2, plan.transport)))
         assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank)
     assert 0 <= plan.lower_bound <= max(received)
     assert plan.extreme_ranks() <= set(ranks)
@@ -140,7 +138,10 @@ def test_plans_on_gpus() -> None:
     returned = choose_qr(tall, "float64", 4, "push", returns=True, gpus=True)
     assert isinstance(returned, QrPlan)  # as LAPACK stores Q: Gram matrices leave no reflectors
     assert returned.redistributions[-1].received_elements(1) > 0
-    assert "copy of W in host memory" in PivotedQrPlan(tall, tall, "", "float64", 4, on_copies=True).explain()
+    pivoted = PivotedQrPlan(tall, tall, "", "float64", 4, on_copies=True)
+    assert "copy of W in host memory" in pivoted.explain()
+    with pytest.raises(PlanError, match="PivotedQrPlan cannot be simulated"):
+        pivoted.simulate("nvlink")
 
 
 @given(qr_plans(), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())

@@ -12,7 +12,7 @@ from pblas.layouts.triangle import Part, rectangles
 from pblas.operations.vectors import VectorKind
 from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from pblas.simulation.hardware import PRESETS
-from pblas.simulation.phases import View, phases_of
+from pblas.simulation.phase import View
 from tests.common.descriptors import descriptors
 
 PARTS: list[Part] = ["all", "U", "L"]
@@ -44,7 +44,7 @@ def test_ranks_receive_what_is_sent(
     ranks = range(plan.nprocs)
     assert sum(map(plan.received_elements, ranks)) == sum(map(plan.sent_elements, ranks))
     for rank in ranks:
-        nbytes = sum(phase.nbytes for phase in phases_of(plan, View(rank, plan.nprocs, 1, "message")))
+        nbytes = sum(phase.nbytes for phase in plan.phases(View(rank, plan.nprocs, 1, "message")))
         assert nbytes == plan.received_nbytes(rank)
         assert plan.received_nbytes(rank) <= 8 * (plan.vector_length + 3 * plan.length + 2 * plan.nprocs)
     assert str(plan).count("\n") >= 4

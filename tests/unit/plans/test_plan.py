@@ -17,7 +17,8 @@ from pblas.layouts.split import Split
 from pblas.planner.choose import one_dimensional
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import HALF_TILE, LINES, cuts, pieces, share
-from pblas.plans.plan import Distribution, Product, ProductPlan, Topology
+from pblas.plans.plan import Distribution, Product, ProductPlan
+from pblas.simulation.hardware import Topology
 
 SIZES = ((7, 8, 9), (9, 2, 3), (1, 1, 1), (2, 13, 5), (0, 8, 9), (7, 0, 9), (7, 8, 0), (17, 16, 15))
 RANKS = (2, 3, 4, 6)

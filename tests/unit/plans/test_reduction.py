@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas import MatrixDescriptor
-from pblas.plans.base import Transport
 from pblas.plans.reduction import Operation, ReductionPlan
-from pblas.simulation.hardware import PRESETS
+from pblas.simulation.hardware import PRESETS, Transport
 from tests.common.descriptors import descriptors
 from tests.common.plans import check_transfers
 

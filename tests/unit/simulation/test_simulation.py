@@ -16,13 +16,11 @@ from pblas.cli import main
 from pblas.layouts.grid import Grid
 from pblas.layouts.split import Split
 from pblas.planner.choose import choose, one_dimensional
-from pblas.plans.base import Transport
 from pblas.plans.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
-from pblas.plans.plan import ProductPlan, Topology
+from pblas.plans.plan import ProductPlan
 from pblas.plans.summa import SummaC
-from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, find_hardware
-from pblas.simulation.phase import even
-from pblas.simulation.phases import Phase, View, phases_of
+from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, Topology, Transport, find_hardware
+from pblas.simulation.phase import Phase, View, even
 from pblas.simulation.simulate import Clocks, _Rank, power, simulate
 
 MACHINES = (LAPTOP, FAT_TREE, NVLINK, replace(FAT_TREE, name="small nodes", ranks_per_node=3))
@@ -89,7 +87,7 @@ def test_phases_move_the_bytes_that_the_plan_announces(transport: Transport) -> 
         plan = plan if plan.transport == "push" else replace(plan, transport=transport)  # noqa: PLW2901
         nprocs = plan.product.nprocs
         for rank, ranks_per_node in itertools.product(range(nprocs), (1, 2, nprocs)):
-            phases = list(phases_of(plan, View(rank, nprocs, ranks_per_node, transport)))
+            phases = list(plan.phases(View(rank, nprocs, ranks_per_node, transport)))
             assert sum(phase.nbytes for phase in phases) == plan.received_nbytes(rank), (plan, rank)
             for phase in phases:
                 traffic = phase.before + phase.after
@@ -115,7 +113,7 @@ def test_shards_reach_a_node_once() -> None:
             if not all(map(plan.takes_part, node)):
                 continue
             for rank in node:
-                for phase in phases_of(plan, View(rank, nprocs, ranks_per_node, "mixed")):
+                for phase in plan.phases(View(rank, nprocs, ranks_per_node, "mixed")):
                     far += phase.steps * phase.before.far
                     messages += phase.steps * phase.before.far_messages
             assert plan.network_nbytes(node) <= far <= plan.network_nbytes(node) + messages
@@ -133,7 +131,7 @@ def test_phases_multiply_everything() -> None:
         nprocs = product.nprocs
         done = 0
         for rank in range(nprocs):
-            for phase in phases_of(plan, View(rank, nprocs, 2, plan.transport)):
+            for phase in plan.phases(View(rank, nprocs, 2, plan.transport)):
                 m, n, k = phase.gemm
                 done += phase.steps * m * n * k
         if isinstance(plan, AllGatherGemm | GemmReduceScatter) or plan.name.startswith("Summa"):
@@ -158,7 +156,7 @@ def test_steps_of_phases_are_steps_of_the_plan() -> None:
                 if isinstance(plan, AllGatherGemm) and own:
                     own = Counter({sum(own.elements()): 1})
                 phases = Counter[int]()
-                for phase in phases_of(plan, View(rank, nprocs, 2, "message")):
+                for phase in plan.phases(View(rank, nprocs, 2, "message")):
                     phases[phase.gemm[1]] += phase.steps
                 del phases[0]
                 assert phases == own + others, plan
@@ -392,7 +390,7 @@ def test_a_plan_for_windows_uses_them_where_they_are() -> None:
     assert plan.simulate(NVLINK).messages == 7
     view = View(0, 8, 8, "message")
     assert simulate(replace(plan, transport="message"), FAT_TREE, [0]).messages == sum(
-        phase.messages for phase in phases_of(replace(plan, transport="message"), view)
+        phase.messages for phase in replace(plan, transport="message").phases(view)
     )
 
 
@@ -419,7 +417,7 @@ def test_partial_products_of_a_wider_dtype_count_in_bytes(seed: int) -> None:
             choose("bfloat16", *descs, nprocs=nprocs, topology=topology, wire=wire) for wire in ("", "float32")
         )
         for rank in range(nprocs):
-            phases = phases_of(wide, View(rank, nprocs, nodes, wide.transport))
+            phases = wide.phases(View(rank, nprocs, nodes, wide.transport))
             assert sum(phase.nbytes for phase in phases) == wide.received_nbytes(rank)
             assert narrow.received_nbytes(rank) <= wide.received_nbytes(rank) <= 2 * narrow.received_nbytes(rank)
         if type(wide) is GemmReduceScatter:
