@@ -13,7 +13,7 @@ from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes, par
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.epilogues import Node
+    from pblas.epilogues import Epilogue, Node
 
 
 def _special() -> Any:
@@ -120,6 +120,26 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
             value = value_of(piece, {**operands, **row_operands})
             if not in_place or value is not piece:
                 out[rows] = value
+
+
+def finish(epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array) -> None:
+    """Out := the epilogue of X; see `pblas.backends.device.Elementwise.finish`."""
+    if not out.size:
+        return
+    if epilogue.tree is not None:
+        evaluate_into(epilogue.tree, x, operands, out)
+        return
+    total = accumulator_dtype(x.dtype)
+    weight = operands["weight"].astype(total, copy=False) if "weight" in operands else None
+    step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
+    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+        for start in range(0, x.shape[0], step):
+            rows = slice(start, start + step)
+            added = x[rows].astype(total, copy=False)
+            if "residual" in operands:
+                added = added + operands["residual"][rows].astype(total, copy=False)
+                operands["residual"][rows] = added
+            out[rows] = rms_normalised(added, weight, operands["eps"])
 
 
 @lru_cache(_MAX_KNOWN)

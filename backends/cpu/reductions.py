@@ -14,9 +14,9 @@ import numpy as np
 from pblas.backends.dtypes import FLOAT32
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Axis
     from pblas.backends.dtypes import Array
 
-Axis = Literal[0, 1] | None
 _BLOCK = 1 << 16
 """Elements of a block: half a megabyte of float64, for the second-level cache."""
 _PIECE = 1 << 13

@@ -31,7 +31,7 @@ _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12
 class GpuBackend(HostRanks):
     """Ranks with CuPy arrays. The subclass calls `use` after the ranks have chosen their GPUs."""
 
-    gpus = True
+    arrays: DeviceArrays
     gpu: Device
     device: int
 

@@ -53,7 +53,6 @@ class MpiBackend(HostRanks):
     """
 
     name = "mpi"
-    gpus = False
     peers: MpiPeers
     arena: Arena
 

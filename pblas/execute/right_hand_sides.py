@@ -91,7 +91,7 @@ class RightHandSides:
         self._backend.sync()
         brings.begin()
         brings.finish(out, Scaling(x.alpha, 0.0, x.conj[1]))
-        with arrays.beside():
+        with arrays.on_side_lane():
             brought = arrays.mark()
         arrays.follow(brought)
 
@@ -106,11 +106,11 @@ class RightHandSides:
             return
         backend, arrays = self._backend, self._arrays
         if backend.shared and backend.size > 1:
-            arrays.settle()
+            arrays.synchronize()
             backend.sync()
             backend.agree(f"{what}: solved")  # no rank reads B any more, and every X can be read
         solved = arrays.mark()
-        with arrays.beside():
+        with arrays.on_side_lane():
             arrays.follow(solved)
         self._deliver.begin()
         self._deliver.finish(x.result)

@@ -17,6 +17,7 @@ from pblas.operations.redistribution import redistributed
 from pblas.plans.substitution import SubstitutionPlan
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.plans.plan import Topology
@@ -203,7 +204,7 @@ def _columns(desc: MatrixDescriptor, rank: int) -> Array:
     return np.array([j for ends in desc.global_ranges(rank)[1] for j in range(*ends)], np.intp)
 
 
-def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
+def _move_columns(arrays: Device, x: Array, sources: Array) -> None:
     """Column sources[j] of X becomes column j, in place and by the memory of one column (local)."""
     arrays.begin()
     kept, left = arrays.like(x[:, :1], x.dtype), dict(enumerate(sources.tolist()))
@@ -216,4 +217,4 @@ def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
                 arrays.assign(x[:, source : source + 1], x[:, place : place + 1])
                 place, source = source, left.pop(source)
             arrays.assign(kept, x[:, place : place + 1])
-    arrays.settle()
+    arrays.synchronize()

@@ -89,7 +89,7 @@ class RunPanelReflectors:
         for s in mine:
             panel = self._steps[s]
             part = self._columns.fetch(s)
-            with self._arrays.beside():
+            with self._arrays.on_side_lane():
                 arrived = self._arrays.mark()
             self._arrays.follow(arrived)
             self._columns.request(s + 1)

@@ -91,7 +91,7 @@ class RunSubstitution:
             self._columns.request(0)
             for s, (sweep, panel) in enumerate(self._steps):
                 part = self._columns.fetch(s)
-                with self._arrays.beside():
+                with self._arrays.on_side_lane():
                     arrived = self._arrays.mark()
                 self._arrays.follow(arrived)
                 self._columns.request(s + 1)

@@ -10,7 +10,6 @@ from pblas import errors
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.operation import Bound, Operation
 from pblas.execute import executor, pushed
-from pblas.execute.epilogue import finish
 from pblas.execute.one_dimensional.local_gemm import RunScaling
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -23,6 +22,7 @@ from pblas.runtime.runtime import spelled
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.plans.plan import ProductPlan, Topology
@@ -135,7 +135,7 @@ class Product(Operation[DistMatrix]):
             return pushed(plan, backend, dtypes, orders, GemmModes(spec.tf32, spec.fast_accumulate))
         return executor(plan, backend, dtypes, orders) if self.multiplies else RunScaling(backend)
 
-    def begin(self, arrays: Any, bound: Bound[DistMatrix]) -> None:
+    def begin(self, arrays: Device, bound: Bound[DistMatrix]) -> None:
         spec = self.spec
         options = {"tf32": spec.tf32, "fast_accumulate": spec.fast_accumulate, "autotune": spec.autotune}
         arrays.begin(bound.local.stream, **options)
@@ -156,7 +156,7 @@ class Product(Operation[DistMatrix]):
         """Apply the epilogue to D, unless the executor has done so, and find D's largest element (local)."""
         local, (epilogue, operands, scales, stream) = result.stored("execute"), extras
         if epilogue is not None and not self.is_fused(epilogue):
-            finish(runtime.backend, epilogue.epilogue, local, operands or {}, local, stream)
+            runtime.backend.arrays.finish(epilogue.epilogue, local, operands or {}, local, stream)
         if scales is not None and scales.amax is not None:
             runtime.backend.arrays.largest(local, scales.amax, stream)
 
