@@ -141,11 +141,6 @@ def device_index(node_rank: int, count: int, device: int | None = None) -> int:
 def problem(platform: Platform, device: int | None = None, *, messages: bool = False) -> BackendError | None:
     """The error, with the remedy, if a rank cannot use GPUs; else None.
 
-    Args:
-        platform: result of `probe` (local).
-        device: the GPU that the user requests (local).
-        messages: for the backend that sends messages, without NVSHMEM (global).
-
     >>> print(problem(Platform("14.2.0", driver=12080, runtime=13000, status=35)))
     the driver serves CUDA 12.8, CuPy 14.2.0 needs 13.0; update the driver, or install CuPy for CUDA 12
     """
@@ -180,10 +175,6 @@ def unfit(device: Device) -> BackendError | None:
 
 def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
     """All pairs (a, b), a < b, of GPUs that can both read and write the memory of the other.
-
-    Args:
-        count: number of visible GPUs; they are numbered 0..count-1 (local).
-        can_access: can_access(a, b) says whether GPU a reads and writes the memory of GPU b; by default it asks CUDA.
 
     >>> peers(3, lambda a, b: {a, b} != {0, 2})
     [(0, 1), (1, 2)]

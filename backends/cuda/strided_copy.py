@@ -106,13 +106,7 @@ class Mover:
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
     def pad(self, stream: int, x: Any, whole: Any) -> None:
-        """Copy X to the start of another matrix of its dtype, with zeros after it.
-
-        Args:
-            stream: handle of the CUDA stream.
-            x: m x n, of any strides.
-            whole: m rows and n columns at least, tight.
-        """
+        """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
         self.copy(stream, x.dtype, x.shape, Spot.of(x), Spot.of(whole))
@@ -134,17 +128,6 @@ class Mover:
 
         With alpha = 0 the kernel does not read X; with beta = 0 it does not read Z. It computes 16-bit elements in 32
         bits and rounds them once, without fused multiply-add.
-
-        Args:
-            stream: handle of the CUDA stream.
-            dtypes: dtypes of X and Z: equal, or float32 and a 16-bit dtype in either order.
-            shape: rows and columns of both matrices.
-            x: where the elements of X are in memory.
-            z: where the elements of Z are in memory.
-            alpha: factor of X.
-            beta: factor of Z.
-            conj: conjugate X.
-            side: which elements to update, as for `copy`.
         """
         name = f"combine_{dtypes[0].name}_{dtypes[1].name}"
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
@@ -161,14 +144,6 @@ class Mover:
         """Z := X, converted between float32 and a 16-bit dtype, and rounded once.
 
         A line is a row, or a column, whose elements are neighbours in memory.
-
-        Args:
-            stream: handle of the CUDA stream.
-            dtypes: dtypes of X and Z: float32 and a 16-bit dtype in either order.
-            x: address of X, and the distance between lines of X in elements.
-            z: address of Z, and the distance between lines of Z in elements.
-            length: elements of a line.
-            lines: number of lines.
         """
         ctas = min(-(-lines * -(-length // _PACK) // _CONVERTING), self._most_ctas)
         if not ctas:
