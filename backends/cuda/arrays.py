@@ -23,7 +23,7 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.reflectors import Reflectors
-from pblas.backends.cuda.strided_copy import Mover, Spot
+from pblas.backends.cuda.strided_copy import StridedCopy, StridedRegion
 from pblas.backends.cuda.syrk import syrk
 from pblas.backends.cuda.trsm import gram_blocks, trmm, trsm
 from pblas.backends.device import Device, Traits
@@ -83,7 +83,7 @@ class DeviceArrays(Device):
 
     def __init__(self) -> None:
         self.device: int = int(runtime.getDevice())
-        self._loaded: tuple[Mover, Gemm] | None = None
+        self._loaded: tuple[StridedCopy, Gemm] | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream: int = int(self._main.ptr)
@@ -93,7 +93,7 @@ class DeviceArrays(Device):
         self._blas: dict[int, int] = {}
 
     @property
-    def mover(self) -> Mover:
+    def strided_copy(self) -> StridedCopy:
         """The kernels that move elements."""
         assert self._loaded is not None, "an execution has begun"
         return self._loaded[0]
@@ -164,7 +164,7 @@ class DeviceArrays(Device):
             return
         if x.dtype == z.dtype:
             shape: Any = z.shape
-            self.mover.copy(self.stream, z.dtype, shape, Spot.of(x), Spot.of(z))
+            self.strided_copy.copy(self.stream, z.dtype, shape, StridedRegion.of(x), StridedRegion.of(z))
         else:
             self.add_scaled(1, x, 0, z)
 
@@ -174,7 +174,9 @@ class DeviceArrays(Device):
             source, target = transfer.lines_of(x, order), transfer.lines_of(z, order)
             if source is not None and target is not None:
                 x_lines, z_lines = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
-                self.mover.convert(stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1])
+                self.strided_copy.convert(
+                    stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1]
+                )
                 return True
         return False
 
@@ -184,7 +186,9 @@ class DeviceArrays(Device):
 
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         shape: Any = z.shape
-        self.mover.combine(self.stream, (x.dtype, z.dtype), shape, Spot.of(x), Spot.of(z), alpha, beta)
+        self.strided_copy.combine(
+            self.stream, (x.dtype, z.dtype), shape, StridedRegion.of(x), StridedRegion.of(z), alpha, beta
+        )
 
     def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
         if not out.size:
@@ -326,7 +330,7 @@ class DeviceArrays(Device):
             whole = w
             if shape is not None:
                 whole = self.array(self.empty(shape[0] * shape[1] * w.dtype.itemsize), shape, w.dtype, order)
-                self.mover.pad(self.stream, w, whole)
+                self.strided_copy.pad(self.stream, w, whole)
             matrices.append(whole)
         left, right, result = matrices
         self._matmul(alpha, left, right, beta, result, (False, False))
@@ -445,7 +449,9 @@ class DeviceArrays(Device):
         """A copy of conj(X)."""
         z = self.like(x, x.dtype)
         shape: Any = x.shape
-        self.mover.combine(self.stream, (x.dtype, x.dtype), shape, Spot.of(x), Spot.of(z), 1, 0, conj=True)
+        self.strided_copy.combine(
+            self.stream, (x.dtype, x.dtype), shape, StridedRegion.of(x), StridedRegion.of(z), 1, 0, conj=True
+        )
         return z
 
     # Order
@@ -464,7 +470,7 @@ class DeviceArrays(Device):
         try:
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                self._loaded = Mover(), Gemm(lanes=("main", "side"))
+                self._loaded = StridedCopy(), Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise

@@ -14,7 +14,7 @@ from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
 from pblas.backends.cuda.device import activate
-from pblas.backends.gpu_info import Device, version_text
+from pblas.backends.gpu_info import Gpu, version_text
 from pblas.backends.host_ranks import HostRanks
 from pblas.backends.interop import host_array
 from pblas.backends.local_step import LocalStep
@@ -32,10 +32,10 @@ class GpuBackend(HostRanks):
     """Ranks with CuPy arrays. The subclass calls `use` after the ranks have chosen their GPUs."""
 
     arrays: DeviceArrays
-    gpu: Device
+    gpu: Gpu
     device: int
 
-    def use(self, gpu: Device) -> None:
+    def use(self, gpu: Gpu) -> None:
         """**Collective.** Make a GPU this thread's current one, and create its arrays.
 
         Raises:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
-from pblas.backends.gpu_info import Device, Platform, uuid_text, version_text
+from pblas.backends.gpu_info import Gpu, Platform, uuid_text, version_text
 from pblas.errors import BackendError
 
 _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export
@@ -40,7 +40,7 @@ def probe() -> Platform:
 
 def choose_device(
     node_rank: int, device: int | None = None, platform: Platform | None = None, *, messages: bool = False
-) -> Device:
+) -> Gpu:
     """The GPU of a rank (local).
 
     Args:
@@ -62,7 +62,7 @@ def choose_device(
     raise error
 
 
-def query(index: int) -> Device:
+def query(index: int) -> Gpu:
     """Query one GPU, after `problem` has returned None (local)."""
     import cupy
     from cuda.bindings import driver
@@ -77,7 +77,7 @@ def query(index: int) -> Device:
 
     runtime = cupy.cuda.runtime
     p = runtime.getDeviceProperties(index)
-    return Device(
+    return Gpu(
         index=index,
         name=p["name"].decode(),
         uuid=uuid_text(uuid.bytes),
@@ -93,7 +93,7 @@ def query(index: int) -> Device:
     )
 
 
-def activate(device: Device) -> None:
+def activate(device: Gpu) -> None:
     """Make a GPU the current one of this thread (local).
 
     Raises:
@@ -163,7 +163,7 @@ def problem(platform: Platform, device: int | None = None, *, messages: bool = F
     return None
 
 
-def unfit(device: Device) -> BackendError | None:
+def unfit(device: Gpu) -> BackendError | None:
     """The error if a GPU is unsuitable, else None."""
     if not device.stream_memops:
         return BackendError(

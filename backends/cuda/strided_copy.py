@@ -36,7 +36,7 @@ _CONVERTING = 256  # threads
 _CTAS_PER_SM = 16  # twice as many as fit at once; with more tiles a CTA takes several
 
 
-class Spot(NamedTuple):
+class StridedRegion(NamedTuple):
     """Positions of the elements of a message or a matrix.
 
     Element (i, j) is rows[i] * down + columns[j] * across elements after `address`.
@@ -61,12 +61,12 @@ class Spot(NamedTuple):
         return abs(self.down) < abs(self.across)
 
     @classmethod
-    def of(cls, x: Any) -> Spot:
+    def of(cls, x: Any) -> StridedRegion:
         """The positions of all elements of a matrix."""
         return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
 
 
-class Mover:
+class StridedCopy:
     """The kernels, compiled for the current GPU."""
 
     def __init__(self) -> None:
@@ -86,8 +86,8 @@ class Mover:
         stream: int,
         dtype: np.dtype[Any],
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         side: tuple[int, int] = (0, 0),
     ) -> None:
         """Copy the elements of X to Z, bit by bit.
@@ -109,15 +109,15 @@ class Mover:
         """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
-        self.copy(stream, x.dtype, x.shape, Spot.of(x), Spot.of(whole))
+        self.copy(stream, x.dtype, x.shape, StridedRegion.of(x), StridedRegion.of(whole))
 
     def combine(
         self,
         stream: int,
         dtypes: tuple[np.dtype[Any], np.dtype[Any]],
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         alpha: complex,
         beta: complex,
         *,
@@ -156,8 +156,8 @@ class Mover:
         name: str,
         stream: int,
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         side: tuple[int, int],
         alpha: complex,
         beta: complex,

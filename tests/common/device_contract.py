@@ -24,6 +24,7 @@ Case = Callable[["On", np.dtype[Any], Order, int], None]
 POISON = -99
 N, K = 5, 3
 UPLO: tuple[Uplo, ...] = ("L", "U")
+ORDERS: tuple[Order, ...] = ("F", "C")
 BOTH = False, True
 LAPACK_DTYPES = DTYPES[:4]
 REAL = tuple(dtype for dtype in DTYPES if dtype.kind != "c")
@@ -167,7 +168,7 @@ def upload(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*DTYPES)
 def assign(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     host = entries((m, N), dtype, 1)
-    for target, other in product({dtype, accumulator_dtype(dtype)}, ("F", "C")):
+    for target, other in product({dtype, accumulator_dtype(dtype)}, ORDERS):
         z = on.put(np.full((m, N), POISON, target), other)
         on.device.assign(on.put(host, order), z)
         same(on.get(z), host.astype(target))
@@ -188,7 +189,7 @@ def scale(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*DTYPES)
 def add_scaled(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     host, old, unread = entries((m, N), dtype, 1), entries((m, N), dtype, 2), np.full((m, N), np.nan, dtype)
-    for alpha, beta, other in product((0.0, 1.0, -0.5), (0.0, 1.0, 2.0), ("F", "C")):
+    for alpha, beta, other in product((0.0, 1.0, -0.5), (0.0, 1.0, 2.0), ORDERS):
         z = on.put(old if beta else unread, other)
         on.device.add_scaled(alpha, on.put(host if alpha else unread, order), beta, z)
         wide: Any = np.clongdouble if dtype.kind == "c" else np.longdouble
@@ -300,7 +301,7 @@ def arg_reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*DTYPES, sizes=(7,))
 def dot(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x, y, total = entries((m, N), dtype, 1), entries((m, N), dtype, 2), accumulator_dtype(dtype)
-    for conj, other in product(BOTH, ("F", "C")):
+    for conj, other in product(BOTH, ORDERS):
         result = on.device.dot(on.put(x, order), on.put(y, other), order, total, conj=conj)
         same(result, np.atleast_1d((conjugated(x, conj).astype(total) * y.astype(total)).sum()), 2 * m * N)
 
@@ -313,7 +314,7 @@ def gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x, y, total = entries((m, K), dtype, 1), entries((K, N), dtype, 2), accumulator_dtype(dtype)
     old = entries((m, N), total, 3)
     is_complex = dtype.kind == "c"
-    for conj, beta, other in product(product(BOTH, BOTH) if is_complex else [(False, False)], (0.0, -0.5), ("F", "C")):
+    for conj, beta, other in product(product(BOTH, BOTH) if is_complex else [(False, False)], (0.0, -0.5), ORDERS):
         z = on.put(old if beta else np.full((m, N), np.nan, total), other)
         on.device.gemm(2.0, on.put(x, order), on.put(y, other), beta, z, conj=conj)
         left, right = conjugated(x, conj[0]), conjugated(y, conj[1])
@@ -359,7 +360,7 @@ def subtract_square(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*LAPACK_DTYPES)
 def trsm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     b = entries((m, N), dtype, 2)
-    for uplo, unit, conj, other in product(UPLO, BOTH, BOTH, ("F", "C")):
+    for uplo, unit, conj, other in product(UPLO, BOTH, BOTH, ORDERS):
         t, poisoned = triangle(m, dtype, uplo, unit=unit)
         z = on.put(b, other)
         on.device.trsm(on.put(poisoned, order), z, uplo=uplo, unit=unit, conj=conj)
@@ -369,7 +370,7 @@ def trsm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*LAPACK_DTYPES)
 def trmm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x = entries((m, N), dtype, 2)
-    for uplo, unit, conj, other in product(UPLO, BOTH, BOTH, ("F", "C")):
+    for uplo, unit, conj, other in product(UPLO, BOTH, BOTH, ORDERS):
         t, poisoned = triangle(m, dtype, uplo, unit=unit)
         z = on.put(np.full((m, N), np.nan, dtype), other)
         on.device.trmm(2.0, on.put(poisoned, order), on.put(x, other), z, uplo=uplo, unit=unit, conj=conj)
@@ -380,7 +381,7 @@ def rank_update(on: On, dtype: np.dtype[Any], order: Order, m: int, *, terms: in
     """The triangles of a rank-k update of one or two terms."""
     x, y, old = entries((m, K), dtype, 1), entries((m, K), dtype, 2), entries((m, m), dtype, 3)
     np.fill_diagonal(old, old.diagonal().real)
-    for uplo, conj, hermitian, beta, other in product(UPLO, BOTH, BOTH, (0.0, -0.5), ("F", "C")):
+    for uplo, conj, hermitian, beta, other in product(UPLO, BOTH, BOTH, (0.0, -0.5), ORDERS):
         inside = np.tri(m, dtype=bool) if uplo == "L" else np.tri(m, dtype=bool).T
         z = on.put(np.where(inside & (beta != 0), old, np.nan).astype(dtype), other)
         left, right = conjugated(x, conj), conjugated(y, conj)
