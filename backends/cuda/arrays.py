@@ -375,7 +375,7 @@ class DeviceArrays(Device):
         conj: bool = False,
         inverts: bool = True,
     ) -> None:
-        """A wide Z is multiplied with inverses of small blocks of T's diagonal: the error grows with their order."""
+        """A wide Z is multiplied with inverses of small blocks of T: the error grows with a block's condition."""
         if inverts and z.shape[1] >= _WIDE:
             self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
             return
