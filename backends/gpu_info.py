@@ -37,7 +37,7 @@ class Platform:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Gpu:
     """One GPU (local).
 
     Args:
@@ -89,7 +89,7 @@ class Diagnostics:
     """
 
     problem: str = ""
-    devices: tuple[Device, ...] = ()
+    devices: tuple[Gpu, ...] = ()
     mine: int = -1
     peers: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()

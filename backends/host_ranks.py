@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.agreement import Agreed, AgreedError
     from pblas.backends.allocator import Blocks, Provisional
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.peers import Channel, HostChannel, Peers
     from pblas.backends.push_engine import Engine
@@ -43,8 +44,6 @@ class HostRanks(ABC):
     """
 
     name: str
-    gpus: bool
-    """Whether matrices are in GPU memory."""
     tiles = False
     """Whether each tile of a GEMM can wait for its operands by itself."""
     shared = False
@@ -55,7 +54,7 @@ class HostRanks(ABC):
     """Whether too little shared memory is no error (global)."""
     arena: Blocks[Any, Any]
     """Symmetric memory."""
-    arrays: Any = None
+    arrays: Device
     """Operations of the executors on this rank's arrays."""
     channel: Channel
     """Messages of pieces of matrices."""
@@ -112,6 +111,11 @@ class HostRanks(ABC):
         nodes = sorted(set(self.agreement.gather(node, "Context: nodes of the ranks")))
         are_consecutive = all(stop - first == count for first, stop, count in nodes)
         return tuple(range(first, stop) for first, stop, _ in nodes) if are_consecutive else ()
+
+    @property
+    def gpus(self) -> bool:
+        """Whether matrices are in GPU memory."""
+        return self.arrays.traits.gpu
 
     @property
     def groups(self) -> tuple[range, ...]:
@@ -378,7 +382,7 @@ class HostRanks(ABC):
             free: all ranks have arrived and none uses symmetric memory any more (global).
         """
         self._blas.close()
-        if self.arrays is not None:
+        if hasattr(self, "arrays"):  # otherwise its constructor has failed
             self.arrays.close()
         if free:
             self.arena.close()

@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -121,40 +123,84 @@ class Output:
     finish: Finish | None = None
 
 
+def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, Any]]:
+    return f"get from {ranks_text(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
+
+
+def _burst_kind(puts: Any, _phase: int, _peers: Any, awaits: Any, _step: str) -> Kind:
+    return "wait" if awaits and not puts else "copy"  # a barrier, or copies
+
+
+def _burst_text(puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> tuple[str, dict[str, Any]]:
+    if awaits and not puts:
+        return f"{step} {ranks_text(awaits)}", {"phase": phase}
+    return f"push to {ranks_text(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
+
+
+def _portions_text(_alpha: complex, portions: list[Portion], *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:
+    text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
+    sent = 0
+    for portion in portions:
+        flags = [portion.signal, *(flag for _, flag in portion.places)]
+        sent += portion.z.nbytes * sum(flag is not None for flag in flags)
+    return text, details | ({"sent": sent} if sent else {})
+
+
+def _sum_text(parts: list[Any], output: Output) -> tuple[str, dict[str, Any]]:
+    return f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": output.out.nbytes}
+
+
+def _all_gather_text(shard: Any, _order: Any, _slots: Any, first: list[int], *_: Any) -> tuple[str, dict[str, Any]]:
+    return "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
+
+
+def _reduce_scatter_text(parts: list[Any], *_: Any) -> tuple[str, dict[str, Any]]:
+    return "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
+
+
 class Engine(Protocol):
     """Memory, executions and operations."""
 
     # Memory
 
+    @untraced
     def reserve(self, nbytes: int, phases: int) -> Any:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
         All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
         """
 
+    @untraced
     def slots(self, count: int, nbytes: int) -> Any:
         """**Collective.** `count` slots of `nbytes` bytes on every rank, for reductions and gathers by one kernel."""
 
+    @untraced
     def scratch(self, nbytes: int) -> Any:
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
+    @untraced
     def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
         """A new local array of a matrix, in private memory."""
 
+    @untraced
     def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
 
+    @untraced
     def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
+    @untraced
     def peer_addresses(self, x: Any) -> list[int] | None:
         """**Collective.** Addresses of an array on all ranks, as mapped here; None if peers cannot write into it."""
 
+    @untraced
     def offset(self, peer: int, address: int) -> int:
         """Bytes from the start of a peer's workspace of the current call to an address from `peer_addresses`."""
 
     # Executions
 
+    @untraced
     def program(self, recording: Any = None, places: Sequence[int] = ()) -> Any:
         """State of the executions on one set of arrays.
 
@@ -163,6 +209,7 @@ class Engine(Protocol):
             places: addresses of the operands, in the order of `record` (local).
         """
 
+    @untraced
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
         """Record the launches of an execution on operands of these layouts; None if they cannot be replayed.
 
@@ -171,49 +218,63 @@ class Engine(Protocol):
             execution: returns the body of an execution on arrays like these (local).
         """
 
+    @untraced
     def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
         """Run one execution. The body issues its operations; on GPUs a graph launch may replace the body."""
 
+    @untraced
     def rehearse(self, body: Callable[[], None], *, autotune: bool) -> None:
         """**Collective.** Choose algorithms and load kernels before the first execution."""
 
+    @untraced
     def seconds(self, program: Any, body: Callable[[], None]) -> float:
         """**Collective.** Measure one execution: its seconds on this rank. All ranks begin together."""
 
+    @untraced
     def call(self, workspace: Any) -> AbstractContextManager[None]:
         """Context of one execution, which uses the next parity of the workspace if it needs one."""
 
     # Operations; all but the first two issue work on a lane
 
+    @untraced
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """Let the lane's next operation start only after these marked operations of other lanes."""
 
+    @untraced
     def mark(self, lane: str, index: Hashable) -> None:
         """Mark the lane's last operation by this index, so that other lanes can follow it."""
 
+    @traced("wait", lambda number: ("for a portion of the GEMM", {"tile flag": number}))
     def await_tile_flag(self, lane: str, number: int) -> None:
         """Hold the lane until an earlier `multiply_portions` on another lane has set the tile flag, and reset it."""
 
+    @traced("copy", lambda source, peer, *_: (f"put to rank {peer}", {"bytes": source.nbytes}))
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
         """Copy an array into the workspace of a peer, tight, in storage order `order`."""
 
+    @traced("copy", lambda peer, _, target: (f"get from rank {peer}", {"bytes": target.nbytes}))
     def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
 
+    @traced("copy", _gets_text)
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Array]]) -> None:
         """Several gets, on GPUs by one kernel: peer, bytes from the start of its workspace, target."""
 
+    @traced("signal", lambda peers, phase: (f"signal to {ranks_text(peers)}", {"phase": phase}))
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
         """Set this rank's flags of a phase at some peers, after the earlier operations of the lane."""
 
+    @traced(_burst_kind, _burst_text)
     def burst(
         self, lane: str, puts: Iterable[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], step: str
     ) -> None:
         """Several puts, then signals to the peers, then a wait for flags."""
 
+    @traced("wait", lambda phase, sources, step: (f"{step} {ranks_text(sources)}", {"phase": phase}))
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
         """Hold the lane until the flags of a phase are set, and reset them; `step` names the event in errors."""
 
+    @traced("gemm", lambda _alpha, x, y, _beta, z, **_: product_text([(x, y, z)]))
     def gemm(
         self,
         lane: str,
@@ -234,9 +295,11 @@ class Engine(Protocol):
         before or after Z is rounded; batches have none.
         """
 
+    @traced("sum", lambda finish, z: None if finish is None else ("epilogue", {"bytes": z.nbytes}))
     def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
         """Z := epilogue(Z), if there is one, in one more pass."""
 
+    @traced("gemm", _portions_text)
     def multiply_portions(
         self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
@@ -253,9 +316,11 @@ class Engine(Protocol):
             False, without an effect, if no kernel supports these portions.
         """
 
+    @traced("sum", _sum_text)
     def sum(self, lane: str, parts: list[Any], output: Output) -> None:
         """Output := the sum of the parts, added in their order."""
 
+    @traced("copy", _all_gather_text)
     def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
         """Gather the shards of all ranks, tight and one after the other, in this rank's workspace.
 
@@ -268,6 +333,7 @@ class Engine(Protocol):
             offset: bytes from the start of the workspace to the first shard (global).
         """
 
+    @traced("sum", _reduce_scatter_text)
     def reduce_scatter(
         self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
     ) -> None:
@@ -282,6 +348,7 @@ class Engine(Protocol):
             output: this rank's shard of D (local).
         """
 
+    @traced("sum", "all-reduce in one shot", "partial")
     def one_shot(self, lane: str, partial: Any, slots: Any, contributing: list[int], output: Output) -> None:
         """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it.
 
@@ -293,6 +360,7 @@ class Engine(Protocol):
             output: D (local).
         """
 
+    @traced("sum", lambda wire, first, *_: ("all-reduce in two shots", {"bytes": first[-1] * wire.itemsize}))
     def two_shot(
         self,
         lane: str,
@@ -323,14 +391,18 @@ class Engine(Protocol):
             output: D (local).
         """
 
+    @traced("copy", "copy", "target")
     def copy(self, lane: str, source: Any, target: Any) -> None:
         """Target := source, of the same dtype."""
 
+    @traced("sum", lambda _, target: (f"convert to {target.dtype}", {"bytes": target.nbytes}))
     def convert(self, lane: str, source: Any, target: Any) -> None:
         """Target := source, converted to a dtype that has all numbers of the source's."""
 
+    @traced("sum", "scale", "target")
     def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
         """Target := beta source; with beta = 0 the source is not read."""
 
+    @untraced
     def close(self) -> None:
         """Drop the workspaces; no plan uses them any more."""

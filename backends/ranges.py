@@ -12,11 +12,19 @@ from importlib import import_module
 from typing import Any
 
 from pblas import errors
-from pblas.backends.recorder import Described, Kind, Methods, Open, Recorder
+from pblas.backends.recorder import Described, Methods, Open, Recorder
+from pblas.backends.traced import Kind
 
 VARIABLE = "PBLAS_NVTX"
 _DOMAIN = "pblas"
-_COLOURS: dict[Kind, str] = {"gemm": "blue", "sum": "green", "copy": "orange", "signal": "purple", "wait": "grey"}
+_COLOURS: dict[Kind, str] = {
+    "gemm": "blue",
+    "factor": "red",
+    "sum": "green",
+    "copy": "orange",
+    "signal": "purple",
+    "wait": "grey",
+}
 
 
 def wanted() -> bool:

@@ -1,8 +1,8 @@
 """Recorder of the times of this rank's operations.
 
-All executors call few methods: products, copies and sums of `backend.arrays`, operations of `backend.engine()`,
-messages of `backend.channel`, waits and agreements of the backend. An active recorder replaces these methods on their
-objects by wrappers. When no recorder is active there is no overhead.
+The Protocols `Device` and `Engine` mark the methods that are recorded, those of `backend.arrays` and
+`backend.engine()`; messages of `backend.channel`, waits and agreements of the backend are listed here. An active
+recorder replaces these methods on their objects by wrappers. When no recorder is active there is no overhead.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
+
+from pblas.backends.device import Device
+from pblas.backends.push_engine import Engine
+from pblas.backends.traced import Kind, Mark, marks
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.push_engine import Output, Portion
-
-Kind = Literal["gemm", "sum", "copy", "message", "signal", "wait", "agree"]
 Described = tuple[str, Kind, str, dict[str, Any]]
 """The lane, kind, name and details of an operation, as in `Event`."""
 
@@ -36,7 +37,7 @@ class Event:
     Args:
         rank: owner of the lane.
         lane: "main", "copy" or "side"; "from rank 2" for messages; "host" for the host of a GPU.
-        kind: "gemm", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
+        kind: "gemm", "factor", "sum", "copy", "message", "signal", "wait", or "agree" for an agreement of all ranks.
         name: the operation in words, for people.
         start: time of its start, seconds.
         stop: time of its stop, seconds.
@@ -98,7 +99,7 @@ class Recorder:
             for name, describe in methods.items():
                 self._replace(target, name, self._recorded(getattr(target, name), describe))
         arrays, channel = self._backend.arrays, self._backend.channel
-        self._replace(arrays, "beside", self._beside(arrays.beside))
+        self._replace(arrays, "on_side_lane", self._on_side_lane(arrays.on_side_lane))
         self._replace(channel, "receive", self._receive(channel.receive))
         return self
 
@@ -134,25 +135,27 @@ class Recorder:
             "wait": lambda _arrived, step: (self._host_lane(), "wait", step, {}),
             "agree": lambda call, *_, **__: (self._host_lane(), "agree", call.partition("\n")[0], {}),
         }
-        engines = [(engine, self._engine_methods()) for engine in backend.engines()]
+        engine_methods = {name: self._engine_method(mark) for name, mark in marks(Engine).items()}
+        array_methods = {name: self._array_method(mark) for name, mark in marks(Device).items() if self._is_timed(mark)}
         return [
             (backend, host),
             (backend.channel, {"send": self._send}),
-            (backend.arrays, self._array_methods()),
-            *engines,
+            (backend.arrays, array_methods),
+            *((engine, engine_methods) for engine in backend.engines()),
         ]
 
-    def _array_methods(self) -> Methods:
-        return {
-            "gemm": lambda _alpha, x, y, _beta, z, **_: (self._lane(), "gemm", *product_text([(x, y, z)])),
-            "assign": lambda x, z: (self._lane(), "copy", "round" if x.itemsize > z.itemsize else "copy", _bytes(z)),
-            "scale": lambda _beta, z: (self._lane(), "sum", "scale", _bytes(z)),
-            "add_scaled": lambda _alpha, _x, _beta, z: (self._lane(), "sum", "add", _bytes(z)),
-            "evaluate": lambda _tree, _operands, _compute, z: (self._lane(), "sum", "evaluate", _bytes(z)),
-        }
+    def _is_timed(self, mark: Mark) -> bool:
+        """Whether calls of a marked method of the arrays take time that the lane shows."""
+        return not (mark.kind == "wait" and self._backend.arrays.traits.blocking)
 
-    def _engine_methods(self) -> Methods:
-        return ENGINE
+    def _array_method(self, mark: Mark) -> Callable[..., Described | None]:
+        """A function that describes a call of a method of the arrays, on the lane of the call."""
+        lane = self._host_lane if mark.on_host else self._lane
+        return lambda *arguments, **named: mark.described(lane(), *arguments, **named)
+
+    def _engine_method(self, mark: Mark) -> Callable[..., Described | None]:
+        """A function that describes a call of an engine's method, whose first argument is the lane."""
+        return mark.described
 
     def _lane(self) -> str:
         """The lane of an operation without a lane argument: the lane of the enclosing operation."""
@@ -217,17 +220,17 @@ class Recorder:
         if op.since is not None and not self.is_full:
             self._recorded_spans.append((op, op.since, mark))
 
-    def _beside(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_side_lane(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @contextmanager
-        def beside(what: str = "") -> Iterator[None]:
-            with method(what):
+        def on_side_lane(what: str = "", kind: Kind = "copy") -> Iterator[None]:
+            with method(what, kind):
                 if not what:
                     yield
                     return
-                with self._span(self._lane(), "sum" if what.startswith("add") else "copy", what, {}):
+                with self._span(self._lane(), kind, what, {}):
                     yield
 
-        return beside
+        return on_side_lane
 
     def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def receive(x: Any, source: int, tag: int) -> Any:
@@ -266,81 +269,3 @@ class _Followed:
         if self._arrival.done is None:
             self._arrival.done = time.perf_counter()
         return True
-
-
-def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, Any]]:
-    """Name and sizes of some products Z := X Y, each a batch perhaps.
-
-    >>> import numpy as np
-    >>> product_text([(np.empty((2, 3)), np.empty((3, 4)), np.empty((2, 4)))])
-    ('GEMM 2 x 4 x 3', {'flops': 48})
-    """
-    sizes = [(z.shape[-2], z.shape[-1], x.shape[-1], z.shape[0] if z.ndim > 2 else 1) for x, _, z in products]
-    names = [f"GEMM {m} x {n} x {k}" + (f", {batch} times" if batch > 1 else "") for m, n, k, batch in sizes]
-    name = names[0] if len(names) == 1 else f"GEMM in {len(names)} parts"
-    return name, {"flops": sum(2 * m * n * k * batch for m, n, k, batch in sizes)}
-
-
-def _bytes(z: Any) -> dict[str, Any]:
-    return {"bytes": z.nbytes}
-
-
-def _ranks(ranks: Any) -> str:
-    names = [str(rank) for rank in ranks]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names) or 'none'}"
-
-
-def _burst(lane: str, puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> Described:
-    if awaits and not puts:  # a barrier
-        return lane, "wait", f"{step} {_ranks(awaits)}", {"phase": phase}
-    return lane, "copy", f"push to {_ranks(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
-
-
-def _portions(lane: str, alpha: complex, portions: list[Portion], beta: complex, finish: Any = None) -> Described:
-    del alpha, beta, finish
-    text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
-    sent = 0
-    for portion in portions:
-        flags = [portion.signal, *(flag for _, flag in portion.places)]
-        sent += portion.z.nbytes * sum(flag is not None for flag in flags)
-    return lane, "gemm", text, details | ({"sent": sent} if sent else {})
-
-
-def _sum(lane: str, parts: list[Any], output: Output) -> Described:
-    name = f"add {len(parts)} partial products" if len(parts) > 1 else "round"
-    return lane, "sum", name, {"bytes": output.out.nbytes}
-
-
-ENGINE: Methods = {
-    "await_tile_flag": lambda lane, number: (lane, "wait", "for a portion of the GEMM", {"tile flag": number}),
-    "put": lambda lane, source, peer, *_: (lane, "copy", f"put to rank {peer}", _bytes(source)),
-    "get": lambda lane, peer, _, target: (lane, "copy", f"get from rank {peer}", _bytes(target)),
-    "gets": lambda lane, gets: (
-        *(lane, "copy", f"get from {_ranks(get[0] for get in gets)}"),
-        {"bytes": sum(get[2].nbytes for get in gets)},
-    ),
-    "signal": lambda lane, peers, phase: (lane, "signal", f"signal to {_ranks(peers)}", {"phase": phase}),
-    "burst": _burst,
-    "wait": lambda lane, phase, sources, step: (lane, "wait", f"{step} {_ranks(sources)}", {"phase": phase}),
-    "gemm": lambda lane, _alpha, x, y, _beta, z, **_: (lane, "gemm", *product_text([(x, y, z)])),
-    "finish": lambda lane, finish, z: None if finish is None else (lane, "sum", "epilogue", _bytes(z)),
-    "multiply_portions": _portions,
-    "sum": _sum,
-    "all_gather": lambda lane, shard, _order, _slots, first, *_: (
-        *(lane, "copy", "all-gather in one kernel"),
-        {"bytes": first[-1] * shard.itemsize},
-    ),
-    "reduce_scatter": lambda lane, parts, *_: (
-        *(lane, "sum", "reduce-scatter in one kernel"),
-        {"bytes": sum(part.nbytes for part in parts)},
-    ),
-    "one_shot": lambda lane, partial, *_: (lane, "sum", "all-reduce in one shot", _bytes(partial)),
-    "two_shot": lambda lane, wire, first, *_: (
-        *(lane, "sum", "all-reduce in two shots"),
-        {"bytes": first[-1] * wire.itemsize},
-    ),
-    "copy": lambda lane, _, target: (lane, "copy", "copy", _bytes(target)),
-    "convert": lambda lane, _, target: (lane, "sum", f"convert to {target.dtype}", _bytes(target)),
-    "scale": lambda lane, _beta, _source, target: (lane, "sum", "scale", _bytes(target)),
-}
-"""The operations of `pblas.backends.push_engine.Engine`, each with a function that describes a call of it."""

@@ -86,13 +86,6 @@ def _evaluator(
 def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
     """Out := the value of an expression, rounded once to its dtype.
 
-    Args:
-        tree: from `pblas.epilogues.parse`; "conj", "real" and "imag" are allowed too.
-        operands: of each name in the tree: a number, or an array of any dtype that broadcasts to out. An array may be
-            the same memory as out, but must not overlap it otherwise.
-        compute: dtype of the computation: 32 bits at least, and complex if an operand is.
-        out: m x n.
-
     >>> from pblas.epilogues import parse
     >>> out = np.empty((2, 2), "float32")
     >>> evaluate(parse("x * s + y"), {"x": np.eye(2), "s": 2.0, "y": np.ones((1, 2))}, np.dtype("float64"), out)
@@ -132,16 +125,6 @@ def combining(
     tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
 ) -> Callable[[Array, Array], None] | None:
     """A function put(x, part) that updates a part of out by the same part of an operand, while that arrives in pieces.
-
-    Args:
-        tree: as in `evaluate`.
-        operands: all other operands, as in `evaluate`.
-        name: of the operand that arrives, which has the dtype of out.
-        compute: as in `evaluate`.
-        out: m x n; a part of it may have any number of dimensions.
-
-    Returns:
-        The function; None unless all other arrays are out itself, and nothing is converted.
 
     >>> from pblas.epilogues import parse
     >>> out = np.ones((1, 4)); put = combining(parse("x * s + y"), {"x": out, "s": 3.0}, "y", out.dtype, out)
@@ -189,13 +172,7 @@ def _pieces(shape: Shape, itemsize: int, *, mixed: bool) -> Iterator[tuple[slice
 
 @lru_cache(1024)
 def _compiled(tree: Node, real: np.dtype[Any], complex_names: frozenset[str]) -> _Compiled:
-    """A tree as a function.
-
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        real: dtype of real numbers.
-        complex_names: operands that are complex.
-    """
+    """A tree as a function."""
     if isinstance(tree, Number):
         number = real.type(tree.value)
         return _Compiled(lambda _values, _shape, _out: number, False)

@@ -33,16 +33,6 @@ def gemm(
 ) -> None:
     """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated.
 
-    Args:
-        alpha: scalar (local).
-        x: m x k, one of its two strides is one element (local).
-        y: k x n, one of its two strides is one element, of the same dtype (local).
-        beta: scalar; Z is not read when it is 0 (local).
-        z: m x n, one of its two strides is one element; float32 if x is float16 or bfloat16 (local).
-        conj: multiply with the conjugates of X and Y.
-
-    Source: BLAS, xGEMM.
-
     >>> z = np.zeros((2, 2)); gemm(2.0, np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0]]), 0.0, z); z.tolist()
     [[2.0, 4.0], [6.0, 8.0]]
     """
@@ -89,12 +79,7 @@ def _factor(scalar: complex, z: Array) -> Any:
 
 
 def _pointer(name: str, module: Any = cython_blas) -> int:
-    """Address of a routine in the library that SciPy loaded.
-
-    Args:
-        name: of the routine, such as "dgemm" (global).
-        module: `scipy.linalg.cython_blas` or `cython_lapack` (local).
-    """
+    """Address of a routine in the library that SciPy loaded."""
     capsule = vars(module)["__pyx_capi__"][name]
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer
     get_name.restype, get_name.argtypes = ctypes.c_char_p, [ctypes.py_object]

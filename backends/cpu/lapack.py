@@ -26,15 +26,6 @@ _PREFIXES = dict(zip("fdFD", "sdcz", strict=True))
 def potrf(x: Array) -> int:
     """X := L with X = L L^H, for the lower triangle of a Hermitian X.
 
-    Args:
-        x: n x n; elements above the diagonal and imaginary parts on the diagonal are not read (local).
-
-    Returns:
-        LAPACK's INFO: 0, or k if the leading k x k block is not positive definite. A NaN on the diagonal counts as
-        such, which OpenBLAS lets pass.
-
-    Source: LAPACK, xPOTRF.
-
     >>> x = np.array([[4.0, 9.0], [2.0, 5.0]], order="F"); potrf(x), x.tolist()
     (0, [[2.0, 9.0], [1.0, 2.0]])
     >>> potrf(np.array([[4.0, 0.0], [2.0, 1.0]], order="F"))
@@ -48,15 +39,12 @@ def potrf(x: Array) -> int:
     info = ctypes.c_int()
     _call(x, "potrf", b"L", n, x, _lda(x), info)
     factored = np.diagonal(x)[: info.value - 1 if info.value else n]
-    invalid = np.flatnonzero(np.isnan(factored))
+    invalid = np.flatnonzero(np.isnan(factored))  # OpenBLAS lets a NaN pass
     return int(invalid[0]) + 1 if invalid.size else info.value
 
 
 def lower(x: Array) -> None:
     """X := its lower triangle, with 0 above the diagonal and real elements on it.
-
-    Args:
-        x: n x n (local).
 
     >>> x = np.array([[4.0, 9.0], [2.0, 5.0]]); lower(x); x.tolist()
     [[4.0, 0.0], [2.0, 5.0]]
@@ -70,15 +58,6 @@ def lower(x: Array) -> None:
 
 def getrf(x: Array, pivots: Array) -> int:
     """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
-
-    Args:
-        x: m x n (local).
-        pivots: min(m, n) numbers of 32 bits; afterwards row i was exchanged with row pivots[i], from 1 (local).
-
-    Returns:
-        LAPACK's INFO: 0, or the least k, from 1, for which U[k, k] is 0.
-
-    Source: LAPACK, xGETRF.
 
     >>> x = np.array([[1.0, 2.0], [2.0, 2.0]], order="F"); pivots = np.empty(2, np.intc)
     >>> getrf(x, pivots), x.tolist(), pivots.tolist()
@@ -94,14 +73,6 @@ def getrf(x: Array, pivots: Array) -> int:
 def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
     """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
 
-    Args:
-        x: m x n (local).
-        pivots: row numbers from 1, as 32-bit integers; the first `start` are not used (local).
-        start: the first row that is exchanged (local).
-        backward: begin with the last row, which undoes the exchanges (global).
-
-    Source: LAPACK, xLASWP.
-
     >>> x = np.array([[1.0], [2.0], [3.0]], order="F")
     >>> swap_rows(x, np.array([3, 3, 3], np.intc)); x.ravel().tolist()
     [3.0, 1.0, 2.0]
@@ -115,12 +86,6 @@ def geqrt(x: Array, t: Array) -> None:
 
     V is stored below the diagonal, whose ones are not.
 
-    Args:
-        x: m x n (local).
-        t: nb x min(m, n), nb <= min(m, n): the T_b, upper triangular, side by side; zeros below them (local).
-
-    Source: LAPACK, xGEQRT; Schreiber and Van Loan, A storage-efficient WY representation, 1989.
-
     >>> x = np.array([[3.0], [4.0]], order="F"); t = np.empty((1, 1), order="F")
     >>> geqrt(x, t); x.round(3).tolist(), t.round(3).tolist()
     ([[-5.0], [0.5]], [[1.6]])
@@ -132,17 +97,7 @@ def geqrt(x: Array, t: Array) -> None:
 
 
 def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
-    """C := Q C, or Q^H C if `adjoint`, with the Q of `geqrt`.
-
-    Args:
-        v: m x k, as `geqrt` leaves it (local).
-        t: nb x k, of `geqrt` (local).
-        c: m x n (local).
-        adjoint: multiply with Q^H (global).
-        conj: multiply with the conjugate of Q or of Q^H (global).
-
-    Source: LAPACK, xGEMQRT.
-    """
+    """C := Q C, or Q^H C if `adjoint`, with the Q of `geqrt`."""
     (m, n), (nb, k) = c.shape, t.shape
     if not c.size or not k:
         return
@@ -157,14 +112,6 @@ def gemqrt(v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -
 def tpqrt(r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
     """R and B := R' and V with [R; B] = Q [R'; 0], for two matrices one below the other.
 
-    Args:
-        r: n x n; its upper triangle, and nothing else, is read and written (local).
-        b: m x n; with `triangular` its upper triangle only (local).
-        t: nb x n, nb <= n: as in `geqrt` (local).
-        triangular: B is upper triangular, and so is V; then m <= n (global).
-
-    Source: LAPACK, xTPQRT.
-
     >>> r, b, t = (np.array([[x]], order="F") for x in (3.0, 4.0, 0.0))
     >>> tpqrt(r, b, t); r.round(3).tolist(), b.round(3).tolist(), t.round(3).tolist()
     ([[-5.0]], [[0.5]], [[1.6]])
@@ -176,18 +123,7 @@ def tpqrt(r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
 
 
 def tpmqrt(v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangular: bool = False) -> None:
-    """[C1; C2] := Q [C1; C2], or Q^H [C1; C2] if `adjoint`, with the Q of `tpqrt`.
-
-    Args:
-        v: m x k, as `tpqrt` leaves B (local).
-        t: nb x k, of `tpqrt` (local).
-        top: C1, k x n (local).
-        c: C2, m x n (local).
-        adjoint: multiply with Q^H (global).
-        triangular: as in `tpqrt` (global).
-
-    Source: LAPACK, xTPMQRT.
-    """
+    """[C1; C2] := Q [C1; C2], or Q^H [C1; C2] if `adjoint`, with the Q of `tpqrt`."""
     (m, n), (nb, k) = c.shape, t.shape
     if c.size and k:
         work, ends = np.empty(nb * n, c.dtype), (b"L", _trans(c, adjoint), m, n, k, m if triangular else 0, nb)
@@ -197,13 +133,6 @@ def tpmqrt(v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangula
 
 def larft(v: Array, tau: Array, t: Array) -> None:
     """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for reflectors H_i = I - tau_i v_i v_i^H.
-
-    Args:
-        v: m x k, m >= k; the ones of the diagonal, and what is above it, are not read (local).
-        tau: k numbers of the dtype of V (local).
-        t: k x k; zeros below its diagonal afterwards (local).
-
-    Source: LAPACK, xLARFT.
 
     >>> v, t = np.array([[9.0, 9.0], [0.5, 9.0]], order="F"), np.empty((2, 2), order="F")
     >>> larft(v, np.array([1.6, 0.0]), t); t.tolist()
@@ -218,9 +147,6 @@ def larft(v: Array, tau: Array, t: Array) -> None:
 
 def larfg(x: Array) -> Any:
     """X := (beta, v_2, v_3, ...) with H^H X = (beta, 0, ...) for H = I - tau v v^H, v_1 = 1; returns tau.
-
-    Args:
-        x: at least one element, adjacent ones (local).
 
     Source: LAPACK, xLARFG.
 

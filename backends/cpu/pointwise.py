@@ -13,7 +13,7 @@ from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes, par
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.epilogues import Node
+    from pblas.epilogues import Epilogue, Node
 
 
 def _special() -> Any:
@@ -81,11 +81,6 @@ Evaluator = Callable[["Array", Mapping[str, Any]], Any]
 def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
     """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
 
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        x: the result of the additions.
-        operands: numbers, or arrays that x broadcasts with, of its dtype.
-
     >>> from pblas.epilogues import parse
     >>> evaluate(parse("relu(x) + b"), np.array([-1.0, 2.0]), {"b": 1.0}).tolist()
     [1.0, 3.0]
@@ -95,14 +90,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
 
 
 def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
-    """Out := the value of an expression, in the precision in which x's elements are added, rounded once.
-
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        x: m x n.
-        operands: numbers, and arrays of n elements or m x n, of any dtype.
-        out: m x n; may be x, or an operand.
-    """
+    """Out := the value of an expression, in the precision in which x's elements are added, rounded once."""
     if not out.size:
         return
     arrays = {name: np.broadcast_to(z, x.shape) for name, z in operands.items() if isinstance(z, np.ndarray)}
@@ -122,6 +110,26 @@ def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array)
                 out[rows] = value
 
 
+def finish(epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array) -> None:
+    """Out := the epilogue of X; see `pblas.backends.device.Elementwise.finish`."""
+    if not out.size:
+        return
+    if epilogue.tree is not None:
+        evaluate_into(epilogue.tree, x, operands, out)
+        return
+    total = accumulator_dtype(x.dtype)
+    weight = operands["weight"].astype(total, copy=False) if "weight" in operands else None
+    step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
+    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+        for start in range(0, x.shape[0], step):
+            rows = slice(start, start + step)
+            added = x[rows].astype(total, copy=False)
+            if "residual" in operands:
+                added = added + operands["residual"][rows].astype(total, copy=False)
+                operands["residual"][rows] = added
+            out[rows] = rms_normalised(added, weight, operands["eps"])
+
+
 @lru_cache(_MAX_KNOWN)
 def evaluator_of(text: str, *, overwrites: bool) -> Evaluator:
     """As `evaluator`, looked up by the expression's text, which is faster."""
@@ -130,12 +138,7 @@ def evaluator_of(text: str, *, overwrites: bool) -> Evaluator:
 
 @lru_cache(_MAX_KNOWN)
 def evaluator(tree: Node, *, overwrites: bool = False) -> Evaluator:
-    """A function that evaluates an expression without walking its tree again.
-
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        overwrites: the result may overwrite x.
-    """
+    """A function that evaluates an expression without walking its tree again."""
     names = [node for node in nodes(tree) if node == Name(RESULT)]
     return _evaluator(tree, overwrites=overwrites and len(names) == 1)
 

@@ -14,9 +14,9 @@ import numpy as np
 from pblas.backends.dtypes import FLOAT32
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Axis
     from pblas.backends.dtypes import Array
 
-Axis = Literal[0, 1] | None
 _BLOCK = 1 << 16
 """Elements of a block: half a megabyte of float64, for the second-level cache."""
 _PIECE = 1 << 13
@@ -56,17 +56,6 @@ KINDS = {
 def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
     """Reduce the elements of x, converted to `dtype` and divided by `scale`, along an axis or all together.
 
-    Args:
-        kind: a key of `KINDS`.
-        x: m x n, at least one element (local).
-        axis: 0 for n results, 1 for m results, None for one (global).
-        order: storage order of x, "F" or "C" (global).
-        dtype: precision of the reduction (global).
-        scale: a power of two for each result, or one; None: no division (local).
-
-    Returns:
-        An array of one dimension: one result, or one for each column or row.
-
     >>> reduce("sum", np.arange(6.0).reshape(2, 3), 0, "C", np.dtype("float64"))
     array([3., 5., 7.])
     """
@@ -97,16 +86,6 @@ def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], sc
 
 def arg_reduce(kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
     """The extremes of x along an axis or of all elements, and the places where each occurs first. NaN is the extreme.
-
-    Args:
-        kind: "max" or "min".
-        x: m x n, real, at least one element (local).
-        axis: 0 for n results, 1 for m results, None for one (global).
-        order: storage order of x, "F" or "C" (global).
-
-    Returns:
-        The values in 32 bits at least, and their indices along the axis; with axis=None one value, and its (row,
-        column): the first one in the order of rows.
 
     >>> arg_reduce("max", np.array([[1.0, 5.0], [5.0, 2.0]]), None, "F")
     (array([5.]), array([0, 1]))
@@ -144,13 +123,6 @@ def precedes(kind: str, x: Array, y: Array) -> Array:
 
 def dot(x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
     """The sum of op(x) y over all elements, in one-element form; op is the conjugate if `conj`.
-
-    Args:
-        x: m x n (local).
-        y: m x n, of any storage order (local).
-        order: storage order of x (global).
-        dtype: precision of the products and sums (global).
-        conj: conjugate the elements of x (global).
 
     >>> dot(np.eye(2), np.eye(2), "F", np.dtype("float64"), conj=False)
     array([2.])

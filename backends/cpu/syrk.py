@@ -53,17 +53,6 @@ def syrk(
 ) -> None:
     """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z, in place; X may be marked as conjugated.
 
-    Args:
-        alpha: scalar; real if `hermitian` (local).
-        x: m x k, one of its two strides is one element, float32, float64, complex64 or complex128 (local).
-        beta: scalar; real if `hermitian`. Z is not read when it is 0 (local).
-        z: m x m, one of its two strides is one element, of X's dtype; its other triangle is not touched (local).
-        uplo: the triangle of Z.
-        conj: multiply with the conjugate of X.
-        hermitian: X X^H; imaginary parts of the diagonal of Z become 0.
-
-    Source: BLAS, xSYRK and xHERK.
-
     >>> z = np.full((2, 2), np.nan); syrk(2.0, np.array([[1.0], [3.0]]), 0.0, z, uplo="L"); z.tolist()
     [[2.0, nan], [6.0, 18.0]]
     """
@@ -117,18 +106,6 @@ def syr2k(
     hermitian: bool = False,
 ) -> None:
     """One triangle of Z := alpha X Y^T + alpha Y X^T + beta Z, or alpha X Y^H + conj(alpha) Y X^H + beta Z, in place.
-
-    Args:
-        alpha: scalar (local).
-        x: m x k, one of its two strides is one element, float32, float64, complex64 or complex128 (local).
-        y: m x k, as X (local).
-        beta: scalar; real if `hermitian`. Z is not read when it is 0 (local).
-        z: m x m, one of its two strides is one element, of X's dtype; its other triangle is not touched (local).
-        uplo: the triangle of Z.
-        conj: multiply with the conjugates of X and of Y.
-        hermitian: the second form; imaginary parts of the diagonal of Z become 0.
-
-    Source: BLAS, xSYR2K and xHER2K.
 
     >>> z, x, y = np.full((2, 2), np.nan), np.array([[1.0], [3.0]]), np.array([[2.0], [1.0]])
     >>> syr2k(1.0, x, y, 0.0, z, uplo="L"); z.tolist()

@@ -48,15 +48,6 @@ _WHOLE, _FEW = 64, 32
 def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
     """Z := T^-1 Z, in place; T may be marked as conjugated.
 
-    Args:
-        t: m x m, one of its two strides is one element; its other triangle is not read (local).
-        z: m x n, one of its two strides is one element, float32, float64, complex64 or complex128 as t (local).
-        uplo: the triangle of T.
-        unit: take the diagonal of T as ones, and do not read it.
-        conj: solve with the conjugate of T.
-
-    Source: BLAS, xTRSM.
-
     >>> z = np.array([[2.0], [5.0]]); trsm(np.array([[2.0, np.nan], [1.0, 4.0]]), z, uplo="L"); z.tolist()
     [[1.0], [1.0]]
     """

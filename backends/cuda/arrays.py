@@ -1,7 +1,7 @@
-"""Array operations of executors on this rank's GPU, with the methods of `pblas.backends.cpu.arrays.HostArrays`.
+"""The device on this rank's GPU: CuPy's arrays, multiplied by cuBLASLt.
 
 The lanes are separate streams, "side" with high priority. All operations return after the launch. `begin` waits for the
-caller's stream and `settle` for both lanes, so an execution is one blocking call. The caller's stream is often the
+caller's stream and `synchronize` for both lanes, so an execution is one blocking call. The caller's stream is often the
 default one, which would wait for streams of other libraries, and they for it.
 """
 
@@ -23,17 +23,19 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
 from pblas.backends.cuda.packing import BlockCopy, copied
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.reflectors import Reflectors
-from pblas.backends.cuda.strided_copy import Mover, Spot
+from pblas.backends.cuda.strided_copy import StridedCopy, StridedRegion
 from pblas.backends.cuda.syrk import syrk
 from pblas.backends.cuda.trsm import gram_blocks, trmm, trsm
+from pblas.backends.device import Device, Traits
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pblas.backends.cpu.arrays import Programs
+    from pblas.backends.device import Axis, Mark, Programs, Uplo
     from pblas.backends.dtypes import Array
+    from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
@@ -66,20 +68,22 @@ _SEEN = object()
 """Stands for the program of a body that has run once."""
 
 
-class DeviceArrays:
-    """CuPy arrays on this thread's current GPU, multiplied by cuBLASLt."""
+class DeviceArrays(Device):
+    """CuPy arrays on this thread's current GPU; `pblas.backends.device` documents the methods."""
 
-    at_once = False
-    reads_peers = False  # a product reads each element many times, over NVLink too
-    packs = False
-    most_across = 1 << 62
-    """Most rows and columns of a part of a message across the diagonal: the kernel takes any."""
-    pivot_dtype = np.dtype(np.int64)
-    """Integers of cuSOLVER."""
+    traits = Traits(
+        gpu=True,
+        blocking=False,
+        reads_peers=False,  # a product reads each element many times, over NVLink too
+        packs_blocks=False,
+        most_across=1 << 62,  # the kernel takes any
+        pivot_dtype=np.dtype(np.int64),  # integers of cuSOLVER
+        lacks=frozenset({"conjugate", "syr2k", "qr_stacked", "multiply_q_stacked"}),
+    )
 
     def __init__(self) -> None:
         self.device: int = int(runtime.getDevice())
-        self._loaded: tuple[Mover, Gemm] | None = None
+        self._loaded: tuple[StridedCopy, Gemm] | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream: int = int(self._main.ptr)
@@ -89,7 +93,7 @@ class DeviceArrays:
         self._blas: dict[int, int] = {}
 
     @property
-    def mover(self) -> Mover:
+    def strided_copy(self) -> StridedCopy:
         """The kernels that move elements."""
         assert self._loaded is not None, "an execution has begun"
         return self._loaded[0]
@@ -134,11 +138,6 @@ class DeviceArrays:
     # Memory
 
     def empty(self, nbytes: int) -> Array:
-        """Private uninitialised bytes of this rank, which are not reused before `settle` (local).
-
-        Raises:
-            WorkspaceError: the GPU has no such memory.
-        """
         try:
             memory = self._pool.malloc(max(nbytes, 1))
         except cupy.cuda.memory.OutOfMemoryError as caught:
@@ -148,28 +147,24 @@ class DeviceArrays:
         return array
 
     def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
-        """A tight array at the start of memory from `empty` (local)."""
         array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
 
     def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """Uninitialised memory of this lane in Fortran order, until the next call for the lane (local)."""
         memory = self._lapack.memory(self.stream, "scratch", shape[0] * shape[1] * dtype.itemsize)
         return self.array(memory, shape, dtype)
 
     def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
-        """An uninitialised array of the shape and storage order of x (local)."""
         return self.array(self.empty(x.size * dtype.itemsize), x.shape, dtype, "F" if _by_columns(x) else "C")
 
     # Elementwise
 
     def assign(self, x: Array, z: Array) -> None:
-        """Z := X, converted to Z's dtype."""
         if not z.size or (copied if x.dtype == z.dtype else self._converted)(self.stream, x, z):
             return
         if x.dtype == z.dtype:
             shape: Any = z.shape
-            self.mover.copy(self.stream, z.dtype, shape, Spot.of(x), Spot.of(z))
+            self.strided_copy.copy(self.stream, z.dtype, shape, StridedRegion.of(x), StridedRegion.of(z))
         else:
             self.add_scaled(1, x, 0, z)
 
@@ -179,27 +174,25 @@ class DeviceArrays:
             source, target = transfer.lines_of(x, order), transfer.lines_of(z, order)
             if source is not None and target is not None:
                 x_lines, z_lines = (x.data.ptr, source[2] // x.itemsize), (z.data.ptr, target[2] // z.itemsize)
-                self.mover.convert(stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1])
+                self.strided_copy.convert(
+                    stream, (x.dtype, z.dtype), x_lines, z_lines, target[0] // z.itemsize, target[1]
+                )
                 return True
         return False
 
     def scale(self, beta: complex, z: Array) -> None:
-        """Z := beta Z; with beta = 0 a NaN in Z does not survive."""
         if beta != 1:
             self.add_scaled(0, z, beta, z)
 
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
-        """Z := alpha X + beta Z, in Z's precision; X is not read when alpha is 0, Z not when beta is 0."""
         shape: Any = z.shape
-        self.mover.combine(self.stream, (x.dtype, z.dtype), shape, Spot.of(x), Spot.of(z), alpha, beta)
+        self.strided_copy.combine(
+            self.stream, (x.dtype, z.dtype), shape, StridedRegion.of(x), StridedRegion.of(z), alpha, beta
+        )
 
-    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any) -> None:
-        """Out := the epilogue of x on the caller's stream, CuPy's current one by default; see `pblas.execute.epilogue`.
-
-        Raises:
-            ArgumentError: too many operands.
-            BackendError: the GPU fails.
-        """
+    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
+        if not out.size:
+            return
         caller_stream = streams.current_handle(stream)
         if epilogue.tree is not None:
             self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
@@ -207,7 +200,6 @@ class DeviceArrays:
             self.pointwise.normalise(caller_stream, x, out, **operands)
 
     def check_operands(self, verb: str, count: int) -> None:
-        """Raise ArgumentError if an expression has more operands than `evaluate` takes."""
         if count > MAX_TERMS:
             raise errors.ArgumentError(
                 f"{verb}: an expression on a GPU has {MAX_TERMS} operands at most, got {count}; "
@@ -215,24 +207,19 @@ class DeviceArrays:
             )
 
     def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
-        """Out := an expression of numbers and arrays of any dtypes, by one kernel; see `Pointwise.combine`."""
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
     def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array) -> None:
-        """None: on a GPU an operand arrives first, and one kernel evaluates the expression then."""
+        """None: an operand arrives first, and one kernel evaluates the expression then."""
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
-        """Out := the sum of the rows of x, added in 32 bits at least, on the caller's stream, CuPy's by default."""
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
     def largest(self, x: Any, out: Any, stream: Any = None) -> None:
-        """Out := the largest |element| of a real x; see `pblas.backends.cpu.arrays.HostArrays.largest`.
-
-        Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last.
-        """
+        """Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last."""
         handle = streams.current_handle(stream)
         with cupy.cuda.Stream.from_external(streams.Handle(handle)):
             if not x.size:
@@ -246,29 +233,20 @@ class DeviceArrays:
 
     # Reductions, to arrays in host memory, on CuPy's current stream
 
-    def reduce(
-        self, kind: str, x: Array, axis: reductions.Axis, order: str, dtype: np.dtype[Any], scale: Any = None
-    ) -> Array:
-        """The sum, extreme or sum of squares of x along an axis; see `pblas.backends.cuda.reductions.reduce`."""
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
         return reductions.reduce(kind, x, axis, order, dtype, scale)
 
-    def arg_reduce(
-        self, kind: Literal["max", "min"], x: Array, axis: reductions.Axis, order: str
-    ) -> tuple[Array, Array]:
-        """Extremes and their first places; see `pblas.backends.cuda.reductions.arg_reduce`."""
+    def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         return reductions.arg_reduce(kind, x, axis, order)
 
     def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
-        """The sum of op(x) y over all elements; see `pblas.backends.cuda.reductions.dot`."""
         return reductions.dot(x, y, order, dtype, conj=conj)
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        """The elements x[rows[i], columns[i]], in host memory and one dimension (local)."""
         return reductions.take(x, rows, columns)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
-        """x[rows[i], columns[i]] := value, after all operations called before, and done when it returns."""
-        self.settle()
+        self.synchronize()
         if rows.size:
             words = transfer.words(x)
             bits = np.array([value], x.dtype).view(words.dtype)
@@ -276,36 +254,24 @@ class DeviceArrays:
             cupy.cuda.get_current_stream().synchronize()
 
     def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
-        """op(X) v in the precision of `dtype`, for a vector in host memory; op is the conjugate if `conj` (local)."""
         self.begin()
         column, product = cupy.empty((x.shape[1], 1), x.dtype), cupy.empty((x.shape[0], 1), dtype)
         self.upload(vector[:, None], column)
         self.gemm(1, x, column, 0, product, conj=(conj, False))
-        self.settle()
+        self.synchronize()
         return self.download(product)[:, 0]
 
     def add_product(self, x: Array, y: Array, z: Array) -> None:
-        """Z += X Y, for an X of few columns and a Y of few rows in host memory, in Z's precision (local)."""
         self.begin()
         left, right = cupy.empty(x.shape, z.dtype, "F"), cupy.empty(y.shape, z.dtype)
         self.upload(x, left)
         self.upload(y, right)
         self.gemm(1, left, right, 1, z)
-        self.settle()
+        self.synchronize()
 
     # Host memory, for naive collectives
 
     def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:
-        """Check the caller's stream, and wait until it is idle if `waits` (local).
-
-        Args:
-            operation: name of the operation, for messages (global).
-            stream: None for CuPy's current one (local).
-            waits: whether to wait for the stream (global).
-
-        Raises:
-            ArgumentError: an invalid stream, or one that is being captured if `waits`.
-        """
         handle = streams.current_handle(stream)
         if waits:
             if streams.is_capturing(handle):
@@ -316,12 +282,10 @@ class DeviceArrays:
             runtime.streamSynchronize(handle)
 
     def download(self, x: Any) -> Array:
-        """The elements of an array of any shape, in host memory and in C order (local)."""
         array: Array = transfer.words(x).get(order="C").view(x.dtype)
         return array
 
     def upload(self, host: Array, x: Any) -> None:
-        """X := an array in host memory (local)."""
         if x.size:
             target = transfer.words(x)
             target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
@@ -332,7 +296,6 @@ class DeviceArrays:
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
-        """Z := alpha X Y + beta Z, in place, on the main lane; see `pblas.backends.cpu.arrays.HostArrays.gemm`."""
         if not z.size:
             return
         if not x.shape[1] or alpha == 0:
@@ -347,10 +310,7 @@ class DeviceArrays:
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
     def gram(self, x: Any) -> Array:
-        """X^H X of an X in Fortran order, in host memory: the sum of products of as many blocks of rows as fill a GPU.
-
-        cuBLAS' product for X^H X with few columns and millions of rows leaves most multiprocessors idle.
-        """
+        """The sum of products of as many blocks of rows as fill a GPU: cuBLAS' one product leaves most of it idle."""
         m, n = x.shape
         count = min(_GRAM_BLOCKS, m // _GRAM_ROWS)
         rows = m // count if count else 0
@@ -358,7 +318,7 @@ class DeviceArrays:
         if count:
             gram_blocks(self._blas_handle, x, rows, count, parts)
         self.gemm(1, x[rows * count :].T, x[rows * count :], 0, parts[:, n * count :], conj=(True, False))
-        self.settle()
+        self.synchronize()
         total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
         return total
 
@@ -370,7 +330,7 @@ class DeviceArrays:
             whole = w
             if shape is not None:
                 whole = self.array(self.empty(shape[0] * shape[1] * w.dtype.itemsize), shape, w.dtype, order)
-                self.mover.pad(self.stream, w, whole)
+                self.strided_copy.pad(self.stream, w, whole)
             matrices.append(whole)
         left, right, result = matrices
         self._matmul(alpha, left, right, beta, result, (False, False))
@@ -378,7 +338,7 @@ class DeviceArrays:
             self.assign(result[: z.shape[0], : z.shape[1]], z)
 
     def subtract_square(self, x: Any, z: Any) -> None:
-        """Z := Z - X X^H in the lower triangle of a Hermitian Z, by cuBLAS' symmetric product, and a GEMM below it."""
+        """By cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
         self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
         if z.shape[0] > n:
@@ -391,11 +351,10 @@ class DeviceArrays:
         beta: complex,
         z: Array,
         *,
-        uplo: Literal["L", "U"],
+        uplo: Uplo,
         conj: bool = False,
         hermitian: bool = False,
     ) -> None:
-        """One triangle of Z := alpha X X^T + beta Z, or X X^H, on this lane; see `pblas.backends.cpu.syrk`."""
         memory = syrk(*(self._blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
         if memory is not None:
             self._kept.append(memory)
@@ -411,16 +370,12 @@ class DeviceArrays:
         t: Array,
         z: Array,
         *,
-        uplo: Literal["L", "U"],
+        uplo: Uplo,
         unit: bool = False,
         conj: bool = False,
         inverts: bool = True,
     ) -> None:
-        """Z := T^-1 Z, in place, on this lane; see `pblas.backends.cpu.arrays.HostArrays.trsm`.
-
-        A wide Z is multiplied with the inverses of blocks of T's diagonal. They are small, because the error of such a
-        product grows with the condition of the block.
-        """
+        """A wide Z is multiplied with inverses of small blocks of T: the error grows with a block's condition."""
         if inverts and z.shape[1] >= _WIDE:
             self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
             return
@@ -428,20 +383,7 @@ class DeviceArrays:
         if memory is not None:
             self._kept.append(memory)
 
-    def trmm(
-        self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool
-    ) -> None:
-        """Z := alpha T X for a triangle T, on this lane, by cuBLAS.
-
-        Args:
-            alpha: scalar (local).
-            t: m x m, one of its two strides is one element; its other triangle is not read (local).
-            x: m x n, in the storage order of Z (local).
-            z: m x n, one of its two strides is one element (local).
-            uplo: the triangle of T.
-            unit: take the diagonal of T as ones, and do not read it.
-            conj: multiply with the conjugate of T.
-        """
+    def trmm(self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool) -> None:
         memory = trmm(self._blas_handle, self.stream, alpha, t, x, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
@@ -449,23 +391,16 @@ class DeviceArrays:
     # Factorizations of blocks in Fortran order
 
     def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
-        """Z := T^-1 Z for a factored block T, by products with inverses.
-
-        cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns it takes four times as long (H200).
-        """
+        """cuBLAS' solve is a chain of small kernels: of 512 x 512 with 16384 columns four times the time (H200)."""
         if z.size:
             self._solve_by_inverses(t, z, uplo="L", unit=unit, conj=conj, order=MOST_INVERTED)
 
-    def _solve_by_inverses(
-        self, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool, order: int
-    ) -> None:
+    def _solve_by_inverses(self, t: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool, order: int) -> None:
         """Z := T^-1 Z, with inverses of blocks of T's diagonal of `order` rows."""
         inverses = self._lapack.inverses(self.stream, t if uplo == "L" else t.T, unit=unit, order=order)
         self._multiply_by_inverses(t, inverses, z, uplo=uplo, conj=conj)
 
-    def _multiply_by_inverses(
-        self, t: Array, inverses: Array, z: Array, *, uplo: Literal["L", "U"], conj: bool
-    ) -> None:
+    def _multiply_by_inverses(self, t: Array, inverses: Array, z: Array, *, uplo: Uplo, conj: bool) -> None:
         """Z := T^-1 Z, by halves; `inverses` are those of T's blocks, or of T^T's for an upper triangle."""
         n, order = len(t), len(inverses)
         if n > order:
@@ -484,19 +419,15 @@ class DeviceArrays:
         self.gemm(1, inverse, right, 0, z, conj=(conj, False))
 
     def lower(self, x: Array) -> None:
-        """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         self._lapack.lower(self.stream, x)
 
     def cholesky(self, x: Array, info: Array) -> None:
-        """X := L with X = L L^H, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.potrf`."""
         self._lapack.potrf(self.stream, x, info)
 
     def lu(self, x: Array, pivots: Array, info: Array) -> None:
-        """X := L and U with P X = L U, and LAPACK's INFO; see `pblas.backends.cuda.lapack.Lapack.getrf`."""
         self._lapack.getrf(self.stream, x, pivots, info)
 
     def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
-        """Exchange row i with row pivots[i], in memory of the host or GPU, for i from `start` on."""
         if isinstance(pivots, np.ndarray):
             memory: Any = self.empty(8 * len(pivots)).view(np.int64)
             memory.set(pivots.astype(np.int64), cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
@@ -504,37 +435,28 @@ class DeviceArrays:
         self._lapack.swap_rows(self.stream, x, pivots, start, backward=backward)
 
     def qr(self, x: Array, t: Array) -> None:
-        """X := R and V with X = Q R; T gets the triangles of Q. See `pblas.backends.cuda.reflectors`."""
         self._reflectors.geqrt(self.stream, x, t)
 
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
-        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for a tau in host memory."""
         memory: Any = self.empty(tau.nbytes).view(tau.dtype)
         memory.set(tau, cupy.cuda.Stream.from_external(streams.Handle(self.stream)))
         self._reflectors.larft(self.stream, v, memory, t)
 
     def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
-        """C := Q C or Q^H C, with the Q of `qr` in one block; see `pblas.backends.cuda.reflectors`."""
         self._reflectors.multiply_q(self.stream, v, t, c, adjoint=adjoint, conj=conj)
 
     def _conjugated(self, x: Array) -> Array:
         """A copy of conj(X)."""
         z = self.like(x, x.dtype)
         shape: Any = x.shape
-        self.mover.combine(self.stream, (x.dtype, x.dtype), shape, Spot.of(x), Spot.of(z), 1, 0, conj=True)
+        self.strided_copy.combine(
+            self.stream, (x.dtype, x.dtype), shape, StridedRegion.of(x), StridedRegion.of(z), 1, 0, conj=True
+        )
         return z
 
     # Order
 
     def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
-        """Wait until the caller's stream, CuPy's current one by default, is idle.
-
-        The first call loads cuBLASLt and the copy kernels.
-
-        Raises:
-            ArgumentError: an invalid stream, or one that is being captured.
-            BackendError: a library or the GPU fails.
-        """
         caller_stream = streams.current_handle(stream)
         if streams.is_capturing(caller_stream):
             raise errors.ArgumentError(
@@ -546,24 +468,19 @@ class DeviceArrays:
         try:
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                self._loaded = Mover(), Gemm(lanes=("main", "side"))
+                self._loaded = StridedCopy(), Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
             raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
 
-    def settle(self) -> None:
-        """Wait until both lanes are idle."""
+    def synchronize(self) -> None:
         runtime.streamSynchronize(self.side)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
     def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
-        """Run `body`, as a graph from the second time on; see `pblas.backends.cpu.arrays.HostArrays.replayed`.
-
-        The host needs up to a millisecond to launch its calls one by one, and some 10 us for a graph.
-        """
         known = key()
         program = programs.pop(known, None)
         if program is None:  # the first time, when libraries load and tune
@@ -583,10 +500,10 @@ class DeviceArrays:
         streams.begin_capture(self._main.ptr)
         try:
             start = self.mark()
-            with self.beside():
+            with self.on_side_lane():
                 self.follow(start)
             body()
-            with self.beside():
+            with self.on_side_lane():
                 end = self.mark()
             self.follow(end)
         except BaseException:
@@ -595,27 +512,23 @@ class DeviceArrays:
         return Program(streams.end_capture(self._main.ptr), self._kept[before:])
 
     @contextmanager
-    def beside(self, what: str = "") -> Iterator[None]:
-        """A with block, in which calls go to the side lane."""
+    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
         before, self.stream = self.stream, self.side
         try:
             yield
         finally:
             self.stream = before
 
-    def mark(self) -> Any:
-        """An event after this lane's operations so far."""
+    def mark(self) -> Mark:
         event = cupy.cuda.Event(block=False, disable_timing=True)
         runtime.eventRecord(event.ptr, self.stream)
         return event
 
-    def follow(self, mark: Any) -> None:
-        """Further operations of this lane begin after a mark of the other lane."""
+    def follow(self, mark: Mark) -> None:
         if mark is not None:
             runtime.streamWaitEvent(self.stream, mark.ptr, 0)
 
     def close(self) -> None:
-        """Free the resources of products; nothing runs any more."""
         self._kept.clear()
         if self._loaded is not None:
             self._gemm.close()

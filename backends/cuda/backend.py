@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.gpu_info import Device
+    from pblas.backends.gpu_info import Gpu
     from pblas.backends.peers import Peers
 
 
@@ -53,7 +53,7 @@ class CudaBackend(GpuBackend):
         channel: Any = self.plain_channel
         self.channel = (AwareChannel if self._aware else DeviceChannel)(channel, self.arrays)
 
-    def _choose(self, device: int | None) -> Device:
+    def _choose(self, device: int | None) -> Gpu:
         """**Collective.** Choose this rank's GPU, and whether MPI reads GPU memory or messages are staged."""
         with LocalStep(self.agreement.agree, "Context: choose GPUs", errors.BackendError):
             aware, self._asked = is_gpu_aware()

@@ -14,7 +14,7 @@ from pblas import errors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.arrays import DeviceArrays
 from pblas.backends.cuda.device import activate
-from pblas.backends.gpu_info import Device, version_text
+from pblas.backends.gpu_info import Gpu, version_text
 from pblas.backends.host_ranks import HostRanks
 from pblas.backends.interop import host_array
 from pblas.backends.local_step import LocalStep
@@ -31,11 +31,11 @@ _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12
 class GpuBackend(HostRanks):
     """Ranks with CuPy arrays. The subclass calls `use` after the ranks have chosen their GPUs."""
 
-    gpus = True
-    gpu: Device
+    arrays: DeviceArrays
+    gpu: Gpu
     device: int
 
-    def use(self, gpu: Device) -> None:
+    def use(self, gpu: Gpu) -> None:
         """**Collective.** Make a GPU this thread's current one, and create its arrays.
 
         Raises:

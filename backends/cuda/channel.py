@@ -118,7 +118,7 @@ class DeviceChannel:
         return transfer
 
     def _upload(self, host: Array, x: Any) -> None:
-        with self._arrays.beside():
+        with self._arrays.on_side_lane():
             target, source = x.data.ptr, host.ctypes.data
             _copy(self._arrays.stream, target, x.nbytes, source, x.nbytes, x.nbytes, 1, _HOST_TO_DEVICE)
             self._landing.append((self._arrays.mark(), host))

@@ -128,21 +128,7 @@ class Product:
         scale_a: int = 0,
         scale_b: int = 0,
     ) -> None:
-        """Z := the epilogue of alpha scale_a scale_b op(A) op(B) + beta Z.
-
-        Args:
-            algorithm: from `heuristics` or `checked`.
-            alpha: scalar.
-            a: address of A.
-            b: address of B.
-            beta: scalar; Z is not read when it is 0.
-            z: address of Z.
-            workspace: address of `workspace_nbytes` bytes that nothing else uses during the launch.
-            stream: handle.
-            bias: address of m elements of Z's dtype, one for each row of Z, if the epilogue adds a bias.
-            scale_a: address of a float32, the scale of an A of 8 bits; 0: 1.
-            scale_b: the same for B.
-        """
+        """Z := the epilogue of alpha scale_a scale_b op(A) op(B) + beta Z."""
         if [bias, scale_a, scale_b] != self._addresses:
             self._point([bias, scale_a, scale_b])
         if self._values != (alpha, beta):

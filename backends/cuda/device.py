@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
-from pblas.backends.gpu_info import Device, Platform, uuid_text, version_text
+from pblas.backends.gpu_info import Gpu, Platform, uuid_text, version_text
 from pblas.errors import BackendError
 
 _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export
@@ -40,7 +40,7 @@ def probe() -> Platform:
 
 def choose_device(
     node_rank: int, device: int | None = None, platform: Platform | None = None, *, messages: bool = False
-) -> Device:
+) -> Gpu:
     """The GPU of a rank (local).
 
     Args:
@@ -62,7 +62,7 @@ def choose_device(
     raise error
 
 
-def query(index: int) -> Device:
+def query(index: int) -> Gpu:
     """Query one GPU, after `problem` has returned None (local)."""
     import cupy
     from cuda.bindings import driver
@@ -77,7 +77,7 @@ def query(index: int) -> Device:
 
     runtime = cupy.cuda.runtime
     p = runtime.getDeviceProperties(index)
-    return Device(
+    return Gpu(
         index=index,
         name=p["name"].decode(),
         uuid=uuid_text(uuid.bytes),
@@ -93,7 +93,7 @@ def query(index: int) -> Device:
     )
 
 
-def activate(device: Device) -> None:
+def activate(device: Gpu) -> None:
     """Make a GPU the current one of this thread (local).
 
     Raises:
@@ -141,11 +141,6 @@ def device_index(node_rank: int, count: int, device: int | None = None) -> int:
 def problem(platform: Platform, device: int | None = None, *, messages: bool = False) -> BackendError | None:
     """The error, with the remedy, if a rank cannot use GPUs; else None.
 
-    Args:
-        platform: result of `probe` (local).
-        device: the GPU that the user requests (local).
-        messages: for the backend that sends messages, without NVSHMEM (global).
-
     >>> print(problem(Platform("14.2.0", driver=12080, runtime=13000, status=35)))
     the driver serves CUDA 12.8, CuPy 14.2.0 needs 13.0; update the driver, or install CuPy for CUDA 12
     """
@@ -168,7 +163,7 @@ def problem(platform: Platform, device: int | None = None, *, messages: bool = F
     return None
 
 
-def unfit(device: Device) -> BackendError | None:
+def unfit(device: Gpu) -> BackendError | None:
     """The error if a GPU is unsuitable, else None."""
     if not device.stream_memops:
         return BackendError(
@@ -180,10 +175,6 @@ def unfit(device: Device) -> BackendError | None:
 
 def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> list[tuple[int, int]]:
     """All pairs (a, b), a < b, of GPUs that can both read and write the memory of the other.
-
-    Args:
-        count: number of visible GPUs; they are numbered 0..count-1 (local).
-        can_access: can_access(a, b) says whether GPU a reads and writes the memory of GPU b; by default it asks CUDA.
 
     >>> peers(3, lambda a, b: {a, b} != {0, 2})
     [(0, 1), (1, 2)]

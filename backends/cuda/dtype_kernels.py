@@ -38,17 +38,7 @@ class DtypeKernels:
         shared_nbytes: int = 0,
         threads: int = THREADS,
     ) -> None:
-        """Launch a kernel.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            name: of the kernel, without the letter (local).
-            letter: NumPy's letter of the dtype: f, d, F or D (local).
-            ctas: their number (local).
-            arguments: of the kernel (local).
-            shared_nbytes: dynamic shared memory of a CTA (local).
-            threads: of a CTA (local).
-        """
+        """Launch a kernel."""
         function = self._functions.get(name + letter)
         if function is None:
             if letter not in self._modules:

@@ -124,13 +124,6 @@ class _Stored(NamedTuple):
 def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), modes: GemmModes = EXACT) -> Reading:
     """The problem Z := alpha X Y + beta Z of three arrays.
 
-    Args:
-        x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-        y: k x n, or batch x k x n, with the same kinds of strides and the same dtype, or both of 8 bits (local).
-        z: m x n, or batch x m x n; with a 3D Z, a 2D operand is used in every product of the batch (local).
-        conj: whether X and Y are conjugated; of no effect for real ones.
-        modes: how the product may be computed.
-
     Returns:
         The problem and whether operands change places.
 
@@ -174,11 +167,6 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
 
 def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
     """cuBLASLt's name of an epilogue, and the address of its bias.
-
-    Args:
-        finish: the epilogue (local).
-        x: an operand (local).
-        z: m x n (local).
 
     Returns:
         The name, or "" if cuBLASLt cannot fuse the epilogue; the address, or 0.

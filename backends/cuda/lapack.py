@@ -68,13 +68,7 @@ class Lapack:
         self._memory.clear()
 
     def potrf(self, stream: int, x: Any, info: Any) -> None:
-        """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: n x n in Fortran order; what is above the diagonal and the imaginary parts on it are not used (local).
-            info: one integer of 64 bits, 0 before; then LAPACK's INFO, which counts a NaN on the diagonal (local).
-        """
+        """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal."""
         n, ld = x.shape[0], lda(x)
         if not n:
             return
@@ -122,14 +116,7 @@ class Lapack:
         return x
 
     def getrf(self, stream: int, x: Any, pivots: Any, info: Any) -> None:
-        """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: m x n in Fortran order (local).
-            pivots: min(m, n) numbers of 64 bits; afterwards row i was exchanged with row pivots[i], from 1 (local).
-            info: one integer of 64 bits, 0 before; then LAPACK's INFO (local).
-        """
+        """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored."""
         if not x.size:
             return
         kind = _KINDS[x.dtype.char]
@@ -138,28 +125,14 @@ class Lapack:
         cusolverDn.xgetrf(self._handle, self._params, *matrix, pivots.data.ptr, kind, *buffers, info.data.ptr)
 
     def geqrf(self, stream: int, x: Any, tau: Any) -> None:
-        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_j = I - tau_j v_j v_j^H; the ones of V are not stored.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: m x n in Fortran order (local).
-            tau: min(m, n) elements (local).
-        """
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_j = I - tau_j v_j v_j^H; the ones of V are not stored."""
         kind, info = _KINDS[x.dtype.char], self.memory(stream, "info", 8)
         matrix = *x.shape, kind, x.data.ptr, lda(x), kind, tau.data.ptr, kind
         buffers = self._buffers(stream, cusolverDn.xgeqrf_buffer_size, matrix)
         cusolverDn.xgeqrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
 
     def swap_rows(self, stream: int, x: Any, pivots: Any, start: int = 0, *, backward: bool = False) -> None:
-        """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: m x n in Fortran order (local).
-            pivots: numbers of 64 bits, from 1, of which the first `start` are not used (local).
-            start: the first row that is exchanged (local).
-            backward: begin with the last row, which undoes the exchanges (global).
-        """
+        """Exchange row i of X with row pivots[i], one after the other for i from `start` on."""
         if not x.size:
             return
         starts, ld = range(start, len(pivots), _MOST_EXCHANGES), lda(x)

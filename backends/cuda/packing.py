@@ -13,11 +13,11 @@ import cupy
 import numpy as np
 
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.strided_copy import Spot
+from pblas.backends.cuda.strided_copy import StridedRegion
 from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.strided_copy import Mover
+    from pblas.backends.cuda.strided_copy import StridedCopy
     from pblas.backends.dtypes import Array
     from pblas.layouts.messages import Move
     from pblas.layouts.overlap import Run
@@ -37,7 +37,7 @@ class Arrays(Protocol):
         """Handle of the current lane's stream (local)."""
 
     @property
-    def mover(self) -> Mover:
+    def strided_copy(self) -> StridedCopy:
         """The kernels that move elements (local)."""
 
     def empty(self, nbytes: int) -> Any:
@@ -137,25 +137,25 @@ class BlockCopy:
             pieces = (z if place == _PACKED else self.block(z, place) for z, place in ((x, origin), (out, goal)))
             if copied(self._arrays.stream, *pieces):
                 return
-        spots = self._spot(x, origin), self._spot(out, goal)
-        stream, mover = self._arrays.stream, self._arrays.mover
+        regions = self._region(x, origin), self._region(out, goal)
+        stream, kernels = self._arrays.stream, self._arrays.strided_copy
         if copies:
-            mover.copy(stream, x.dtype, self._shape, *spots, self._side)
+            kernels.copy(stream, x.dtype, self._shape, *regions, self._side)
         else:
-            mover.combine(
-                *(stream, (x.dtype, out.dtype), self._shape, *spots, put.alpha, put.beta),
+            kernels.combine(
+                *(stream, (x.dtype, out.dtype), self._shape, *regions, put.alpha, put.beta),
                 conj=put.conj,
                 side=self._side,
             )
 
-    def _spot(self, x: Array, place: int) -> Spot:
+    def _region(self, x: Array, place: int) -> StridedRegion:
         """Positions of the part's elements in x."""
         if place == _PACKED:
             if self._trapezoid is None:
-                return Spot.of(x)
+                return StridedRegion.of(x)
             memory: Any = x.data
-            return Spot(memory.ptr, 1, 1, self._row_offsets())
-        address, down, across, *_ = Spot.of(x)
+            return StridedRegion(memory.ptr, 1, 1, self._row_offsets())
+        address, down, across, *_ = StridedRegion.of(x)
         places = []
         for lines, stride in ((self._rows, down), (self._columns, across)):
             if lines.is_single:
@@ -163,7 +163,7 @@ class BlockCopy:
                 places.append(0)
             else:
                 places.append(lines.list(place))
-        return Spot(address, down, across, *places)
+        return StridedRegion(address, down, across, *places)
 
     def _row_offsets(self) -> int:
         """Address of a list: for each row of the trapezoid, the position of its column 0 in the message."""

@@ -14,10 +14,12 @@ import cupy
 from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
-from pblas.backends.recorder import ENGINE, Described, Methods, Open, Recorder
+from pblas.backends.recorder import Described, Open, Recorder
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from pblas.backends.traced import Mark
 
 _DELAY_NS = 3_000_000
 """Time for the host to launch all operations of an execution."""
@@ -80,20 +82,12 @@ class DeviceRecorder(Recorder):
 
         return seconds
 
-    def _array_methods(self) -> Methods:
-        methods = super()._array_methods()
-        del methods["scale"]  # it calls `add_scaled`
-        return methods | {
-            "follow": lambda mark: None if mark is None else (self._lane(), "wait", "the other lane", {}),
-            "settle": lambda: ("host", "wait", "the GPU", {}),
-        }
+    def _is_timed(self, mark: Mark) -> bool:
+        return not mark.has_stream  # the caller's stream is no lane
 
-    def _engine_methods(self) -> Methods:
-        return {name: self._in_run(describe) for name, describe in ENGINE.items()}
-
-    def _in_run(self, describe: Callable[..., Described | None]) -> Callable[..., Described | None]:
+    def _engine_method(self, mark: Mark) -> Callable[..., Described | None]:
         """Describe an engine's operation during an execution only, not while it is rehearsed or captured."""
-        return lambda *arguments, **options: describe(*arguments, **options) if self._running else None
+        return lambda *arguments, **named: mark.described(*arguments, **named) if self._running else None
 
     def _run(self, engine: Any, method: Callable[..., None]) -> Callable[..., None]:
         def run(program: Any, body: Callable[[], None], stream: Any) -> None:

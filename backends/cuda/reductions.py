@@ -15,9 +15,8 @@ from pblas.backends.cuda import transfer
 from pblas.backends.dtypes import FLOAT32
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Axis
     from pblas.backends.dtypes import Array
-
-Axis = Literal[0, 1] | None
 
 
 def reduce(kind: str, x: Any, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:

@@ -50,13 +50,7 @@ class Reflectors:
         return attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
 
     def geqrt(self, stream: int, x: Any, t: Any) -> None:
-        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: m x n in Fortran order (local).
-            t: nb x min(m, n), in Fortran order, nb <= MOST_INVERTED: the T_b, upper triangular, side by side (local).
-        """
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns."""
         nb, k = t.shape
         if not k:
             return
@@ -72,16 +66,7 @@ class Reflectors:
             self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
 
     def larft(self, stream: int, x: Any, tau: Any, t: Any) -> None:
-        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            x: m x k with V below its diagonal, in Fortran order, k <= m (local).
-            tau: k elements, k <= MOST_INVERTED (local).
-            t: k x k in Fortran order (local).
-
-        Source: LAPACK, xLARFT.
-        """
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal."""
         k = len(tau)
         v = self.unit_lower(stream, x)
         gram = self._array(stream, "triangle", (k, k), x.dtype)
@@ -93,14 +78,6 @@ class Reflectors:
         """C := H C for a block of reflectors, H = I - V T V^H, or with H^H or a conjugate.
 
         V is copied with its ones and zeros, which is sooner than products of its two parts.
-
-        Args:
-            stream: handle of the CUDA stream, on which `gemm` runs (local).
-            v: m x k, as `geqrt` leaves it (local).
-            t: k x k, of `geqrt` (local).
-            c: m x n in Fortran order (local).
-            adjoint: multiply with H^H (global).
-            conj: multiply with the conjugate of H or of H^H (global).
 
         Source: Schreiber and Van Loan, A storage-efficient WY representation for products of Householder
             transformations, 1989; LAPACK, xLARFB.

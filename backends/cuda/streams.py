@@ -109,12 +109,7 @@ def follow(stream: Stream, event: int) -> None:
 
 
 def operate(stream: Stream, operations: list[Any]) -> None:
-    """Set words and wait for words, in order, after all GPUs see the stream's earlier stores.
-
-    Args:
-        stream: handle.
-        operations: results of `set_word` and `await_word`.
-    """
+    """Set words and wait for words, in order, after all GPUs see the stream's earlier stores."""
 
     def start(handle: int) -> None:
         for first in range(0, len(operations), _MAX_BATCH):

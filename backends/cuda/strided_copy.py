@@ -36,7 +36,7 @@ _CONVERTING = 256  # threads
 _CTAS_PER_SM = 16  # twice as many as fit at once; with more tiles a CTA takes several
 
 
-class Spot(NamedTuple):
+class StridedRegion(NamedTuple):
     """Positions of the elements of a message or a matrix.
 
     Element (i, j) is rows[i] * down + columns[j] * across elements after `address`.
@@ -61,12 +61,12 @@ class Spot(NamedTuple):
         return abs(self.down) < abs(self.across)
 
     @classmethod
-    def of(cls, x: Any) -> Spot:
+    def of(cls, x: Any) -> StridedRegion:
         """The positions of all elements of a matrix."""
         return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
 
 
-class Mover:
+class StridedCopy:
     """The kernels, compiled for the current GPU."""
 
     def __init__(self) -> None:
@@ -86,8 +86,8 @@ class Mover:
         stream: int,
         dtype: np.dtype[Any],
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         side: tuple[int, int] = (0, 0),
     ) -> None:
         """Copy the elements of X to Z, bit by bit.
@@ -106,24 +106,18 @@ class Mover:
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
     def pad(self, stream: int, x: Any, whole: Any) -> None:
-        """Copy X to the start of another matrix of its dtype, with zeros after it.
-
-        Args:
-            stream: handle of the CUDA stream.
-            x: m x n, of any strides.
-            whole: m rows and n columns at least, tight.
-        """
+        """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
-        self.copy(stream, x.dtype, x.shape, Spot.of(x), Spot.of(whole))
+        self.copy(stream, x.dtype, x.shape, StridedRegion.of(x), StridedRegion.of(whole))
 
     def combine(
         self,
         stream: int,
         dtypes: tuple[np.dtype[Any], np.dtype[Any]],
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         alpha: complex,
         beta: complex,
         *,
@@ -134,17 +128,6 @@ class Mover:
 
         With alpha = 0 the kernel does not read X; with beta = 0 it does not read Z. It computes 16-bit elements in 32
         bits and rounds them once, without fused multiply-add.
-
-        Args:
-            stream: handle of the CUDA stream.
-            dtypes: dtypes of X and Z: equal, or float32 and a 16-bit dtype in either order.
-            shape: rows and columns of both matrices.
-            x: where the elements of X are in memory.
-            z: where the elements of Z are in memory.
-            alpha: factor of X.
-            beta: factor of Z.
-            conj: conjugate X.
-            side: which elements to update, as for `copy`.
         """
         name = f"combine_{dtypes[0].name}_{dtypes[1].name}"
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
@@ -161,14 +144,6 @@ class Mover:
         """Z := X, converted between float32 and a 16-bit dtype, and rounded once.
 
         A line is a row, or a column, whose elements are neighbours in memory.
-
-        Args:
-            stream: handle of the CUDA stream.
-            dtypes: dtypes of X and Z: float32 and a 16-bit dtype in either order.
-            x: address of X, and the distance between lines of X in elements.
-            z: address of Z, and the distance between lines of Z in elements.
-            length: elements of a line.
-            lines: number of lines.
         """
         ctas = min(-(-lines * -(-length // _PACK) // _CONVERTING), self._most_ctas)
         if not ctas:
@@ -181,8 +156,8 @@ class Mover:
         name: str,
         stream: int,
         shape: tuple[int, int],
-        x: Spot,
-        z: Spot,
+        x: StridedRegion,
+        z: StridedRegion,
         side: tuple[int, int],
         alpha: complex,
         beta: complex,

@@ -33,24 +33,7 @@ def syrk(
     conj: bool = False,
     hermitian: bool = False,
 ) -> Array | None:
-    """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z, in place; X may be marked as conjugated.
-
-    Args:
-        handle: of cuBLAS, on that stream (local).
-        stream: handle of the CUDA stream (local).
-        alpha: scalar; real if `hermitian` (local).
-        x: m x k, one of its two strides is one element (local).
-        beta: scalar; real if `hermitian`. Z is not read when it is 0 (local).
-        z: m x m, one of its two strides is one element, of X's dtype; its other triangle is not touched (local).
-        uplo: the triangle of Z.
-        conj: multiply with the conjugate of X.
-        hermitian: X X^H; imaginary parts of the diagonal of Z become 0.
-
-    Returns:
-        Memory that the update reads until it is done, if it needs any.
-
-    Source: BLAS, xSYRK and xHERK.
-    """
+    """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z, in place; X may be marked as conjugated."""
     if not z.size:
         return None
     is_complex = z.dtype.kind == "c"

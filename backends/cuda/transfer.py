@@ -63,11 +63,7 @@ def download(x: Any) -> Array:
 
 @contextmanager
 def uploading(x: Any) -> Iterator[Array]:
-    """A with block that yields host memory of x's shape; its contents are copied to x unless the block raises (local).
-
-    Args:
-        x: part of a matrix: one of its strides is one element (local).
-    """
+    """A with block that yields host memory of x's shape; unless it raises, its contents are copied to x (local)."""
     layout = runs_of(x)
     assert layout is not None, "a part of a matrix has strided runs"
     order, run, count, pitch = layout
@@ -158,15 +154,7 @@ def words(x: Any) -> Any:
 def new_array(
     shape: tuple[int, ...], dtype: np.dtype[Any], memory: Any, strides: tuple[int, ...] | None = None, order: Any = "C"
 ) -> Any:
-    """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local).
-
-    Args:
-        shape: of the array (local).
-        dtype: of the array (global).
-        memory: a MemoryPointer (local).
-        strides: in bytes; None for a tight array (local).
-        order: storage order of a tight array, "F" or "C" (global).
-    """
+    """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local)."""
     if dtype in FLOAT8:
         return cupy.ndarray(shape, np.uint8, memory, strides, order).view(dtype)
     return cupy.ndarray(shape, dtype, memory, strides, order)

@@ -29,15 +29,7 @@ _BATCHES = {
 
 
 def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
-    """Parts[b] := X[b]^H X[b] for blocks of rows, one after the other.
-
-    Args:
-        handle: of cuBLAS, on a stream (local).
-        x: rows * count x n at least, in Fortran order (local).
-        rows: of a block (local).
-        count: number of blocks (local).
-        parts: n x (n * count), in Fortran order: the products side by side (local).
-    """
+    """Parts[b] := X[b]^H X[b] for blocks of rows, one after the other."""
     n, scalars = x.shape[1], np.array([1, 0], x.dtype)
     one, zero = (scalars.ctypes.data + i * x.itemsize for i in (0, 1))
     ld = leading_dimension(x)
@@ -50,20 +42,7 @@ def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
 def trsm(
     handle: int, stream: int, t: Any, z: Any, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
 ) -> Array | None:
-    """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated.
-
-    Args:
-        handle: of cuBLAS, on that stream: solves on several streams need several, since each has a workspace (local).
-        stream: handle of the CUDA stream (local).
-        t: m x m, one of its two strides is one element; its other triangle is not read (local).
-        z: m x n, one of its two strides is one element, of T's dtype (local).
-        uplo: the triangle of T.
-        unit: take the diagonal of T as ones, and do not read it.
-        conj: solve with the conjugate of T.
-
-    Returns:
-        Memory that the solve reads until it is done, if it needs any.
-    """
+    """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated."""
     if not z.size:
         return None
     options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)

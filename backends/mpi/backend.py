@@ -54,7 +54,6 @@ class MpiBackend(HostRanks):
     """
 
     name = "mpi"
-    gpus = False
     peers: MpiPeers
     arena: Arena
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.strided_copy import Mover
+from pblas.backends.cuda.strided_copy import StridedCopy
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.kernels import Block
 
@@ -80,14 +80,14 @@ class Copies:
 
     def padded(self, lane: str, x: Any, number: int, shape: tuple[int, int], order: Any) -> Any:
         """A copy of operand `number` of a product at the start of a larger array, with zeros after it."""
-        mover, count = self._mover, shape[0] * shape[1]
+        kernels, count = self._strided_copy, shape[0] * shape[1]
         key = "padded", number, shape, x.dtype, order, x.data.ptr, x.shape, x.strides
 
         def make() -> Any:
             return new_array(shape, x.dtype, self._private.new(count * x.dtype.itemsize).data, order=order)
 
         whole = self._executions.sink.packed(key, make)
-        self._executions.sink.launch(lane, lambda stream: mover.pad(int(stream), x, whole))
+        self._executions.sink.launch(lane, lambda stream: kernels.pad(int(stream), x, whole))
         return whole
 
     def unpadded(self, lane: str, whole: Any, x: Any) -> None:
@@ -95,8 +95,8 @@ class Copies:
         self.copy(lane, whole[: x.shape[0], : x.shape[1]], x)
 
     @cached_property
-    def _mover(self) -> Mover:
-        return Mover()
+    def _strided_copy(self) -> StridedCopy:
+        return StridedCopy()
 
     def conjugated(self, lane: str, x: Any, number: int) -> Any:
         """A copy of conj(X), operand `number` of a product."""

@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 
 if TYPE_CHECKING:
-    from pblas.backends.gpu_info import Device
+    from pblas.backends.gpu_info import Gpu
 
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
@@ -102,7 +102,7 @@ def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
     )
 
 
-def shortage(nbytes: int, free: int, device: Device, taken: int) -> errors.WorkspaceError | None:
+def shortage(nbytes: int, free: int, device: Gpu, taken: int) -> errors.WorkspaceError | None:
     """The error if a GPU has too little free memory, None if it suffices (local).
 
     Args:

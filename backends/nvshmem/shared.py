@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.agreement import AgreedError
     from pblas.backends.allocator import Block
-    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.cuda.base import GpuBackend
     from pblas.backends.nvshmem.heap import Heap
     from pblas.backends.nvshmem.startup import Nvshmem
 
@@ -37,8 +37,8 @@ class EngineResources:
         nvshmem: NVSHMEM of this process (local).
     """
 
-    def __init__(self, ranks: HostRanks, heap: Heap, nvshmem: Nvshmem) -> None:
-        self.ranks: HostRanks = ranks
+    def __init__(self, ranks: GpuBackend, heap: Heap, nvshmem: Nvshmem) -> None:
+        self.ranks: GpuBackend = ranks
         self.heap: Heap = heap
         self.nvshmem: Nvshmem = nvshmem
         self.rank: int = ranks.rank

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import Agreement, rendezvous
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_info import Device, shared_device_error
+from pblas.backends.gpu_info import Gpu, shared_device_error
 from pblas.backends.nvshmem.launch_order import Order
 from pblas.backends.nvshmem.pool import Pool, rounded
 from pblas.backends.nvshmem.settings import (
@@ -53,9 +53,9 @@ class Nvshmem:
         ours: whether pblas started it, and so ends it (global).
     """
 
-    def __init__(self, agreement: Agreement, device: Device, bindings: Any, version: str, *, ours: bool) -> None:
+    def __init__(self, agreement: Agreement, device: Gpu, bindings: Any, version: str, *, ours: bool) -> None:
         self.agreement: Agreement = agreement
-        self.device: Device = device
+        self.device: Gpu = device
         self.version: str = version
         self.ours: bool = ours
         self._bindings = bindings
@@ -266,7 +266,7 @@ class _Prepared:
     """Settings that a rank has chosen before NVSHMEM starts (local)."""
 
     nbytes: int
-    device: Device
+    device: Gpu
     adopted: bool
     shares: bool
 
@@ -345,7 +345,7 @@ def _environment(settings: dict[str, str]) -> Iterator[None]:
         raise
 
 
-def _initialise(agreement: Agreement, device: Device) -> None:
+def _initialise(agreement: Agreement, device: Gpu) -> None:
     """**Collective.** Start NVSHMEM's library with an identifier that rank 0 makes and broadcasts."""
     import numpy as np
 

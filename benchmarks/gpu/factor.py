@@ -86,7 +86,7 @@ class Case:
         def run() -> None:
             executor.publish(self.w.local)
             executor.run(self.w.local)
-            arrays.settle()
+            arrays.synchronize()
             executor.finish()
             if self.kind == "lu":
                 self.pivots[:] = cupy.asarray(executor.pivots)

@@ -79,7 +79,7 @@ class QrCase:
         def run() -> None:
             executor.publish(w)
             executor.run(w)
-            arrays.settle()
+            arrays.synchronize()
             executor.finish()
 
         self._add(name, w[: self.shape[0]], run)
@@ -147,7 +147,7 @@ class TallCase:
         for _ in range(2):
             self._arrays.gram(self.a)
             self._arrays.gemm(1, self.a, self._r, 0, self._product)
-        self._arrays.settle()
+        self._arrays.synchronize()
 
     def _qr(self, algorithm: Any) -> None:
         self.result = linalg.qr(self.matrix, algorithm=algorithm)

@@ -67,7 +67,7 @@ def fill(local: Any, arrays: Any, seed: int) -> None:
     if local.dtype.itemsize == 2:
         arrays.begin()
         arrays.assign(x, local)
-        arrays.settle()
+        arrays.synchronize()
     else:
         local[...] = x
     cupy.cuda.runtime.deviceSynchronize()
@@ -125,7 +125,7 @@ def measure(contexts: dict[str, Any], n: int, nb: int, dtype: str, options: Any)
     def alone() -> None:
         arrays.begin(autotune=options.autotune)
         arrays.gemm(1.0, x, y, 0.0, z)
-        arrays.settle()
+        arrays.synchronize()
 
     columns["alone"] = alone
     times = timed(columns, options.rounds, cupy.cuda.runtime.deviceSynchronize)

@@ -178,7 +178,7 @@ class Bench:
         start = time.perf_counter()
         call()
         backend.settle()
-        backend.arrays.settle()
+        backend.arrays.synchronize()
         return float(max(backend.gather(time.perf_counter() - start)))
 
     def _on_rank_0(self, call: Callable[[], Any]) -> float:

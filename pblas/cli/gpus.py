@@ -19,7 +19,7 @@ from pblas.backends.gpu_info import (
 from pblas.config import bytes_text
 
 if TYPE_CHECKING:
-    from pblas.backends.gpu_info import Device, Diagnostics
+    from pblas.backends.gpu_info import Diagnostics, Gpu
 
 _NEEDED_FOR = {"cuBLASLt": "which products need", "NVRTC": "which compiles kernels"}
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly
@@ -60,7 +60,7 @@ def number(diagnostics: Diagnostics) -> float:
     return _number(diagnostics.devices[diagnostics.mine]) if diagnostics.mine >= 0 else -1.0
 
 
-def _number(device: Device) -> float:
+def _number(device: Gpu) -> float:
     digits = device.uuid.removeprefix("GPU-").replace("-", "")
     return float(int(digits[:_UUID_DIGITS], 16))
 

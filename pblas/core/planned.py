@@ -265,11 +265,11 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if self.plan.overlaps_messages:
             with backend.progressing(), runtime.collective_section(verb, expected=expected):
                 value = executor.run(begun.x)
-                backend.arrays.settle()
+                backend.arrays.synchronize()
         else:
             with runtime.collective_section(verb, expected=expected):
                 value = executor.run(begun.x)
-                backend.arrays.settle()
+                backend.arrays.synchronize()
         if executor.lends and backend.shared and runtime.nprocs > 1:
             self._lent_at = runtime.next_number()
             if not bound.is_temporary:

@@ -129,7 +129,7 @@ class RunElementwise:
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
             values[operand.name] = part
-        self._backend.arrays.settle()
+        self._backend.arrays.synchronize()
         if self._plan.overlaps:  # a peer may still read memory that this rank is about to overwrite
             self._backend.agree("elementwise: operands are redistributed")
         self._evaluate(x, values)

@@ -15,6 +15,7 @@ import numpy as np
 from pblas.backends.cpu.reductions import precedes
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.layouts.split import Split
     from pblas.plans.reduction import ReductionPlan
@@ -115,7 +116,7 @@ class _Share(NamedTuple):
     is_first: bool
 
 
-def partial_results(prepared: PreparedReduction, arrays: Any, operands: tuple[Any, ...]) -> Array:
+def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple[Any, ...]) -> Array:
     """This rank's partial results: an array of one dimension, of `prepared.counts[rank]` numbers.
 
     Args:
@@ -188,7 +189,7 @@ def index_of(ranges: list[tuple[int, int]]) -> Any:
     return np.arange(lengths.sum()) + np.repeat(bounds[:, 1] - ends, lengths)
 
 
-def _diagonal(plan: ReductionPlan, arrays: Any, rank: int, x: Array) -> Array:
+def _diagonal(plan: ReductionPlan, arrays: Device, rank: int, x: Array) -> Array:
     """This rank's elements of the diagonal."""
     ranges = plan.diagonal_ranges(rank)
     if not ranges:
@@ -198,7 +199,7 @@ def _diagonal(plan: ReductionPlan, arrays: Any, rank: int, x: Array) -> Array:
     return elements
 
 
-def _arg_extremes(plan: ReductionPlan, arrays: Any, rank: int, x: Array) -> Array:
+def _arg_extremes(plan: ReductionPlan, arrays: Device, rank: int, x: Array) -> Array:
     """Values of the extremes, then their global indices: along the axis, or i n + j."""
     kind: Literal["max", "min"] = "max" if plan.operation == "argmax" else "min"
     values, places = arrays.arg_reduce(kind, x, plan.axis, plan.a.order)
@@ -226,7 +227,7 @@ def _combined_indices(prepared: PreparedReduction, gathered: Array) -> Array:
     return indices.astype(np.intp)
 
 
-def _scaled_squares(plan: ReductionPlan, arrays: Any, x: Array) -> tuple[Array, Array]:
+def _scaled_squares(plan: ReductionPlan, arrays: Device, x: Array) -> tuple[Array, Array]:
     """(scale, sum of squares of x / scale), neither of which overflows or loses small elements.
 
     Source: LAPACK, dlassq, here for whole arrays: only results outside the safe range are computed anew. Squares of

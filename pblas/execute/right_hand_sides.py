@@ -108,7 +108,7 @@ class RightHandSides:
         self._backend.sync()
         self._bring.begin()
         self._bring.finish(out, put)
-        with arrays.beside():
+        with arrays.on_side_lane():
             brought = arrays.mark()
         arrays.follow(brought)
 
@@ -128,11 +128,11 @@ class RightHandSides:
     def _deliver_to(self, result: Array, what: str, put: Scaling) -> None:
         backend, arrays = self._backend, self._arrays
         if backend.shared and backend.size > 1:
-            arrays.settle()
+            arrays.synchronize()
             backend.sync()
             backend.agree(f"{what}: solved")  # no rank reads B any more, and every X can be read
         solved = arrays.mark()
-        with arrays.beside():
+        with arrays.on_side_lane():
             arrays.follow(solved)
         self._deliver.begin()
         self._deliver.finish(result, put)

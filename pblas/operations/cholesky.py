@@ -187,7 +187,7 @@ def _triangle(factoring: Factoring, a: DistMatrix, out: DistMatrix | None) -> Di
     if out is not None:
         arrays = w.runtime.backend.arrays
         arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
-        arrays.settle()
+        arrays.synchronize()
     return brought_back(verb, plan, w, desc if out is None else None, out=out)
 
 
@@ -216,4 +216,4 @@ def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
             arrays.scale(0, columns[:start])
             arrays.lower(columns[start:stop])
             j_loc += stop - start
-        arrays.settle()
+        arrays.synchronize()

@@ -170,7 +170,7 @@ class CholeskyQrFactor(QrFactor):
         arrays = self._runtime.backend.arrays
         with self._runtime.local_step(verb):
             arrays.scale(0, result.stored(verb))
-            arrays.settle()
+            arrays.synchronize()
         redistributed(verb, r, out=result[:n, :], is_temporary=True)
         return result
 

@@ -303,7 +303,8 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
     steps = Steps(operation, call.form.op, call.shares, rounds, call.form.unit)
     finish = host.finish(by_columns=False, base=base)
     run_naive(runtime.backend, steps, Flat(host.x), [Flat(out, base) for out in outs], finish)
-    for host_result, place in zip(outs, (target.array, call.residual), strict=False):
+    targets = [target.array] if call.residual is None else [target.array, call.residual]
+    for host_result, place in zip(outs, targets, strict=True):
         runtime.backend.arrays.upload(host_result, place)
     return target.result
 

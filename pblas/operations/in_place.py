@@ -115,7 +115,7 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
     with runtime.local_step(verb):
         arrays.begin()
         arrays.swap_rows(x.stored(verb), pivots, backward=backward)
-        arrays.settle()
+        arrays.synchronize()
     redistributed(verb, x, out=a, is_temporary=True)
 
 

@@ -97,7 +97,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
                 columns = local[:, panel.j_loc : panel.j_loc + panel.width]
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
                 arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
-        arrays.settle()
+        arrays.synchronize()
     return Reflectors(w, None, is_tree=False)
 
 

@@ -9,7 +9,6 @@ from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import is_array
 from pblas.core.checks import shares_memory
 from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
-from pblas.execute.epilogue import finish
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.epilogue import ProductEpilogue
 from pblas.runtime.runtime import name_of
@@ -223,4 +222,4 @@ def _name_of(epilogue: Any) -> str | None:
 
 def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
     """out := epilogue(x), after earlier work on the caller's stream (local)."""
-    finish(caller.runtime.backend, epilogue, x, operands, out, caller.stream)
+    caller.runtime.backend.arrays.finish(epilogue, x, operands, out, caller.stream)

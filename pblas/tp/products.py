@@ -16,7 +16,6 @@ from pblas.backends.push_engine import is_array
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.context import Context
 from pblas.core.checks import shares_memory
-from pblas.execute.epilogue import finish
 from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.collective import array_remedy, backends_array
@@ -402,7 +401,7 @@ class Caller:
             arrays.assign(d, total)
         arrays.gemm(self._factor, a, b, beta, total)
         if epilogue is not None:
-            finish(self.runtime.backend, epilogue, total, epilogue.operands, d)
+            arrays.finish(epilogue, total, epilogue.operands, d)
         elif total is not d:
             with np.errstate(all="ignore"):  # a sum that is too large for 16 bits is infinite
                 arrays.assign(total, d)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Paths = Iterable[str | os.PathLike[str]] | os.PathLike[str]
 
-_KINDS = ("gemm", "sum", "copy", "wait", "agree")
+_KINDS = ("gemm", "factor", "sum", "copy", "wait", "agree")
 
 
 class Trace:

@@ -12,10 +12,12 @@ from pblas.trace.chrome import place
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.recorder import Event, Kind
+    from pblas.backends.recorder import Event
+    from pblas.backends.traced import Kind
 
 COLOURS: dict[Kind, str] = {
     "gemm": "#4477aa",
+    "factor": "#66ccee",
     "sum": "#228833",
     "copy": "#ee8866",
     "message": "#ccbb44",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import device
-from pblas.backends.gpu_info import QUEUES_VARIABLE, Device, Diagnostics, Platform
+from pblas.backends.gpu_info import QUEUES_VARIABLE, Diagnostics, Gpu, Platform
 from pblas.cli import gpus, main
 from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
@@ -258,9 +258,9 @@ def run_without_mpi(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def h200(index: int, digits: str) -> Device:
+def h200(index: int, digits: str) -> Gpu:
     uuid = f"GPU-{digits}-0123-4567-89ab-0123456789ab"
-    return Device(index, "NVIDIA H200", uuid, (9, 0), 140 << 30, 132, 13000, 13010, True, True, False)
+    return Gpu(index, "NVIDIA H200", uuid, (9, 0), 140 << 30, 132, 13000, 13010, True, True, False)
 
 
 PAIR = Diagnostics(

@@ -1,20 +1,23 @@
 import inspect
 import json
 from pathlib import Path
+from typing import Any, Protocol
 from xml.etree import ElementTree as ET
 
 import pytest
 
 import pblas
 from pblas import Event, Trace
-from pblas.backends import recorder as recording
+from pblas.backends.device import Device
 from pblas.backends.push_engine import Engine
 from pblas.backends.recorder import Arrival
+from pblas.backends.traced import marks
 from pblas.cli import main
 from pblas.matrices import complete_files as files
 from pblas.trace import chart
 from pblas.trace.merge import messages
 
+LEFT_OUT = ("self", "lane")  # the recorder knows the lane
 Capture = pytest.CaptureFixture[str]
 
 
@@ -43,25 +46,36 @@ def test_notebooks_show_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in repr(trace)
 
 
-def test_every_operation_of_an_engine_is_recorded() -> None:
+def test_every_operation_of_an_engine_is_traced() -> None:
     operations = {
         name
         for name, method in inspect.getmembers(Engine, inspect.isfunction)
         if list(inspect.signature(method).parameters)[1:2] == ["lane"] and name not in {"follow", "mark"}
     }
-    assert set(recording.ENGINE) == operations
+    assert set(marks(Engine)) == operations
 
 
-@pytest.mark.parametrize("name", recording.ENGINE)
-def test_operations_are_recorded_with_all_that_they_take(name: str) -> None:
-    taken = list(inspect.signature(getattr(Engine, name)).parameters.values())[1:]
-    named = {each.name: None for each in taken if each.kind is each.KEYWORD_ONLY}
-    inspect.signature(recording.ENGINE[name]).bind(*[None] * (len(taken) - len(named)), **named)
+def test_a_method_without_a_mark_is_found() -> None:
+    class Other(Device, Protocol):
+        def transpose(self, x: Any) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Other\.transpose is neither traced nor untraced"):
+        marks(Other)
+
+
+@pytest.mark.parametrize(("protocol", "name"), [(p, name) for p in (Device, Engine) for name in marks(p)])
+def test_calls_are_described_with_all_that_they_take(protocol: type, name: str) -> None:
+    taken = [p for p in inspect.signature(getattr(protocol, name)).parameters.values() if p.name not in LEFT_OUT]
+    named = {p.name: None for p in taken if p.kind is p.KEYWORD_ONLY}
+    mark = marks(protocol)[name]
+    for describe in (mark.text, mark.kind):
+        if callable(describe):
+            inspect.signature(describe).bind(*[None] * (len(taken) - len(named)), **named)
 
 
 def test_a_burst_without_puts_is_a_wait() -> None:
     """Peers may be late: no part of this time counts as a copy."""
-    burst = recording.ENGINE["burst"]
+    burst = marks(Engine)["burst"].described
     assert burst("main", [], 1, (1, 2), (2, 1), "results of") == ("main", "wait", "results of ranks 2, 1", {"phase": 1})
     pushed = ("main", "copy", "push to ranks 1, 2", {"bytes": 0, "phase": 1})
     assert burst("main", [], 1, (1, 2), (), "results of") == pushed

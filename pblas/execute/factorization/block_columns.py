@@ -86,7 +86,7 @@ class BlockColumns:
         if s < len(self._parts) and self.is_far(s):
             out = self._buffer(s)
             arrays = self._backend.arrays
-            with arrays.beside(_WHAT):
+            with arrays.on_side_lane(_WHAT):
                 arrays.follow(self._used)
                 part, receive = self._parts[s], self._backend.channel.receive
                 self._arriving[s] = deque(
@@ -155,13 +155,13 @@ class BlockColumns:
             block = self.own(s)
             if self._parts[s].panel.owner != self._backend.rank:
                 self._backend.read_nbytes += block.nbytes
-                block = block if arrays.reads_peers else self._copied(s, block, before)
+                block = block if arrays.traits.reads_peers else self._copied(s, block, before)
         return block
 
     def _copied(self, s: int, block: Array, before: Any) -> Array:
         """A near rank's part in this rank's memory."""
         arrays, copy = self._backend.arrays, self._buffer(s)
-        with arrays.beside(_WHAT):
+        with arrays.on_side_lane(_WHAT):
             arrays.follow(before)
             arrays.assign(block, copy)
         return copy

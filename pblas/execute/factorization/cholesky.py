@@ -45,7 +45,7 @@ class RunCholesky(RunFactorization):
     @property
     def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
         """Whether the next panel is factored piece by piece (global)."""
-        return bool(self._arrays.at_once)
+        return self._arrays.traits.blocking
 
     def look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
         """Update and factor the next panel; on CPUs by pieces, after each arrival."""
@@ -72,7 +72,7 @@ class RunCholesky(RunFactorization):
 
     def stops(self, s: int) -> bool:
         """Where the host knows INFO already: after a panel that is not positive definite."""
-        return self._arrays.at_once and bool(self.panel_info(s)[0])
+        return self._arrays.traits.blocking and bool(self.panel_info(s)[0])
 
     def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """W[i, j] -= L[i, k] L[j, k]^H for the block columns j, from their diagonal blocks on."""

@@ -81,7 +81,7 @@ class RunCholeskyQr:
                     copy = arrays.scratch(rows.shape, w.dtype)
                     arrays.assign(rows, copy)
                     arrays.gemm(1, copy, memory, 0, rows)
-            arrays.settle()
+            arrays.synchronize()
 
     def needs_shift(self, r: Array) -> bool:
         """Whether Q R^-1 with the R of an unshifted Gram matrix may be far from orthonormal (global)."""

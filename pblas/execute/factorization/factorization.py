@@ -97,7 +97,7 @@ class RunFactorization(ABC):
 
     def _run(self) -> None:
         arrays = self._arrays
-        with arrays.beside(_WHAT):
+        with arrays.on_side_lane(_WHAT, "factor"):
             self.start()
             if self._steps[0].owner == self._rank:
                 self._factor_and_send(0)
@@ -108,7 +108,7 @@ class RunFactorization(ABC):
             panel = self.columns.open(s) if self._is_read(s) else None
             if panel is not None and not self.looks_ahead_by_rows:
                 self.columns.await_all(s)
-            with arrays.beside():
+            with arrays.on_side_lane():
                 factored = arrays.mark()
             arrays.follow(factored)
             if self.stops(s):
@@ -118,13 +118,13 @@ class RunFactorization(ABC):
             self.columns.request(s + 1)
             first, is_next = self._start_after(s), s + 1 < len(self._steps) and self._steps[s + 1].owner == self._rank
             after = first + (self._steps[s + 1].width if is_next else 0)
-            if is_next and arrays.at_once:
+            if is_next and arrays.traits.blocking:
                 self.look_ahead(s, panel, first, after, updated)
             if panel is not None:
                 self.columns.await_all(s)
                 if after < self._end:
                     self.update(s, panel, after, self._end, self.columns.whole(s))
-            if is_next and not arrays.at_once:
+            if is_next and not arrays.traits.blocking:
                 self.look_ahead(s, panel, first, after, updated)
             self.complete(s)
             if self.progress is not None and s + 1 < len(self._steps):
@@ -145,7 +145,7 @@ class RunFactorization(ABC):
             updated: mark of the main lane after the update of the step before (local).
         """
         assert panel is not None, "the rank has columns after panel s"
-        with self._arrays.beside(_WHAT):
+        with self._arrays.on_side_lane(_WHAT, "factor"):
             self._arrays.follow(updated)
             pieces = self.columns.arriving(s) if self.looks_ahead_by_rows else self.columns.whole(s)
             self.update(s, panel, first, after, pieces)
@@ -168,7 +168,7 @@ class RunFactorization(ABC):
 
     def _new_headers(self) -> Array:
         shape = 1 + max(map(self.npivots, self._steps), default=0), len(self._steps)
-        integer = self._arrays.pivot_dtype
+        integer = self._arrays.traits.pivot_dtype
         memory = own_memory(self._backend, shape[0] * shape[1] * integer.itemsize)
         headers: Array = self._arrays.array(memory, shape, integer, "F")
         return headers
@@ -252,7 +252,7 @@ class RunFactorization(ABC):
         """Wait for the header of panel s."""
         owner = self._steps[s].owner
         if owner != self._rank:
-            with self._arrays.beside():
+            with self._arrays.on_side_lane():
                 transfer = self._backend.channel.receive(self._header(s), owner, TAG_HEADER)
             self._backend.wait(transfer.done, f"panel {s} of a factorization, of rank {owner}")
             self._backend.sync()

@@ -37,7 +37,7 @@ class RunLu(RunFactorization):
     @property
     def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
         """Whether the next panel is updated piece by piece, as the rows of the panel before arrive (global)."""
-        return bool(self._arrays.at_once)
+        return self._arrays.traits.blocking
 
     def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
         """C = P[k] C, then C[k] = L[k, k]^-1 C[k], and C[i] -= L[i, k] C[k] for the rows i after panel k."""
@@ -71,5 +71,5 @@ class RunLu(RunFactorization):
                 if panel.owner == self._rank:
                     columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
                     self._arrays.swap_rows(columns, self.pivots, panel.stop)
-            self._arrays.settle()
+            self._arrays.synchronize()
         super().finish()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.execute.factorization.factorization import RunFactorization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.plans.factorization import Panel
 
 
-def apply_block(arrays: Any, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
+def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
     """C := H C for a block of reflectors, H = I - V T V^H.
 
     Args:

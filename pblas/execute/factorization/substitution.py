@@ -68,9 +68,9 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
 
     def change(self, x: SubstitutionOperands, columns: Array) -> None:
         """X := op(A)^-1 X."""
-        exchanges = x.pivots is not None and not self._sorts
-        if exchanges and not x.backward:
-            self._arrays.swap_rows(columns, x.pivots)
+        pivots = None if self._sorts else x.pivots  # P B, unless the identity's columns begin as those of P
+        if pivots is not None and not x.backward:
+            self._arrays.swap_rows(columns, pivots)
         self._backend.sync()
         for s, (_, panel) in enumerate(self._steps):
             if panel.owner == self._rank:
@@ -84,8 +84,8 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
                 self._solve(sweep, panel, part, columns[:, :count])
                 if x.progress is not None and s + 1 < len(self._steps):
                     x.progress((s + 1) / len(self._steps))
-        if exchanges and x.backward:
-            self._arrays.swap_rows(columns, x.pivots, backward=True)
+        if pivots is not None and x.backward:
+            self._arrays.swap_rows(columns, pivots, backward=True)
         if self._sorts:
             _move_columns(self._arrays, columns, np.argsort(self._order))
 
@@ -144,4 +144,4 @@ def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
                 arrays.assign(x[:, source : source + 1], x[:, place : place + 1])
                 place, source = source, left.pop(source)
             arrays.assign(kept, x[:, place : place + 1])
-    arrays.settle()
+    arrays.synchronize()

@@ -116,7 +116,7 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def fetch(self, s: int) -> Array:
         """Part s of the factor, after its arrival; the next one begins to arrive."""
         part = self._columns.fetch(s)
-        with self._arrays.beside():
+        with self._arrays.on_side_lane():
             arrived = self._arrays.mark()
         self._arrays.follow(arrived)
         self._columns.request(s + 1)

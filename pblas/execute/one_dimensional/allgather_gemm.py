@@ -64,11 +64,13 @@ class RunAllGatherGemm:
                 if self._along_k and source >= 0:
                     beta = 1.0
                 # All pieces of a shard are multiplied with the same columns of op(A): they are packed once.
-                packs = self._along_k and arrays.packs and self._pieces[step.source] > 1
+                packs = self._along_k and arrays.traits.packs_blocks and self._pieces[step.source] > 1
                 packs = packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
                 (left, inner), source = side_by_side(x.left, k) if packs else (x.left, k), step.source
             # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] is on, or arrived from, rank step.source)
-            gemm_runs(x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, arrays.packs)
+            gemm_runs(
+                x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, arrays.traits.packs_blocks
+            )
         if x.finish is not None:
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
         elif total is not x.result:

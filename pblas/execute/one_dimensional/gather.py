@@ -162,7 +162,7 @@ class Gather:
 
     def _tight(self, part: Array) -> Array:
         """A piece without gaps: MPI packs strided memory in many small steps, one for each poll of a TCP connection."""
-        if not self._backend.arrays.packs or part.flags.forc:
+        if not self._backend.arrays.traits.packs_blocks or part.flags.forc:
             return part
         tight: Array = part.copy(order="K")
         return tight

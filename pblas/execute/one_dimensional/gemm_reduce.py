@@ -104,7 +104,9 @@ class RunGemmReduce:
     def _multiply(self, x: Operands, beta: complex, z: Array, n: IndexRuns) -> None:
         """Z := alpha op(A) op(B)[:, n] + beta Z over this rank's part of K."""
         arrays = self._arrays
-        gemm_runs(x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.packs)
+        gemm_runs(
+            x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.traits.packs_blocks
+        )
 
     def _columns(self, d: Array, owner: int, piece: int, c0: int, c1: int) -> Array:
         """Columns of D on this rank: those of any owner in a replicated D, otherwise of this rank only."""

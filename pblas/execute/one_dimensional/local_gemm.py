@@ -9,6 +9,7 @@ from pblas.execute.index_runs import IndexRuns, gemm_runs
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import ProductDtypes
     from pblas.execute.operands import Operands
     from pblas.plans.plan import ProductPlan
@@ -50,12 +51,14 @@ class RunLocalGemm(RunScaling):
         arrays = self._arrays
         total = widened(x, self._total, arrays)
         n, k = IndexRuns.whole(total.shape[1]), IndexRuns.whole(x.right.shape[0])
-        gemm_runs(x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.packs)
+        gemm_runs(
+            x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.traits.packs_blocks
+        )
         if total is not x.result:
             arrays.assign(total, x.result)
 
 
-def widened(x: Operands, total: np.dtype[Any], arrays: Any) -> Any:
+def widened(x: Operands, total: np.dtype[Any], arrays: Device) -> Any:
     """Accumulator of the product: D itself with C in it, or a 32-bit copy if D has 16 bits."""
     sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
     if x.old is not None and x.old is not sums:

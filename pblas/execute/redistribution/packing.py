@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -189,7 +189,7 @@ class Message:
         parts: Iterable[tuple[Move, Trapezoid | None]],
         order: Literal["F", "C"],
         known: KnownRuns,
-        block_type: type[BlockCopy] | None = None,
+        block_type: Callable[..., BlockCopy] | None = None,
     ) -> None:
         self.peer: int = peer
         self._order = order

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.peers import Transfer
+    from pblas.backends.traced import Kind
     from pblas.execute.redistribution.packing import KnownRuns
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.placement import Placement
@@ -135,7 +136,7 @@ class SourceMatrix:
             return
         staged = self.backend.peer_block(self._stage, self.backend.rank, 0, self.local.shape, self.dtype, self.order)
         self.backend.arrays.assign(self.local, staged)
-        self.backend.arrays.settle()
+        self.backend.arrays.synchronize()
         self.backend.publish(self._location, staged)
         self.staged = True
 
@@ -212,7 +213,7 @@ class Movement:
         self._far = [message for message in incoming if message not in self._readable]
         if relay is not None:
             self._far = relay.ordered(self._far)
-        host = backend.arrays.block_copy is None
+        host = not backend.arrays.traits.gpu
         self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
@@ -241,7 +242,7 @@ class Movement:
     def begin(self) -> None:
         """Start to receive from far ranks and to send to them."""
         self._backend.sync()
-        with self._backend.arrays.beside("send pieces" if self._outgoing else ""):
+        with self._backend.arrays.on_side_lane("send pieces" if self._outgoing else ""):
             self._begin()
 
     def _begin(self) -> None:
@@ -300,7 +301,8 @@ class Movement:
             out: this rank's array under the target placement (local).
             put: applied once to every element of `out`, in no particular order.
         """
-        with self._backend.arrays.beside("bring pieces" if put == COPY else "add pieces"):
+        what: tuple[str, Kind] = ("bring pieces", "copy") if put == COPY else ("add pieces", "sum")
+        with self._backend.arrays.on_side_lane(*what):
             self._receive(out, put)
 
     def _receive(self, out: Array, put: Put) -> None:
@@ -361,7 +363,7 @@ class Movement:
         """A move as a message; `place` is its placement on this rank, `side` is 0 to send and 1 to receive."""
         parts: Iterable[tuple[Move, Trapezoid | None]] = [(move, None)]
         if trapezoid is not None:
-            parts = trapezoid.cut(move, place, self._backend.rank, side, self._backend.arrays.most_across)
+            parts = trapezoid.cut(move, place, self._backend.rank, side, self._backend.arrays.traits.most_across)
         return Message(move.peer, parts, self.source_matrix.order, self._known, self._backend.arrays.block_copy)
 
     def _memory(self, message: Message) -> tuple[Array, Array]:

@@ -66,7 +66,7 @@ class Completion:
         self._mirrored.finish(self.matrix, self._put)
         self._home.release()
         if self._put != COPY:
-            self._backend.arrays.settle()
+            self._backend.arrays.synchronize()
             self._own.set_diagonal(self.matrix.imag, 0.0)
         meet(self._backend, TAG_COMPLETE, "other ranks complete a matrix")
 
@@ -79,7 +79,7 @@ def meet(backend: Any, tag: int, what: str) -> None:
         tag: of the signals (global).
         what: the reason to wait, for messages (global).
     """
-    backend.arrays.settle()
+    backend.arrays.synchronize()
     backend.sync()
     near, channel = [peer for peer in range(backend.size) if backend.is_near(peer)], backend.channel
     signals = [channel.await_signal(peer, tag) for peer in near] + [channel.signal(peer, tag) for peer in near]

@@ -93,9 +93,9 @@ class Panels:
         if own is not None:
             shape, movement = own
             block = panel = movement.in_place()
-            if block is None or not (arrays.reads_peers or movement.is_own):
+            if block is None or not (arrays.traits.reads_peers or movement.is_own):
                 panel = self._buffer(step, shape)
-                with arrays.beside(_WHAT):
+                with arrays.on_side_lane(_WHAT):
                     arrays.follow(before)  # earlier products read the buffer
                     if block is None:
                         movement.receive(panel)
@@ -110,7 +110,7 @@ class Panels:
         """Copy a block to this rank's panel, part after part, with a mark after each."""
         arrays = self._home.backend.arrays
         for part in parts:
-            with arrays.beside(_WHAT):
+            with arrays.on_side_lane(_WHAT):
                 arrays.assign(block[:, part], panel[:, part])
                 mark = arrays.mark()
             yield mark

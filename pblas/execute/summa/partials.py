@@ -177,7 +177,7 @@ class Partials:
             # D[i, j] = beta C[i, j] + partial product of the first layer, += that of the next
             movement.receive(out, put)
             put = ADD
-        with backend.arrays.beside():
+        with backend.arrays.on_side_lane():
             self._collected[s] = backend.arrays.mark()
             self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
 
@@ -185,7 +185,7 @@ class Partials:
         """Make the side lane follow the products."""
         arrays = self._backend.arrays
         made = arrays.mark()
-        with arrays.beside():
+        with arrays.on_side_lane():
             arrays.follow(made)
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.cpu.arrays import Programs
+from pblas.backends.device import Programs
 from pblas.execute.one_dimensional.local_gemm import widened
 from pblas.execute.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.execute.summa.panels import SLOTS, Panels, RunSumma
@@ -186,7 +186,7 @@ class RunSummaC(RunSumma):
         """
         n: int = total.shape[1]
         borders = [0, n]
-        if not self._arrays.at_once:
+        if not self._arrays.traits.blocking:
             if s == 0 and not self._b.is_own(0):
                 borders = growing(n)
             elif s == self._last and total is not result:
@@ -197,7 +197,7 @@ class RunSummaC(RunSumma):
         """D := the sums, concurrently with products of other columns."""
         arrays = self._arrays
         made = arrays.mark()
-        with arrays.beside("round"):
+        with arrays.on_side_lane("round"):
             arrays.follow(made)
             arrays.assign(total, result)
 

@@ -181,7 +181,7 @@ class RunRankUpdate:
     def _make_real(self, result: Array) -> None:
         """Set the imaginary parts of a Hermitian D's diagonal to 0."""
         if self._is_hermitian:
-            self._arrays.settle()
+            self._arrays.synchronize()
             self._triangle.set_diagonal(result.imag, 0.0)
 
 
@@ -215,7 +215,7 @@ class RunTriangleScaling:
             if factor != 1:
                 self._triangle.put(x.result, x.result, Scaling(0.0, factor))
             if self._is_hermitian:
-                self._arrays.settle()
+                self._arrays.synchronize()
                 self._triangle.set_diagonal(x.result.imag, 0.0)
 
 
@@ -263,7 +263,9 @@ class RunTriangularProduct(RunSummaC):
         move = Move(rank, ((r0 - above, r0, shape[0]),), ((c0, panel.start + c0, shape[1]),))
         parts = (
             (_shifted(part, r0, panel.start + c0), trapezoid)
-            for part, trapezoid in plan.structure.stored.cut_at(move, (rows, r), (columns, c), 1, arrays.most_across)
+            for part, trapezoid in plan.structure.stored.cut_at(
+                move, (rows, r), (columns, c), 1, arrays.traits.most_across
+            )
         )
         message = Message(rank, parts, self._order, {}, arrays.block_copy)
         return _Block(memory, message, (on_rows, on_columns))

@@ -55,7 +55,7 @@ class Triangle:
         backend, place = self._backend, self._place
         found = [move for move in moves if 0 not in move.shape]
         parts = chain.from_iterable(
-            self.trapezoid.cut(move, place, backend.rank, 1, backend.arrays.most_across) for move in found
+            self.trapezoid.cut(move, place, backend.rank, 1, backend.arrays.traits.most_across) for move in found
         )
         return Message(backend.rank, parts, self._order, {}, backend.arrays.block_copy)
 

@@ -11,7 +11,6 @@ from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Operation
 from pblas.execute import executor, pushed
-from pblas.execute.epilogue import finish
 from pblas.execute.one_dimensional.local_gemm import RunScaling
 from pblas.execute.operands import Operands
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -24,6 +23,7 @@ from pblas.runtime.runtime import spelled
 if TYPE_CHECKING:
     import numpy as np
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.plans.plan import ProductPlan
@@ -141,7 +141,7 @@ class Product(Operation[DistMatrix]):
             return pushed(plan, backend, dtypes, orders, self.modes)
         return executor(plan, backend, dtypes, orders) if self.multiplies else RunScaling(backend)
 
-    def begin(self, arrays: Any, bound: Bound[DistMatrix]) -> None:
+    def begin(self, arrays: Device, bound: Bound[DistMatrix]) -> None:
         arrays.begin(bound.local.stream, self.modes, autotune=self.spec.options.autotune)
 
     def arrays(
@@ -163,7 +163,7 @@ class Product(Operation[DistMatrix]):
             return
         local = result.stored("execute")
         if epilogue is not None and not self.is_fused(epilogue):
-            finish(runtime.backend, epilogue.epilogue, local, operands or {}, local, stream)
+            runtime.backend.arrays.finish(epilogue.epilogue, local, operands or {}, local, stream)
         if scales is not None and scales.amax is not None:
             runtime.backend.arrays.largest(local, scales.amax, stream)
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.backends.cuda.strided_copy import Mover
+from pblas.backends.cuda.strided_copy import StridedCopy
 from pblas.plans.one_dimensional import LocalGemm
 from pblas.plans.summa import Summa
 from tests.common.gauge import THRESHOLD, dtype_of, entries, gauge
@@ -90,7 +90,7 @@ def test_panels_of_conforming_grids_need_no_kernel(ctx: pblas.Context, monkeypat
     def reject(*_: Any, **__: Any) -> None:
         raise AssertionError("a panel was taken apart")
 
-    monkeypatch.setattr(Mover, "copy", reject)
+    monkeypatch.setattr(StridedCopy, "copy", reject)
     for blocks in ((1, 1), (2, 2), (3, 3)):
         layout = Layout((2, 2), blocks=blocks)
         multiply(ctx, Case((24, 26, 28), layout, layout, layout, chunks=3))

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 import pblas
-from pblas.backends.gpu_info import Device, Diagnostics
+from pblas.backends.gpu_info import Diagnostics, Gpu
 from pblas.cli import main
 from tests.common.ranks import printed
 
@@ -248,7 +248,7 @@ def test_show_config_prints_what_it_returns(capsys: Capture, monkeypatch: pytest
 def test_info_shows_the_gpus_of_all_ranks(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """Also if only some ranks have CuPy."""
     h200 = ("NVIDIA H200", f"GPU-{RANK:08x}-0123-4567-89ab-0123456789ab", (9, 0), 140 << 30)
-    device = Device(0, *h200, 132, 13000, 13000, True, True, False)
+    device = Gpu(0, *h200, 132, 13000, 13000, True, True, False)
     diagnostics = Diagnostics(devices=(device,), mine=0) if RANK < 2 else Diagnostics(problem="no GPU is visible")
     monkeypatch.setattr("pblas.cli.gpus.has_cupy", lambda: RANK == NPROCS - 1)
     monkeypatch.setattr("pblas.backends.nvshmem.diagnostics.find", lambda _: diagnostics)

@@ -15,7 +15,7 @@ import pblas
 from pblas import BackendError, WorkspaceError
 from pblas.backends.agreement import Agreement
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_info import Device, Platform
+from pblas.backends.gpu_info import Gpu, Platform
 from pblas.backends.mpi import world
 from pblas.backends.mpi.peers import MpiPeers
 from pblas.backends.nvshmem import settings, startup
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.mpi
 
 SLAB = 64 << 20
 SHORT = 1.0
-GPU = Device(0, "a GPU", "", (9, 0), 1 << 40, 132, 13000, 13000, True, True, True)
+GPU = Gpu(0, "a GPU", "", (9, 0), 1 << 40, 132, 13000, 13000, True, True, True)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Library:
     def ptr(self, address: int, pe: int) -> int:
         return 0 if pe in self.unreachable else address + (self.pes[pe] - COMM.rank << 40)
 
-    def start(self, agreement: Agreement, _device: Device) -> None:
+    def start(self, agreement: Agreement, _device: Gpu) -> None:
         self.pes, self.status = agreement.gather(COMM.rank, "start"), 2
 
     def end(self) -> None:
@@ -158,7 +158,7 @@ def test_heap_size_is_that_of_the_variable(library: Library, monkeypatch: pytest
     assert library.allocated == 1
 
 
-def fail(_: Device) -> None:
+def fail(_: Gpu) -> None:
     raise OSError("libcuda.so.1: not today")
 
 

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.backends.cpu.arrays import HostArrays, Programs
+from pblas.backends.cpu.arrays import HostArrays
+from pblas.backends.device import Programs
+from pblas.backends.traced import Kind
 from pblas.execute.summa import stationary_c
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.summa import Summa, SummaC
@@ -233,7 +235,7 @@ KINDS = {
 class Lanes(HostArrays):
     """Arrays whose operations wait until the end of the execution, as on a GPU: in any order that marks allow."""
 
-    at_once = reads_peers = False
+    traits = replace(HostArrays.traits, blocking=False, reads_peers=False)
 
     def __init__(self, prefer: str, rng: random.Random) -> None:
         self._lanes: dict[str, list[Any]] = {"main": [], "side": []}
@@ -253,7 +255,7 @@ class Lanes(HostArrays):
         self._later(lambda: HostArrays.gemm(self, *operands, **options))
 
     @contextmanager
-    def beside(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - traces have it
+    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:  # noqa: ARG002 - traces have them
         before, self._lane = self._lane, "side"
         yield
         self._lane = before
@@ -267,7 +269,7 @@ class Lanes(HostArrays):
         if mark is not None:
             self._later(mark)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         while any(self._lanes.values()):
             heads = {name: lane[0] for name, lane in self._lanes.items() if lane}
             ready = [name for name, head in heads.items() if head != [False]]

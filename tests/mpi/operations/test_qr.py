@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
 
@@ -194,7 +195,8 @@ def test_wrong_arguments(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) ->
         for kind, text, call in cases:
             raises_on_all_ranks(kind, text, lambda: call(mistaken))  # noqa: B023
     raises_on_all_ranks(pblas.ArgumentError, "must be a DistMatrix", lambda: linalg.qr(np.eye(6)))
-    monkeypatch.setattr(ctx.runtime.backend, "gpus", True)
+    arrays = ctx.runtime.backend.arrays
+    monkeypatch.setattr(arrays, "traits", replace(arrays.traits, gpu=True))
     raises_on_all_ranks(pblas.BackendError, "leave it out", lambda: linalg.qr(square, algorithm="tsqr"))
     monkeypatch.undo()
     assert abs(collected(factor.apply_q(square, trans="C")) - np.eye(6)).max() < 1e-15

@@ -13,6 +13,7 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor, linalg
+from pblas.backends.cpu.arrays import HostArrays
 from pblas.operations.progress import Progress
 from tests.common.factors import (
     MOST,
@@ -58,8 +59,8 @@ def test_solutions(contexts: Contexts, name: str) -> None:
 @pytest.mark.parametrize("transport", SETTINGS)
 def test_the_steps_of_gpus(contexts: Contexts, transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """GPUs update all columns before they factor the next panel, copy panels first and pack no blocks."""
-    for name in ("at_once", "reads_peers", "packs"):
-        monkeypatch.setattr(f"pblas.backends.cpu.arrays.HostArrays.{name}", False)
+    traits = replace(HostArrays.traits, blocking=False, reads_peers=False, packs_blocks=False)
+    monkeypatch.setattr(HostArrays, "traits", traits)
     ctx, dtype = contexts[transport], np.dtype(np.float64)
     for n in (2 * NB + 1, 5 * NB + 2):
         a, s, b = general(n, n, dtype, n), positive(n, dtype, n), general(n, 3, dtype, n + 1)

@@ -17,12 +17,12 @@ import pytest
 from pblas import BackendError, WorkspaceError
 from pblas.backends.cuda import device
 from pblas.backends.cuda.device import choose_device, problem, unfit
-from pblas.backends.gpu_info import Device, Platform, shared_device_error
+from pblas.backends.gpu_info import Gpu, Platform, shared_device_error
 from pblas.backends.nvshmem import diagnostics, settings
 from pblas.backends.nvshmem.pool import GRANULE, rounded
 from tests.harness.run import ROOT
 
-H200 = Device(
+H200 = Gpu(
     index=3,
     name="NVIDIA H200",
     uuid="GPU-12ab34cd-0123-4567-89ab-0123456789ab",

@@ -1,0 +1,641 @@
+"""The contract of a device: memory and operations on one rank's arrays, as executors call them.
+
+`pblas.backends.cpu.arrays` implements it with NumPy, `pblas.backends.cuda.arrays` with CuPy; another vendor's GPU needs
+a third class. `tests/common/device_contract.py` calls every method and compares the results with NumPy's.
+
+Order: a device has two lanes, each a queue of operations. Lane "main" is for products; lane "side", which
+`on_side_lane` selects, is for copies and panels that run during the products. An operation runs on the selected lane
+after all earlier operations of that lane. It may return before it is done, unless `traits.blocking`; `synchronize`
+waits for both lanes. A lane can `follow` a `mark` of the other one. Methods that return numbers or host arrays return
+when these are complete. No method waits for another rank.
+
+Arrays: X, Y and Z are in the device's memory and have two dimensions, and one of their two strides is one element.
+Products, solves and factorizations take float32, float64, complex64 and complex128; `gemm` also 16 and 8 bits. Empty
+arrays are allowed everywhere but in reductions.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pblas.backends.push_engine import EXACT, GemmModes
+from pblas.backends.traced import Kind, product_text, traced, untraced
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.epilogues import Epilogue, Node
+
+Uplo = Literal["L", "U"]
+"""A triangle: the lower or the upper one."""
+Order = Literal["F", "C"]
+"""Storage order: by columns or by rows."""
+Axis = Literal[0, 1] | None
+"""Axis of a reduction: a result for each column, for each row, or one for the matrix."""
+Mark = Any
+"""A point on a lane, for `follow`."""
+
+_MOST_PROGRAMS = 4  # each may hold memory as large as D
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What executors may expect of a device (global).
+
+    Args:
+        gpu: arrays are in GPU memory, which the host does not read.
+        blocking: an operation is done when its call returns.
+        reads_peers: a product may read operands in a peer's memory; otherwise they are copied first.
+        packs_blocks: blocks of cyclic layouts are copied side by side, so that one product multiplies many of them.
+        most_across: most rows and columns of a part of a message across the diagonal, which is copied with a mask.
+        pivot_dtype: integers of LAPACK: INFO, and numbers of exchanged rows.
+        lacks: optional methods that the device does not have, because plans for it do without them.
+    """
+
+    gpu: bool
+    blocking: bool
+    reads_peers: bool
+    packs_blocks: bool
+    most_across: int
+    pivot_dtype: np.dtype[Any]
+    lacks: frozenset[str]
+
+
+def lacking(method: str) -> NotImplementedError:
+    """The error of an optional method: no plan for the device calls it."""
+    return NotImplementedError(f"the device lacks {method}")
+
+
+class Programs(OrderedDict[Any, Any]):
+    """CUDA graphs of the most recently used executions, by their keys; empty on CPUs."""
+
+    def keep(self, key: Any, program: Any) -> None:
+        """Add a recording, and drop the least recently used one if there are too many (local)."""
+        self[key] = program
+        self.move_to_end(key)
+        while len(self) > _MOST_PROGRAMS:
+            self.popitem(last=False)
+
+
+class Memory(Protocol):
+    """Arrays, and copies between device and host."""
+
+    @property
+    def block_copy(self) -> Callable[..., Any] | None:
+        """Class of copies of a message's elements, as `pblas.execute.redistribution.packing.BlockCopy`; None: that."""
+
+    @untraced
+    def empty(self, nbytes: int) -> Array:
+        """Uninitialised bytes of this rank alone, not reused before `synchronize` (local).
+
+        Raises:
+            WorkspaceError: the device has no such memory.
+        """
+
+    @untraced
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+        """A tight array at the start of memory from `empty` (local)."""
+
+    @untraced
+    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+        """Uninitialised memory in Fortran order, valid until the next call for this lane (local)."""
+
+    @untraced
+    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+        """An uninitialised array of the shape and storage order of X (local)."""
+
+    @traced("copy", "take elements", "rows")
+    def take(self, x: Array, rows: Array, columns: Array) -> Array:
+        """The elements X[rows[i], columns[i]] in host memory, in one dimension (local)."""
+
+    @traced("copy", "fill elements", "rows")
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        """X[rows[i], columns[i]] := value, after all earlier operations of both lanes; done on return.
+
+        Args:
+            x: any strides (local).
+            rows: row numbers, in host memory (local).
+            columns: as many column numbers, in host memory (local).
+            value: a number (local).
+        """
+
+    @traced("copy", "download", "x")
+    def download(self, x: Array) -> Array:
+        """An array of any shape in host memory, in C order, after all work of the device; optional (local)."""
+        raise lacking("download")
+
+    @traced("copy", "upload", "x")
+    def upload(self, host: Array, x: Array) -> None:
+        """X := an array of its shape in host memory; done on return; optional (local)."""
+        raise lacking("upload")
+
+
+class Elementwise(Protocol):
+    """Copies, sums, expressions and reductions of elements."""
+
+    @traced("copy", lambda x, z: ("round" if x.itemsize > z.itemsize else "copy", {"bytes": z.nbytes}))
+    def assign(self, x: Array, z: Array) -> None:
+        """Z := X, rounded to Z's dtype; any strides."""
+
+    @traced("sum", "scale", "z")
+    def scale(self, beta: complex, z: Array) -> None:
+        """Z := beta Z, multiplied in 32 bits at least; with beta = 0 Z is not read. Any strides."""
+
+    @traced("sum", "add", "z")
+    def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
+        """Z := alpha X + beta Z, in Z's precision, with 16-bit numbers in 32 bits; any strides.
+
+        Args:
+            alpha: scalar; with 0 X is not read (local).
+            x: m x n; its dtype and that of Z are equal, or float32 and one of 16 bits (local).
+            beta: scalar; with 0 Z is not read (local).
+            z: m x n (local).
+        """
+
+    @traced("sum", "conjugate", "z")
+    def conjugate(self, z: Array) -> None:
+        """Z := the conjugate of Z, of any strides; optional."""
+        raise lacking("conjugate")
+
+    @untraced
+    def check_operands(self, verb: str, count: int) -> None:
+        """Check that `evaluate` takes expressions of so many operands.
+
+        Args:
+            verb: name of the call, for the message (global).
+            count: operands of the expression (global).
+
+        Raises:
+            ArgumentError: too many operands.
+        """
+
+    @traced("sum", "evaluate", "out")
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+        """Out := an expression of numbers and arrays of any dtypes, rounded once.
+
+        Args:
+            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag (global).
+            operands: numbers, and arrays of at most two dimensions that broadcast to out, by name (local).
+            compute: dtype of the computation, of 32 bits at least, and complex if an operand is (global).
+            out: m x n; an operand may be the same memory (local).
+        """
+
+    @untraced
+    def combining(
+        self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+    ) -> Callable[[Array, Array], None] | None:
+        """A function put(x, part) that updates a part of out while one operand arrives in pieces (local).
+
+        Args:
+            tree: as in `evaluate` (global).
+            operands: all other operands, as in `evaluate` (local).
+            name: of the operand that arrives, which has the dtype of out (global).
+            compute: as in `evaluate` (global).
+            out: m x n (local).
+
+        Returns:
+            The function; None if the whole operand must arrive before `evaluate`.
+        """
+
+    @traced("sum", "epilogue", "out")
+    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
+        """Out := the epilogue of X, in the precision in which X's elements are added, rounded once.
+
+        Args:
+            epilogue: a valid one (global).
+            x: m x n (local).
+            operands: numbers, and arrays of n elements or m x n, by name (local).
+            out: m x n, of X's dtype; may be X, or an operand (local).
+            stream: on GPUs, the stream of the launch; None for the library's current one (local).
+
+        Raises:
+            ArgumentError: too many operands for a GPU.
+            BackendError: the GPU fails.
+        """
+
+    @traced("sum", "add rows", "x")
+    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+        """Out := the sum of the rows of X, added in 32 bits at least.
+
+        Args:
+            x: m x n, any strides (local).
+            out: n elements (local).
+            stream: as in `finish` (local).
+        """
+
+    @traced("sum", "largest", "x")
+    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
+        """Out := the largest |element| of a real X, NaN if it has one, 0 if it has no elements.
+
+        Args:
+            x: m x n (local).
+            out: one float32 (local).
+            stream: as in `finish` (local).
+        """
+
+    @traced("sum", lambda kind, x, *_, **__: (f"reduce: {kind}", {"bytes": x.nbytes}))
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+        """Reduce the elements of X, converted to `dtype` and divided by `scale`, along an axis or all together.
+
+        Args:
+            kind: "sum", "max", "min", "abs_sum", "abs_max" or "squares" (global).
+            x: m x n, at least one element, any strides (local).
+            axis: 0 for n results, 1 for m results, None for one (global).
+            order: storage order of X, "F" or "C" (global).
+            dtype: precision of the reduction; complex if X is (global).
+            scale: a power of two for each result, or one; None: no division (local).
+
+        Returns:
+            The results in host memory, in one dimension.
+        """
+
+    @traced("sum", lambda kind, x, *_: (f"reduce: arg{kind}", {"bytes": x.nbytes}))
+    def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
+        """The extremes of X along an axis or of all elements, and where each occurs first; NaN is the extreme.
+
+        Args:
+            kind: of the extreme (global).
+            x: m x n, real, at least one element (local).
+            axis: as in `reduce` (global).
+            order: as in `reduce` (global).
+
+        Returns:
+            The values in 32 bits at least, and their indices along the axis; with axis=None one value, and its (row,
+            column), the first one in the order of rows. Both are in host memory.
+        """
+
+    @traced("sum", "dot", "x")
+    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """The sum of op(X) Y over all elements, as an array of one element in host memory (local).
+
+        Args:
+            x: m x n, at least one element (local).
+            y: m x n (local).
+            order: storage order of X, "F" or "C" (global).
+            dtype: precision of the products and sums (global).
+            conj: whether op is the conjugate (global).
+        """
+
+
+def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, Any]]:
+    m, n = z.shape
+    return f"{name} {m} x {n} x {k}", {"flops": flops}
+
+
+class Level3(Protocol):
+    """Products and triangular solves, in place, on the selected lane."""
+
+    @traced("gemm", lambda _alpha, x, y, _beta, z, **_: product_text([(x, y, z)]))
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        """Z := alpha X Y + beta Z; X and Y may be marked as conjugated.
+
+        Args:
+            alpha: scalar (local).
+            x: m x k (local).
+            y: k x n, of the same dtype, or of 8 bits as X (local).
+            beta: scalar; Z is not read when it is 0 (local).
+            z: m x n, of the accumulator dtype of X (local).
+            conj: multiply with the conjugates of X and Y.
+
+        Source: BLAS, xGEMM.
+        """
+
+    @traced("gemm", lambda x: product_text([(x.T, x, x[: x.shape[1]])]))
+    def gram(self, x: Array) -> Array:
+        """X^H X of an X in Fortran order, m x n, in host memory (local)."""
+
+    @traced("gemm", lambda x, vector, *_, **__: product_text([(x, vector, x[:, :1])]))
+    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+        """op(X) v in host memory (local).
+
+        Args:
+            x: m x n (local).
+            vector: n elements in host memory (local).
+            dtype: precision of the product: the accumulator dtype of X (global).
+            conj: whether op is the conjugate (global).
+        """
+
+    @traced("gemm", lambda x, y, z: product_text([(x, y, z)]))
+    def add_product(self, x: Array, y: Array, z: Array) -> None:
+        """Z += X Y in Z's precision; done on return.
+
+        Args:
+            x: m x k, in host memory, k small (local).
+            y: k x n, in host memory (local).
+            z: m x n (local).
+        """
+
+    @traced(
+        "gemm", lambda x, z: _triangle_text("SYRK", z, x.shape[1], (2 * len(x) - z.shape[1]) * z[:1].size * x.shape[1])
+    )
+    def subtract_square(self, x: Array, z: Array) -> None:
+        """Z := Z - X X[:n]^H in the lower triangle of the Hermitian Z[:n], and in all rows below it.
+
+        Args:
+            x: m x k, m >= n, in Fortran order (local).
+            z: m x n, in Fortran order (local).
+        """
+
+    @traced("gemm", lambda t, z, **_: _triangle_text("TRSM", z, len(t), len(t) * z.size))
+    def trsm(
+        self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
+    ) -> None:
+        """Z := T^-1 Z for a triangle T, which may be marked as conjugated.
+
+        Args:
+            t: m x m; its other triangle is not read (local).
+            z: m x n, of T's dtype (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+            inverts: whether a GPU may multiply with inverses of blocks, whose error grows with their condition.
+
+        Source: BLAS, xTRSM.
+        """
+
+    @traced("gemm", lambda _alpha, t, _x, z, **_: _triangle_text("TRMM", z, len(t), len(t) * z.size))
+    def trmm(self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool) -> None:
+        """Z := alpha T X for a triangle T; optional.
+
+        Args:
+            alpha: scalar (local).
+            t: m x m; its other triangle is not read (local).
+            x: m x n, in the storage order of Z (local).
+            z: m x n (local).
+            uplo: the triangle of T.
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: multiply with the conjugate of T.
+
+        Source: BLAS, xTRMM.
+        """
+        raise lacking("trmm")
+
+    @traced("gemm", lambda _alpha, x, _beta, z, **_: _triangle_text("SYRK", z, x.shape[1], len(x) * x.size))
+    def syrk(
+        self,
+        alpha: complex,
+        x: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Uplo,
+        conj: bool = False,
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z; X may be marked as conjugated.
+
+        Args:
+            alpha: scalar; real if `hermitian` (local).
+            x: m x k (local).
+            beta: scalar; real if `hermitian`. Z is not read when it is 0 (local).
+            z: m x m, of X's dtype; its other triangle is not touched (local).
+            uplo: the triangle of Z.
+            conj: multiply with the conjugate of X.
+            hermitian: X X^H; imaginary parts of the diagonal of Z become 0.
+
+        Source: BLAS, xSYRK and xHERK.
+        """
+
+    @traced("gemm", lambda _alpha, x, _y, _beta, z, **_: _triangle_text("SYR2K", z, x.shape[1], 2 * len(x) * x.size))
+    def syr2k(
+        self,
+        alpha: complex,
+        x: Array,
+        y: Array,
+        beta: complex,
+        z: Array,
+        *,
+        uplo: Uplo,
+        conj: tuple[bool, bool] = (False, False),
+        hermitian: bool = False,
+    ) -> None:
+        """One triangle of Z := alpha X Y^T + alpha Y X^T + beta Z, or of its Hermitian form; optional.
+
+        Args:
+            alpha: scalar (local).
+            x: m x k (local).
+            y: m x k (local).
+            beta: scalar; real if `hermitian`. Z is not read when it is 0 (local).
+            z: m x m, of X's dtype; its other triangle is not touched (local).
+            uplo: the triangle of Z.
+            conj: multiply with the conjugates of X and of Y.
+            hermitian: alpha X Y^H + conj(alpha) Y X^H + beta Z; imaginary parts of the diagonal of Z become 0.
+
+        Source: BLAS, xSYR2K and xHER2K.
+        """
+        raise lacking("syr2k")
+
+
+class Lapack(Protocol):
+    """Factorizations of blocks in Fortran order, in place, on the selected lane."""
+
+    @traced("gemm", lambda t, z, **_: _triangle_text("TRSM", z, len(t), len(t) * z.size))
+    def solve_factored(self, t: Array, z: Array, *, unit: bool = False, conj: bool = False) -> None:
+        """Z := T^-1 Z for the lower triangle of a factored block T; a GPU multiplies with T^-1.
+
+        Args:
+            t: m x m, as `cholesky` or `lu` left it (local).
+            z: m x n, one of its two strides is one element (local).
+            unit: take the diagonal of T as ones, and do not read it.
+            conj: solve with the conjugate of T.
+        """
+
+    @traced("copy", "lower triangle", "x")
+    def lower(self, x: Array) -> None:
+        """X := its lower triangle, n x n, with 0 above the diagonal and real elements on it."""
+
+    @traced("factor", "POTRF", "x")
+    def cholesky(self, x: Array, info: Array) -> None:
+        """X := L with X = L L^H, for the lower triangle of a Hermitian X.
+
+        Args:
+            x: n x n; elements above the diagonal and imaginary parts on it are not used, and then undefined (local).
+            info: one integer of `traits.pivot_dtype`, 0 before; then k if the leading k x k block is not positive
+                definite. A NaN on the diagonal counts as such (local).
+
+        Source: LAPACK, xPOTRF.
+        """
+
+    @traced("factor", "GETRF", "x")
+    def lu(self, x: Array, pivots: Array, info: Array) -> None:
+        """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored.
+
+        Args:
+            x: m x n (local).
+            pivots: min(m, n) integers of `traits.pivot_dtype`; then row i was exchanged with row pivots[i], counted
+                from 1 (local).
+            info: one integer, 0 before; then the least k, from 1, for which U[k, k] is 0 (local).
+
+        Source: LAPACK, xGETRF.
+        """
+
+    @traced("copy", "exchange rows", "x")
+    def swap_rows(self, x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
+        """Exchange row i of X with row pivots[i], one after the other for i from `start` on.
+
+        Args:
+            x: m x n (local).
+            pivots: row numbers from 1, of `lu` or in host memory; the first `start` are not used (local).
+            start: the first row that is exchanged (local).
+            backward: begin with the last row, which undoes the exchanges (global).
+
+        Source: LAPACK, xLASWP.
+        """
+
+    @traced("factor", "GEQRT", "x")
+    def qr(self, x: Array, t: Array) -> None:
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns.
+
+        V is stored below the diagonal, whose ones are not.
+
+        Args:
+            x: m x n (local).
+            t: nb x min(m, n), nb <= min(m, n): the T_b, upper triangular, side by side, zeros below them; on GPUs
+                nb <= 512 (local).
+
+        Source: LAPACK, xGEQRT; Schreiber and Van Loan, A storage-efficient WY representation, 1989.
+        """
+
+    @traced("gemm", lambda _v, t, c, **_: _triangle_text("GEMQRT", c, t.shape[1], 4 * c.size * t.shape[1]))
+    def multiply_q(self, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool = False) -> None:
+        """C := Q C or Q^H C, with the Q of `qr` or its conjugate.
+
+        Args:
+            v: m x k, as `qr` leaves it (local).
+            t: nb x k, of `qr`; on GPUs nb = k (local).
+            c: m x n (local).
+            adjoint: multiply with Q^H (global).
+            conj: multiply with the conjugate of Q or of Q^H (global).
+
+        Source: LAPACK, xGEMQRT.
+        """
+
+    @traced("factor", "TPQRT", "b")
+    def qr_stacked(self, r: Array, b: Array, t: Array, *, triangular: bool = False) -> None:
+        """R and B := R' and V with [R; B] = Q [R'; 0], for two matrices one below the other; optional.
+
+        Args:
+            r: n x n; its upper triangle, and nothing else, is read and written (local).
+            b: m x n; with `triangular` its upper triangle only (local).
+            t: nb x n, nb <= n: as in `qr` (local).
+            triangular: B is upper triangular, and so is V; then m <= n (global).
+
+        Source: LAPACK, xTPQRT.
+        """
+        raise lacking("qr_stacked")
+
+    @traced("gemm", lambda _v, t, _top, c, **_: _triangle_text("TPMQRT", c, t.shape[1], 4 * c.size * t.shape[1]))
+    def multiply_q_stacked(
+        self, v: Array, t: Array, top: Array, c: Array, *, adjoint: bool, triangular: bool = False
+    ) -> None:
+        """[top; C] := Q [top; C] or Q^H [top; C], with the Q of `qr_stacked`; optional.
+
+        Args:
+            v: m x k, as `qr_stacked` leaves B (local).
+            t: nb x k, of `qr_stacked` (local).
+            top: k x n (local).
+            c: m x n (local).
+            adjoint: multiply with Q^H (global).
+            triangular: as in `qr_stacked` (global).
+
+        Source: LAPACK, xTPMQRT.
+        """
+        raise lacking("multiply_q_stacked")
+
+    @traced("factor", "LARFT", "v")
+    def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for reflectors H_i = I - tau_i v_i v_i^H.
+
+        Args:
+            v: m x k, m >= k; the ones of the diagonal, and what is above it, are not read (local).
+            tau: k numbers of the dtype of V, in host memory (local).
+            t: k x k; zeros below its diagonal afterwards (local).
+
+        Source: LAPACK, xLARFT.
+        """
+
+
+class Lanes(Protocol):
+    """Order of operations."""
+
+    @untraced
+    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
+        """Begin an execution; returns when the caller's stream is idle. The first call loads libraries.
+
+        Args:
+            stream: the caller's CUDA stream; None for the library's current one (local).
+            modes: how products are computed where the hardware has a choice (global).
+            autotune: try several algorithms for each new product, where there are several (global).
+
+        Raises:
+            ArgumentError: a stream on CPUs; on GPUs an invalid stream, or one that is being captured.
+            BackendError: on GPUs, a library or the GPU fails.
+        """
+
+    @traced("wait", "the GPU", on_host=True)
+    def synchronize(self) -> None:
+        """Return when both lanes are idle."""
+
+    @untraced
+    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+        """Run a body that only calls methods of this device, or replay it.
+
+        A GPU runs the body twice at most, records it, and replays the recording from the third time on: the host needs
+        up to a millisecond to launch the calls one by one, and some 10 us for a graph.
+
+        Args:
+            programs: the caller's recordings (local).
+            key: identifies the body, by everything that its calls depend on (local).
+            body: the work (local).
+
+        Returns:
+            Whether the body was run (local).
+        """
+
+    @untraced
+    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> AbstractContextManager[None]:
+        """A with block whose calls go to the side lane.
+
+        Args:
+            what: name of its work as one operation of a trace; "" if it moves nothing (local).
+            kind: of that operation (local).
+        """
+
+    @untraced
+    def mark(self) -> Mark:
+        """A mark after the work issued on this lane so far."""
+
+    @traced("wait", lambda mark: None if mark is None else ("the other lane", {}))
+    def follow(self, mark: Mark) -> None:
+        """Work issued on this lane from now on starts after a mark of the other lane; None: no mark."""
+
+    @untraced
+    def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:
+        """Check the caller's stream, and wait until it is idle if `waits`; optional (local).
+
+        Args:
+            operation: name of the operation, for messages (global).
+            stream: None for the library's current one (local).
+            waits: whether to wait for the stream (global).
+
+        Raises:
+            ArgumentError: an invalid stream, or one that is being captured if `waits`.
+        """
+        raise lacking("check_stream")
+
+    @untraced
+    def close(self) -> None:
+        """Free the resources; nothing runs any more."""
+
+
+class Device(Memory, Elementwise, Level3, Lapack, Lanes, Protocol):
+    """One rank's arrays and their operations."""
+
+    traits: Traits
