@@ -19,7 +19,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
-from pblas.backends.mpi import shared_windows as arena
+from pblas.backends import shared_windows as arena
 from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array

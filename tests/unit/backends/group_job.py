@@ -23,7 +23,7 @@ import pblas
 from pblas import errors
 from pblas.backends.agreement import Agreement
 from pblas.backends.process_group import peers_of
-from pblas.backends.process_group.peers import GroupPeers
+from pblas.backends.process_group.transport import GroupTransport
 
 SECONDS = 20.0
 """Deadline of everything that ends, on a busy machine."""
@@ -46,7 +46,7 @@ def everywhere(call: Callable[[], Any]) -> tuple[str, str]:
     return outcomes[0]
 
 
-def agreements(peers: GroupPeers) -> None:
+def agreements(peers: GroupTransport) -> None:
     agreement, rank, size = Agreement(peers.duplicate(), SECONDS), peers.rank, peers.size
     for turn in range(20):
         values = [(turn, other, "x" * (other * turn * 2000)) for other in range(size)]  # below and above one frame
@@ -65,7 +65,7 @@ def agreements(peers: GroupPeers) -> None:
     agreement.peers.close()
 
 
-def pieces(peers: GroupPeers) -> None:
+def pieces(peers: GroupTransport) -> None:
     """Pieces arrive in the order of the calls, in either order of memory, whichever transfer is asked first."""
     own = peers.duplicate()
     channel, rank, size = own.channel(), own.rank, own.size
@@ -91,7 +91,7 @@ def pieces(peers: GroupPeers) -> None:
     own.close()
 
 
-def collectives(peers: GroupPeers) -> None:
+def collectives(peers: GroupTransport) -> None:
     own = peers.duplicate()
     channel, rank, size = own.channel(), own.rank, own.size
     counts = [(3 * other) % 5 for other in range(size)]
@@ -130,7 +130,7 @@ def contexts(part: Any) -> None:
     assert "process_group=torch.distributed.group.WORLD" in text
 
 
-def missing(peers: GroupPeers, folder: Path) -> None:
+def missing(peers: GroupTransport, folder: Path) -> None:
     """Ranks that do not arrive, and ranks that have died, are named in time by all others."""
     agreement, rank, size = Agreement(peers.duplicate(), 1.0), peers.rank, peers.size
     if rank == size - 1:
