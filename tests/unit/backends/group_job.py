@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-import pblas
 from pblas import errors
 from pblas.backends.agreement import Agreement
 from pblas.backends.process_group import peers_of
@@ -110,26 +109,6 @@ def wait(done: Callable[[], bool]) -> None:
         assert time.monotonic() < end
 
 
-def contexts(part: Any) -> None:
-    world = dist.group.WORLD
-    name, text = everywhere(lambda: pblas.Context(process_group=world, backend="mpi"))
-    assert name == "BackendError"
-    assert "backend='mpi' needs ranks of MPI: start with mpiexec" in text
-    name, text = everywhere(lambda: pblas.Context(process_group=world, timeout=SECONDS))
-    assert name == "BackendError"
-    assert "backend 'nvshmem' is not available" in text
-    name, text = everywhere(lambda: pblas.init_nvshmem(process_group=3))
-    assert name == "ArgumentError"
-    assert "process_group must be a group of torch.distributed" in text
-    name, text = outcome(lambda: pblas.Context(process_group=part))
-    assert name == ("ArgumentError" if dist.get_rank() == 0 else "BackendError")  # rank 0 is not in this group
-    assert ("got a group without this rank" if dist.get_rank() == 0 else "not available") in text
-    assert everywhere(lambda: pblas.Context(3, process_group=world))[0] == "ArgumentError"  # type: ignore[arg-type]
-    name, text = everywhere(pblas.Context)
-    assert "backend 'mpi' is not available" in text
-    assert "process_group=torch.distributed.group.WORLD" in text
-
-
 def missing(peers: GroupTransport, folder: Path) -> None:
     """Ranks that do not arrive, and ranks that have died, are named in time by all others."""
     agreement, rank, size = Agreement(peers.duplicate(), 1.0), peers.rank, peers.size
@@ -158,7 +137,6 @@ def main() -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=60),
     )
-    part = dist.new_group([1, 2])
     peers = peers_of(dist.group.WORLD, "test", SECONDS)
     assert peers.node == tuple(range(peers.size))
     assert (peers.local_rank, peers.local_size) == (peers.rank, peers.size)
@@ -168,7 +146,6 @@ def main() -> None:
         agreements(peers)
         pieces(peers)
         collectives(peers)
-        contexts(part)
         dist.destroy_process_group()
         Agreement(peers.duplicate(), SECONDS).agree("the end, as that of NVSHMEM")
     print(f"rank {peers.rank}: all laws hold", flush=True)
