@@ -66,6 +66,7 @@ class WindowEngine:
         self._ranks, self._arena = ranks, arena
         self._memory: Any = arena.memory
         self._workspace: Workspace | None = None
+        self._parity = 0
         self._scratch = np.empty(0, np.uint8)
 
     # Memory

@@ -120,6 +120,7 @@ def missing(peers: GroupTransport, folder: Path) -> None:
     agreement = Agreement(peers.duplicate(), 1.0)
     agreement.agree("together again", timeout=20.0)
     if rank == size - 1:
+        time.sleep(0.5)  # until its last message has left
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         agreement.agree("a call")
