@@ -24,7 +24,7 @@ from pblas.backends import log
 from pblas.backends.local_step import agreed
 
 if TYPE_CHECKING:
-    from pblas.backends.peers import Line, Peers
+    from pblas.backends.transport import Line, Transport
 
 CALL_NBYTES = 1024
 ERROR_NBYTES = 1024
@@ -135,8 +135,8 @@ class Agreement:
         crowded: whether this rank shares its core with other ranks, so that it must not poll for long (local).
     """
 
-    def __init__(self, peers: Peers, timeout: float, *, crowded: bool = False) -> None:
-        self.peers: Peers = peers
+    def __init__(self, peers: Transport, timeout: float, *, crowded: bool = False) -> None:
+        self.peers: Transport = peers
         self.rank: int = peers.rank
         self.size: int = peers.size
         self.timeout = timeout
@@ -532,7 +532,7 @@ def _difference(known: _Known) -> str:
 
 
 def rendezvous(
-    peers: Peers,
+    peers: Transport,
     call: str,
     timeout: float,
     error: errors.PblasError | None = None,

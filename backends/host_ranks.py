@@ -1,7 +1,7 @@
 """Base class of the backends: agreement of the hosts, cores of a node, symmetric memory.
 
-The backends of `pblas.backends.mpi`, `pblas.backends.cuda` and `pblas.backends.nvshmem` differ in the memory of the
-matrices and in the transport between the ranks.
+`pblas.backends.cpu_backend`, `pblas.backends.cuda` and `pblas.backends.nvshmem` differ in the memory of the matrices,
+and in how matrices move between the ranks. Their hosts exchange messages over a `pblas.backends.transport.Transport`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from pblas.backends.allocator import Blocks, Provisional
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
-    from pblas.backends.peers import Channel, HostChannel, Peers
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
+    from pblas.backends.transport import Channel, HostChannel, Transport
 
 Location = tuple[Any, list[Any]]
 """A block, and four integers of each rank of the node: window, offset, and strides of an array; None elsewhere."""
@@ -60,9 +60,14 @@ class HostRanks(ABC):
     """Messages of pieces of matrices."""
 
     def __init__(
-        self, peers: Peers, *, timeout: float, threads: int | None, near: Callable[[Peers], Sequence[int]] | None = None
+        self,
+        peers: Transport,
+        *,
+        timeout: float,
+        threads: int | None,
+        near: Callable[[Transport], Sequence[int]] | None = None,
     ) -> None:
-        self.peers: Peers = peers.duplicate()
+        self.peers: Transport = peers.duplicate()
         self.rank: int = self.peers.rank
         self.size: int = self.peers.size
         self.agreement: Agreement = Agreement(self.peers, timeout)
@@ -392,3 +397,5 @@ class HostRanks(ABC):
             self.agreement.close()
         if free:
             self.peers.close()
+        else:
+            self.peers.abandon()

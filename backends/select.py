@@ -16,7 +16,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import TIMEOUT, checked_name, checked_name_of_group
+from pblas.backends.settings import TIMEOUT, checked_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.gpu_info import Diagnostics
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.settings import Name, Transport
+    from pblas.backends.settings import Movement, Name
+    from pblas.backends.transport import Transport
 
 ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3
 """State of a rank: no GPU or no CuPy; GPU and CuPy, but not all requirements of the "cuda" backend; all requirements of
@@ -42,7 +43,7 @@ def open_backend(
     device: int | None,
     timeout: float,
     threads: int | None,
-    transport: Transport,
+    transport: Movement,
     ranks_per_node: int | None,
     link: tuple[float, float] | None,
 ) -> HostRanks:
@@ -55,6 +56,7 @@ def open_backend(
         MismatchError: settings that differ between ranks.
     """
     peers = _peers("Context", comm, process_group, timeout)
+    has_mpi = process_group is None
     settings: dict[str, Any] = {
         "timeout": timeout,
         "threads": threads,
@@ -64,11 +66,9 @@ def open_backend(
     }
     # With the default timeout: that of the call may be the wrong setting.
     with LocalStep(lambda operation, error: rendezvous(peers, operation, TIMEOUT, error), "Context"):
-        name = checked_name(backend, device=device, **settings)
-        if process_group is not None:
-            name = checked_name_of_group(name)
+        name = checked_name(backend, device=device, is_group=not has_mpi, **settings)
         on_gpus: dict[str, Any] = {"device": device, "timeout": timeout, "threads": threads}
-        state, lack = (ABSENT, "") if name == "mpi" else gpu_state(device, mpi=process_group is None)
+        state, lack = (ABSENT, "") if name == peers.name else gpu_state(device, mpi=has_mpi)
         wish = int(name in ("nvshmem", "cuda") or device is not None)  # the caller insists on GPUs
         call = f"Context\n{timeout=}\n{transport=}\n{ranks_per_node=}\n{link=}\nbackend={name!r}"
     agreed = rendezvous(peers, call, timeout, None, (state, -state, wish))
@@ -80,32 +80,34 @@ def open_backend(
             try:
                 return NvshmemBackend(peers, **on_gpus)
             except errors.BackendError as caught:  # the same on every rank
-                if name == "nvshmem":
+                if name == "nvshmem" or not has_mpi:
                     raise
                 text = f"Context: NVSHMEM is not used: {caught}. Context(backend='cuda') asks for messages between GPUs"
                 log.write(log.INFO, peers.rank, text)
                 warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
-        if worst >= MESSAGES and name != "nvshmem":
+        if worst >= MESSAGES and name != "nvshmem" and has_mpi:
             from pblas.backends.cuda.backend import CudaBackend
 
             return CudaBackend(peers, **on_gpus)
         if best > ABSENT or insists:
-            needed, wanted = (READY, "nvshmem") if name == "nvshmem" else (MESSAGES, "cuda")
+            needed, wanted = (READY, "nvshmem") if name == "nvshmem" or not has_mpi else (MESSAGES, "cuda")
             missing = errors.BackendError(f"backend {wanted!r} is not available: {lack}") if state < needed else None
             rendezvous(peers, "Context: what is missing for GPUs", timeout, missing)
     except errors.BackendError as caught:  # the same on every rank
         if insists:
             raise
-        text = f"Context: GPUs are not used: {caught}. Context(backend='mpi') asks for CPUs without this warning"
+        text = (
+            f"Context: GPUs are not used: {caught}. Context(backend={peers.name!r}) asks for CPUs without this warning"
+        )
         log.write(log.INFO, peers.rank, text)
         warnings.warn(text, errors.PblasWarning, stacklevel=_STACKLEVEL)
-    from pblas.backends.mpi import MpiBackend
+    from pblas.backends.cpu_backend import CpuBackend
 
-    return MpiBackend(peers, **settings)
+    return CpuBackend(peers, **settings)
 
 
-def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGroup | None, timeout: float) -> Any:
-    """The ranks that the caller names, or those of COMM_WORLD, as `pblas.backends.peers.Peers` (local).
+def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGroup | None, timeout: float) -> Transport:
+    """The ranks that the caller names, or those of COMM_WORLD (local).
 
     Raises:
         ArgumentError: no communicator or group, or both.
@@ -122,7 +124,7 @@ def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGro
     except (ImportError, RuntimeError) as caught:
         raise errors.BackendError(
             f"{operation}: backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the "
-            f"system. GPUs of ranks that torchrun started need none: pass process_group=torch.distributed.group.WORLD"
+            f"system. Ranks that torchrun started need none: pass process_group=torch.distributed.group.WORLD"
         ) from None
     return mpi.peers_of(comm, operation)
 

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args
 
 from pblas import errors
 
-Name = Literal["auto", "mpi", "nvshmem", "cuda"]
-Transport = Literal["auto", "shared", "message"]
+Name = Literal["auto", "mpi", "gloo", "nvshmem", "cuda"]
+Movement = Literal["auto", "shared", "message"]
 Tuning = Literal["measured", "fixed"]
 
 TIMEOUT = 120.0
@@ -17,9 +17,19 @@ _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
 
 def checked_name(
-    backend: Any, transport: Any, *, timeout: Any, threads: Any, ranks_per_node: Any, link: Any, device: Any
+    backend: Any,
+    transport: Any,
+    *,
+    timeout: Any,
+    threads: Any,
+    ranks_per_node: Any,
+    link: Any,
+    device: Any,
+    is_group: bool = False,
 ) -> Name:
-    """The requested backend, or "mpi" if a setting is of that backend only; the arguments are those of `Context`.
+    """The requested backend, or that of CPUs if a setting is of CPUs only; the arguments are those of `Context`.
+
+    With `is_group` the ranks are those of a torch.distributed group, not of MPI.
 
     Raises:
         ArgumentError, BackendError: an invalid setting, or one that contradicts another.
@@ -28,8 +38,21 @@ def checked_name(
     'mpi'
     """
     if backend not in get_args(Name):
-        raise errors.BackendError(f"Context: backend must be 'auto', 'mpi', 'nvshmem' or 'cuda', got {backend!r}")
-    if transport not in get_args(Transport):
+        raise errors.BackendError(
+            f"Context: backend must be 'auto', 'mpi', 'gloo', 'nvshmem' or 'cuda', got {backend!r}"
+        )
+    if is_group and backend in ("mpi", "cuda"):
+        raise errors.BackendError(
+            f"Context: backend={backend!r} needs ranks of MPI, process_group has ranks of torch.distributed; pass "
+            f"backend='gloo' for CPUs or 'nvshmem' for GPUs, or start with mpiexec -n N python -m mpi4py script.py and "
+            f"leave process_group out"
+        )
+    if backend == "gloo" and not is_group:
+        raise errors.BackendError(
+            "Context: backend='gloo' needs ranks of torch.distributed; start with torchrun, and pass "
+            "process_group=torch.distributed.group.WORLD"
+        )
+    if transport not in get_args(Movement):
         raise errors.ArgumentError(f"Context: transport must be 'auto', 'shared' or 'message', got {transport!r}")
     _check_timeout("Context", timeout)
     for name, value in (("threads", threads), ("ranks_per_node", ranks_per_node)):
@@ -38,37 +61,21 @@ def checked_name(
         raise errors.ArgumentError(f"Context: threads must be at most {_MOST_THREADS}, got {threads!r}")
     if link is not None:
         _check_link(link)
+    cpus: Name = "gloo" if is_group else "mpi"
+    of_cpus = f"backend={cpus!r}"
     own = [name for name, value in (("ranks_per_node", ranks_per_node), ("link", link)) if value is not None]
     own += [f"transport={transport!r}"] if transport != "auto" else []
     if own and backend in ("nvshmem", "cuda"):
-        raise errors.ArgumentError(f"Context: {own[0]} is a setting of backend='mpi'; leave it out for {backend!r}")
+        raise errors.ArgumentError(f"Context: {own[0]} is a setting of {of_cpus}; leave it out for {backend!r}")
     if link is not None and transport != "message" and ranks_per_node is None:
         raise errors.ArgumentError(
             f"Context: link delays messages, but transport={transport!r} sends none; pass transport='message'"
         )
-    chosen: Name = "mpi" if own else backend
-    if device is not None and chosen == "mpi":
-        raise errors.ArgumentError(f"Context: device={device!r} names a GPU, backend='mpi' uses none; leave it out")
+    chosen: Name = cpus if own else backend
+    if device is not None and chosen == cpus:
+        raise errors.ArgumentError(f"Context: device={device!r} names a GPU, {of_cpus} uses none; leave it out")
     _check_device("Context", device)
     return chosen
-
-
-def checked_name_of_group(name: Name) -> Name:
-    """The backend of the ranks of a torch.distributed group, of the backend that they ask for.
-
-    Raises:
-        BackendError: a backend whose matrices move through MPI.
-
-    >>> checked_name_of_group("auto")
-    'nvshmem'
-    """
-    if name not in ("auto", "nvshmem"):
-        raise errors.BackendError(
-            f"Context: process_group works on GPUs that reach each other's memory, with backend='nvshmem'; "
-            f"backend={name!r} needs ranks of MPI: start with mpiexec -n N python -m mpi4py script.py, and leave "
-            f"process_group out"
-        )
-    return "nvshmem"
 
 
 def check_tuning(tuning: Any) -> None:

@@ -1,7 +1,7 @@
 """Tensor-parallel layers as torch modules, with gradients: a block is trained over all ranks, and on one rank.
 
 mpiexec -n 4 python -m mpi4py examples/tp_torch.py        on GPUs if every rank has one, else on CPUs
-torchrun --nproc-per-node 4 examples/tp_torch.py          on GPUs; needs no MPI
+torchrun --nproc-per-node 4 examples/tp_torch.py          the same without MPI
 
 `ColumnLinear` and `RowLinear` are `torch.nn.Linear` with a weight that is split over the ranks. Tokens are split, too:
 `ColumnLinear` gathers them while it multiplies, `RowLinear` reduces and scatters its sums while it multiplies. In the
@@ -115,7 +115,7 @@ def context() -> pblas.Context:
     if not dist.is_torchelastic_launched():
         return pblas.Context()
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     return pblas.Context(process_group=dist.group.WORLD)
 
 

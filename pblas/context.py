@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
 
-    from pblas.backends.settings import Name, Transport, Tuning
+    from pblas.backends.settings import Movement, Name, Tuning
 
 _EXIT_SECONDS = 1.0
 
@@ -36,7 +36,8 @@ class Context(Constructors, Collectives):
     Args:
         comm: an mpi4py intracommunicator, which the context duplicates; None for COMM_WORLD (global).
         backend: kind of arrays and of communication (global):
-            "mpi": NumPy arrays on CPUs;
+            "mpi": NumPy arrays on CPUs, ranks of MPI;
+            "gloo": NumPy arrays on CPUs, ranks of `process_group`;
             "nvshmem": CuPy arrays on GPUs that reach each other's memory;
             "cuda": CuPy arrays on GPUs that send messages through MPI;
             "auto": GPUs if every rank has one and CuPy, with NVSHMEM if it works; else CPUs.
@@ -57,7 +58,7 @@ class Context(Constructors, Collectives):
         tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
             once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
-            ranks that `torchrun` starts, on GPUs with backend="nvshmem". It needs no MPI (global).
+            ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.
@@ -82,7 +83,7 @@ class Context(Constructors, Collectives):
         *,
         timeout: float = TIMEOUT,
         threads: int | None = None,
-        transport: Transport = "auto",
+        transport: Movement = "auto",
         ranks_per_node: int | None = None,
         link: tuple[float, float] | None = None,
         device: int | None = None,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.gpu_info import Gpu
-    from pblas.backends.peers import Peers
+    from pblas.backends.transport import Transport
 
 
 class CudaBackend(GpuBackend):
@@ -42,7 +42,7 @@ class CudaBackend(GpuBackend):
 
     name = "cuda"
 
-    def __init__(self, peers: Peers, *, device: int | None, timeout: float, threads: int | None) -> None:
+    def __init__(self, peers: Transport, *, device: int | None, timeout: float, threads: int | None) -> None:
         super().__init__(peers, timeout=timeout, threads=threads, near=lambda peers: (peers.rank,))
         self.arena = NoBlocks()
         try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.arrays import DeviceArrays
     from pblas.backends.dtypes import Array
-    from pblas.backends.peers import Channel, Transfer
+    from pblas.backends.transport import Channel, Transfer
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 

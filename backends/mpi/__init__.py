@@ -1,7 +1,6 @@
 """MPI: the only place that imports mpi4py."""
 
-from pblas.backends.mpi.backend import MpiBackend as MpiBackend
 from pblas.backends.mpi.rendezvous import peers_of as peers_of
 from pblas.backends.mpi.rendezvous import rendezvous as rendezvous
 
-__all__ = ["MpiBackend", "peers_of", "rendezvous"]
+__all__ = ["peers_of", "rendezvous"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from mpi4py import MPI
 
 from pblas.backends.dtypes import address_of
@@ -32,7 +30,6 @@ class Transfer:
         self._keep = keep
 
     def done(self) -> bool:
-        """Whether the message arrived, or its memory may be used again (local)."""
         return self.request.Test()
 
     def __del__(self) -> None:
@@ -57,30 +54,24 @@ class Channel:
         self._signal = bytearray(1)
 
     def send(self, x: Array, dest: int, tag: int) -> Transfer:
-        """Start to send x (m x n, one stride is one element) to `dest` (local)."""
         return Transfer(self.comm.Isend(self._buffer(x), dest, tag), x)
 
     def receive(self, x: Array, source: int, tag: int) -> Transfer:
-        """Start to receive into x (m x n, one stride is one element) from `source` (local)."""
         self.received_nbytes += x.nbytes
         return Transfer(self.comm.Irecv(self._buffer(x), source, tag), x)
 
     def signal(self, dest: int, tag: int) -> Transfer:
-        """Send an empty message: the receiver may read what this rank wrote to shared memory before (local)."""
         return Transfer(self.comm.Isend([self._signal, 0, MPI.BYTE], dest, tag))
 
     def await_signal(self, source: int, tag: int) -> Transfer:
-        """Start to receive an empty message (local)."""
         return Transfer(self.comm.Irecv([self._signal, 0, MPI.BYTE], source, tag))
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
-        """**Collective.** Start to send consecutive elements of x to each rank, and to receive from each into out."""
         word = WORDS[x.itemsize]
         request = self.comm.Ialltoallv([x, counts, None, word], [out, out_counts, None, word])
         return Transfer(request, (x, out))
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Transfer:
-        """**Collective.** Start out := every rank's x, one after the other."""
         word = WORDS[x.itemsize]
         return Transfer(self.comm.Iallgatherv([x, x.size, word], [out, counts, None, word]), (x, out))
 
@@ -105,48 +96,3 @@ class Channel:
         for datatype in self._types.values():
             datatype.Free()
         self._types = {}
-
-
-class _Delayed(Transfer):
-    """A transfer that is done only when the emulated link has delivered it."""
-
-    __slots__ = ("_due", "_stamp")
-
-    def __init__(self, transfer: Transfer, due: np.ndarray[Any, Any], stamp: Transfer | None) -> None:
-        super().__init__(transfer.request, transfer)
-        self._due, self._stamp = due, stamp
-
-    def done(self) -> bool:
-        if not self.request.Test() or (self._stamp is not None and not self._stamp.done()):
-            return False
-        return time.monotonic() >= float(self._due[0, 0])
-
-
-class DelayedChannel(Channel):
-    """An emulated network: a message is delivered latency + bytes/bandwidth after it was sent, in order per sender.
-
-    Waiting costs no CPU time, so that overlap can be measured on a machine whose cores are all busy.
-
-    Args:
-        comm: communicator of ranks of one machine, which share a clock (global).
-        latency: seconds (global).
-        bandwidth: bytes per second that leave a rank (global).
-    """
-
-    _STAMP = 500
-
-    def __init__(self, comm: MPI.Intracomm, latency: float, bandwidth: float) -> None:
-        super().__init__(comm)
-        self._latency, self._bandwidth, self._free = latency, bandwidth, 0.0
-
-    def send(self, x: Array, dest: int, tag: int) -> Transfer:
-        """Send a message, and its time of delivery in a second message."""
-        self._free = max(self._free, time.monotonic()) + x.nbytes / self._bandwidth
-        due = np.array([[self._free + self._latency]])
-        return _Delayed(super().send(x, dest, tag), due, super().send(due, dest, tag + self._STAMP))
-
-    def receive(self, x: Array, source: int, tag: int) -> Transfer:
-        """Receive a message; done when the time of delivery has passed."""
-        due = np.empty((1, 1))
-        stamp = Transfer(self.comm.Irecv(self._buffer(due), source, tag + self._STAMP), due)
-        return _Delayed(super().receive(x, source, tag), due, stamp)

@@ -37,8 +37,8 @@ def check_launcher() -> None:
         raise BackendError(
             f"the launcher started {processes} processes (WORLD_SIZE={processes}), but MPI sees {processes} jobs of "
             f"one rank each: torchrun and launchers like it start no ranks of MPI. Start with "
-            f"mpiexec -n {processes} python -m mpi4py script.py; or, on GPUs, call "
-            f"torch.distributed.init_process_group('cpu:gloo,cuda:nccl') and pass "
+            f"mpiexec -n {processes} python -m mpi4py script.py; or call "
+            f"torch.distributed.init_process_group('gloo'), with GPUs 'cpu:gloo,cuda:nccl', and pass "
             f"Context(process_group=torch.distributed.group.WORLD)"
         )
     for name in _SIZES:

@@ -9,10 +9,10 @@ from mpi4py import MPI
 from pblas import errors
 from pblas.backends import agreement
 from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_exception
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 
 
-def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiPeers:
+def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
     """The ranks of a communicator; sends no message (local).
 
     Args:
@@ -33,7 +33,7 @@ def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiPeers:
         )
     check_launcher()
     end_job_on_uncaught_exception()
-    return MpiPeers(MPI.COMM_WORLD if comm is None else comm)
+    return MpiTransport(MPI.COMM_WORLD if comm is None else comm)
 
 
 def rendezvous(

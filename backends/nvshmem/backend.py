@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pblas.backends.agreement import AgreedError
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import Location
-    from pblas.backends.peers import Peers
+    from pblas.backends.transport import Transport
 
 
 class NvshmemBackend(GpuBackend):
@@ -48,7 +48,7 @@ class NvshmemBackend(GpuBackend):
     push = True
     arena: Any
 
-    def __init__(self, peers: Peers, *, device: int | None, timeout: float, threads: int | None) -> None:
+    def __init__(self, peers: Transport, *, device: int | None, timeout: float, threads: int | None) -> None:
         super().__init__(peers, timeout=timeout, threads=threads)
         self.arena = NoBlocks()
         self._resources: EngineResources | None = None

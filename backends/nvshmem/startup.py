@@ -35,7 +35,7 @@ from pblas.backends.nvshmem.settings import (
 from pblas.backends.settings import TIMEOUT, check_start
 
 if TYPE_CHECKING:
-    from pblas.backends.peers import Peers
+    from pblas.backends.transport import Transport
 
 _SHARED = "ranks share a GPU, whose time slices they get in turn; results are right, times mean nothing"
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
@@ -161,7 +161,7 @@ def running() -> Nvshmem | None:
 
 
 def start(
-    peers: Peers,
+    peers: Transport,
     nbytes: int | None = None,
     device: int | None = None,
     *,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.peers import Peers
+    from pblas.backends.transport import Transport
 
 _FIRST_TAG = 1000  # tags below belong to agreements
 _TAG_COLLECTIVE = 999
@@ -60,7 +60,7 @@ class _All:
 
 
 class MessageChannel:
-    """Sends and receives pieces of matrices: `pblas.backends.peers.HostChannel` by the messages of `Peers`.
+    """Sends and receives pieces of matrices: `pblas.backends.transport.HostChannel` by the messages of `Transport`.
 
     Messages of one rank and tag arrive in the order in which they were sent, in the order of the calls of `receive`.
 
@@ -68,30 +68,25 @@ class MessageChannel:
         peers: the ranks; tags from 999 on belong to this class (global).
     """
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Transport) -> None:
         self._peers = peers
         self.received_nbytes: int = 0
         self._expected: dict[tuple[int, int], deque[_Expected]] = {}
 
     def send(self, x: Array, dest: int, tag: int) -> Any:
-        """Start to send x (m x n, one stride is one element) to `dest` (local)."""
         return self._send(_columns(x).tobytes("F"), dest, _FIRST_TAG + tag)
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
-        """Start to receive into x (m x n, one stride is one element) from `source` (local)."""
         self.received_nbytes += x.nbytes
         return self._expect(x, source, _FIRST_TAG + tag)
 
     def signal(self, dest: int, tag: int) -> Any:
-        """Send an empty message: the receiver may read what this rank wrote to shared memory before (local)."""
         return self._send(b"", dest, _FIRST_TAG + tag)
 
     def await_signal(self, source: int, tag: int) -> Any:
-        """Start to receive an empty message (local)."""
         return self._expect(None, source, _FIRST_TAG + tag)
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Any:
-        """**Collective.** Start to send consecutive elements of x to each rank, and to receive from each into out."""
         sent = [
             self._send(part.tobytes(), dest, _TAG_COLLECTIVE)
             for dest, part in enumerate(np.split(x, np.cumsum(counts)[:-1]))
@@ -99,7 +94,6 @@ class MessageChannel:
         return self._collect(out, out_counts, sent)
 
     def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Any:
-        """**Collective.** Start out := every rank's x, one after the other."""
         message = x.tobytes()
         return self._collect(
             out, counts, [self._send(message, dest, _TAG_COLLECTIVE) for dest in range(self._peers.size)]

@@ -3,10 +3,14 @@
 Gloo's messages cannot be tested for arrival, only waited for, and a wait with a short deadline would close the
 connections of the group. Two threads therefore wait: one for messages from any rank, one until own messages have left.
 The methods of the group itself work until the process ends, also after torch.distributed.destroy_process_group.
+
+Gloo would wake the threads when another rank ends. If Python is ending here at that moment, that ends the process by
+SIGABRT. Therefore a process that ends asks the other ranks for a message, which ends the first thread.
 """
 
 from __future__ import annotations
 
+import atexit
 import struct
 import threading
 import time
@@ -27,6 +31,10 @@ _HEAD = struct.Struct("<4q")
 _FRAME = 4096
 _INLINE = _FRAME - _HEAD.size
 _FOREVER = timedelta(days=365)
+_ENDING, _ANSWER = -1, -2
+"""In place of the number of bytes: the sender's process ends; the answer to that."""
+_GRACE, _TURN = 1.0, 0.3
+"""Seconds in which a rank that has not ended answers; after the death of a rank the others end one after the other."""
 
 _MAILBOXES: dict[Any, Mailbox] = {}
 """One mailbox per group, as long as the process runs: a thread that waits for Gloo cannot be ended."""
@@ -57,9 +65,15 @@ class Mailbox:
         self._arrived: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
         self._lock = threading.Lock()  # of `_arrived`
         self._sending = threading.Lock()  # the two parts of a message leave one after the other
-        self._leaving: SimpleQueue[tuple[Any, threading.Event]] = SimpleQueue()
-        for target in (self._receive_all, self._await_leaving):
-            threading.Thread(target=target, name="pblas messages", daemon=True).start()
+        self._leaving: SimpleQueue[tuple[Any, threading.Event] | None] = SimpleQueue()
+        self._is_ending = False
+        self._threads = [
+            threading.Thread(target=target, name="pblas messages", daemon=True)
+            for target in ((self._receive_all, self._await_leaving) if self.size > 1 else ())
+        ]
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self._end)
 
     def new_space(self) -> int:
         """Number of a space that no other user of the group has (global)."""
@@ -71,12 +85,16 @@ class Mailbox:
         if dest == self.rank:
             self._deliver(self.rank, space, tag, message)
             return lambda: True
-        frame = bytearray(_FRAME)
-        _HEAD.pack_into(frame, 0, self.rank, space, tag, len(message))
+        frame = self._frame(space, tag, len(message))
         frame[_HEAD.size : _HEAD.size + len(message)] = message[:_INLINE]
         with self._sending:
             left = self._start(frame, dest, _TAG)
             return left if len(message) <= _INLINE else self._start(bytearray(message[_INLINE:]), dest, _TAG_REST)
+
+    def _frame(self, space: int, tag: int, nbytes: int) -> bytearray:
+        frame = bytearray(_FRAME)
+        _HEAD.pack_into(frame, 0, self.rank, space, tag, nbytes)
+        return frame
 
     def _start(self, memory: bytearray, dest: int, tag: int) -> Callable[[], bool]:
         left = threading.Event()
@@ -118,6 +136,13 @@ class Mailbox:
             while True:
                 self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
                 sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
+                if nbytes < 0:
+                    if nbytes == _ENDING:
+                        with self._sending:
+                            self._start(self._frame(0, 0, _ANSWER), sender, _TAG)
+                    if self._is_ending:
+                        return
+                    continue
                 message = np.empty(nbytes, np.uint8)
                 message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
                 try:
@@ -131,7 +156,21 @@ class Mailbox:
     def _await_leaving(self) -> None:
         """Keep the memory of messages until they have left, in the order in which they were sent."""
         while True:
-            (work, _memory), left = self._leaving.get()
+            under_way = self._leaving.get()
+            if under_way is None:
+                return
+            (work, _memory), left = under_way
             with suppress(RuntimeError):  # the receiver has died
                 work.wait(_FOREVER)
             left.set()
+
+    def _end(self) -> None:
+        """End the threads before Python ends."""
+        self._is_ending = True
+        for rank in set(range(self.size)) - {self.rank}:
+            with self._sending:
+                self._start(self._frame(0, 0, _ENDING), rank, _TAG)
+        self._leaving.put(None)
+        end = time.monotonic() + _GRACE + _TURN * (self.rank % 8)
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 
 if TYPE_CHECKING:
-    from pblas.backends.process_group.peers import GroupPeers
+    from pblas.backends.process_group.transport import GroupTransport
 
 
-def peers_of(group: Any, operation: str, timeout: float) -> GroupPeers:
+def peers_of(group: Any, operation: str, timeout: float) -> GroupTransport:
     """The ranks of a torch.distributed group; sends no message (local).
 
     Args:
@@ -35,7 +35,7 @@ def peers_of(group: Any, operation: str, timeout: float) -> GroupPeers:
             f"torch.distributed.group.WORLD after init_process_group('gloo'), got "
             f"{'a group without this rank' if is_outside else type(group).__name__}"
         )
-    from pblas.backends.process_group.peers import GroupPeers, check_gloo
+    from pblas.backends.process_group.transport import GroupTransport, check_gloo
 
     check_gloo(group, f"{operation}: process_group")
-    return GroupPeers(group, timeout)
+    return GroupTransport(group, timeout)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.execute.right_hand_sides import TrsmOperands
     from pblas.plans.pipelined_trsm import DiagonalBlock, PipelinedTrsm
 

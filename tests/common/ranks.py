@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +13,9 @@ from mpi4py import MPI
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.backends.mpi import MpiBackend
 from pblas.runtime.runtime import Runtime
 from tests.common.gauge import NAMES
+from tests.common.window_engine import PushBackend
 from tests.harness.shares import NO_DIFFERENT
 
 Contexts = dict[str, pblas.Context]
@@ -58,7 +57,7 @@ def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **s
     if transport != "push":
         return pblas.Context(comm, transport=transport, **settings)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pblas.backends.mpi.MpiBackend", partial(MpiBackend, push=True))
+        patch.setattr("pblas.backends.cpu_backend.CpuBackend", PushBackend)
         return pblas.Context(comm, "mpi", transport="shared", **settings)
 
 

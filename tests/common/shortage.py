@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import pblas
-from pblas.backends.mpi import shared_windows as arena
+from pblas.backends import shared_windows as arena
 
 
 class Windows:

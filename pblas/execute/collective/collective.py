@@ -27,7 +27,7 @@ from pblas.plans.partition import receiver
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.execute.collective.reduction import Finish
     from pblas.execute.collective.staging import Staging
     from pblas.plans.collective import Rounds

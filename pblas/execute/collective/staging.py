@@ -17,7 +17,7 @@ from pblas.plans.partition import padded
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
 
 INPUTS, RESULTS = 0, 1
 """Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.execute.redistribution.transfer import SourceMatrix
     from pblas.plans.factorization import Panel
 

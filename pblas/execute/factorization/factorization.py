@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.plans.factorization import FactorizationPlan, Panel
 
 TAG_HEADER = 1041

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.plans.one_dimensional import AllGatherGemm, GatherStep
 
 TAG, TAG_ARRIVED, TAG_READ = 1000, 1003, 1004

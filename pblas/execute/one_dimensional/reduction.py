@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.plans.one_dimensional import GemmReduceScatter, ReduceStep
 
     Columns = Callable[[int, int, int, int], Array]

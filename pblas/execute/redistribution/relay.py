@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.execute.redistribution.packing import Message
     from pblas.layouts.placement import Placement
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
     from pblas.backends.traced import Kind
+    from pblas.backends.transport import Transfer
     from pblas.execute.redistribution.packing import KnownRuns
     from pblas.execute.redistribution.scaling import Put
     from pblas.layouts.placement import Placement

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.peers import Transfer
+    from pblas.backends.transport import Transfer
     from pblas.execute.operands import Operands
     from pblas.execute.summa.triangle import Triangle
     from pblas.plans.summa import Summa

@@ -19,7 +19,7 @@ import pblas
 from pblas import BackendError, WorkspaceError
 from pblas.backends.agreement import Agreement
 from pblas.backends.cuda import device as gpu
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 from pblas.backends.nvshmem.diagnostics import find
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.settings import SIZE_VARIABLE
@@ -42,7 +42,7 @@ class Part:
     def __init__(self, color: int) -> None:
         comm = COMM.Split(color, COMM.rank)
         assert isinstance(comm, MPI.Intracomm)
-        self.comm, self.agreement = comm, Agreement(MpiPeers(comm), SECONDS)
+        self.comm, self.agreement = comm, Agreement(MpiTransport(comm), SECONDS)
         self.nvshmem, self.pes = join(self.agreement)
         self.heap = Heap(self.agreement, self.nvshmem, self.pes)
 

@@ -640,6 +640,13 @@ def test_an_invalid_communicator_is_refused() -> None:
         raises_on_all_ranks(ArgumentError, "comm must be None or an intracommunicator", partial(Context, comm))  # type: ignore[arg-type]
 
 
+def test_gloo_needs_a_group_of_torch() -> None:
+    for ranks in culprits():
+        backend: Any = "gloo" if COMM.rank in ranks else "auto"
+        text = "backend='gloo' needs ranks of torch.distributed; start with torchrun, and pass process_group="
+        raises_on_all_ranks(pblas.BackendError, text, partial(Context, backend=backend, timeout=TIMEOUT))
+
+
 LACK = "no GPU is visible; start the rank where there is one"
 
 

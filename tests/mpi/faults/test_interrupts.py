@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from pblas import Context, ContextError, MatrixDescriptor
 from pblas.backends.agreement import Agreement
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 from pblas.matrices import scatter_gather as transfer
 from tests.common.ranks import COMM, check_product, culprits, few, raises_on_all_ranks, same_on_all_ranks
 
@@ -195,7 +195,7 @@ def test_the_door_of_a_call_costs_microseconds() -> None:
 
 
 def test_an_agreement_of_one_rank_raises_its_interrupt() -> None:
-    peers = MpiPeers(alone())
+    peers = MpiTransport(alone())
     agreement = Agreement(peers, TIMEOUT)
     agreement.interrupted = True
     interrupted(partial(agreement.agree, "nothing"))

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_info
 import pblas
 from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTimeout, pmatmul
 from pblas.backends.agreement import Agreement
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 from pblas.errors import PblasWarning
 from pblas.execute.factorization.lu import RunLu
 from pblas.execute.one_dimensional import allgather_gemm
@@ -144,7 +144,7 @@ def test_closing_frees_windows_and_communicators(transport: Transport, quiet: No
             plan.execute(a, a)
         library = backend(ctx)
         assert library.peers.comm == MPI.COMM_NULL
-        assert library.arena.node == MPI.COMM_NULL
+        assert library.arena.memory.node == MPI.COMM_NULL
         assert not library.arena._windows
         assert not library.agreement._rounds
     assert COMM.allreduce(1) == COMM.size
@@ -497,7 +497,7 @@ def test_a_waiting_rank_yields_no_longer_than_it_would_sleep(monkeypatch: pytest
         yields.append(1)
         time.sleep(5e-3)
 
-    agreement = Agreement(MpiPeers(COMM), TIMEOUT)
+    agreement = Agreement(MpiTransport(COMM), TIMEOUT)
     answers = iter([False] * 500)
     monkeypatch.setattr(os, "sched_yield", give_way)
     agreement.wait(lambda: next(answers, True), "nothing")

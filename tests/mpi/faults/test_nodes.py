@@ -95,7 +95,8 @@ def test_ranks_of_nodes_without_consecutive_numbers_receive_for_themselves(
 ) -> None:
     """They read the shards of other nodes in different orders, so that no rank could receive for the others."""
     monkeypatch.setattr(
-        "pblas.backends.mpi.peers.MpiPeers.node", property(lambda peers: tuple(range(peers.rank % 2, peers.size, 2)))
+        "pblas.backends.mpi.transport.MpiTransport.node",
+        property(lambda peers: tuple(range(peers.rank % 2, peers.size, 2))),
     )
     with open_context(transport="shared", timeout=30) as ctx:
         backend = ctx.runtime.backend

@@ -11,8 +11,9 @@ import pytest
 from mpi4py import MPI
 
 from pblas import PeerTimeout, WorkspaceError
+from pblas.backends import shared_files
 from pblas.backends.agreement import Agreement
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 from pblas.backends.nvshmem import tables
 from tests.common.ranks import COMM, outcome_with_late_rank, raises_on_all_ranks, waits
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.mpi
 
 @pytest.fixture
 def agreement() -> Iterator[Agreement]:
-    result = Agreement(MpiPeers(COMM).duplicate(), 20.0)
+    result = Agreement(MpiTransport(COMM).duplicate(), 20.0)
     yield result
     result.close()
     if result.broken is None:
@@ -49,7 +50,7 @@ def test_some_ranks_gather_without_the_others(agreement: Agreement) -> None:
 @waits
 @pytest.mark.parametrize("call", ["gather", "broadcast"])
 def test_a_missing_rank_is_named(call: str) -> None:
-    own = Agreement(MpiPeers(COMM).duplicate(), 1.0)
+    own = Agreement(MpiTransport(COMM).duplicate(), 1.0)
     late = COMM.size - 1
     ask = partial(own.gather, 1, "values") if call == "gather" else partial(own.broadcast, 1, late, "values")
     everywhere = COMM.allgather(outcome_with_late_rank(late, lambda: (ask(), own.agree("next"))))
@@ -58,7 +59,7 @@ def test_a_missing_rank_is_named(call: str) -> None:
 
 
 def test_peers_know_their_node() -> None:
-    peers = MpiPeers(COMM)
+    peers = MpiTransport(COMM)
     node = COMM.Split_type(MPI.COMM_TYPE_SHARED, COMM.rank)
     assert peers.node[peers.local_rank] == COMM.rank
     assert len(peers.node) == node.Get_size() <= peers.local_size
@@ -80,7 +81,7 @@ def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) ->
 
 
 def test_a_full_folder_is_reported_on_every_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_FOLDER", "/dev/no-such-folder")
+    monkeypatch.setattr(shared_files, "FOLDER", "/dev/no-such-folder")
     raises_on_all_ranks(
         WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(agreement).lines(0)
     )

@@ -19,7 +19,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
-from pblas.backends.mpi import shared_windows as arena
+from pblas.backends import shared_windows as arena
+from pblas.backends.mpi.node_memory import WindowMemory
 from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array
@@ -267,7 +268,7 @@ def test_a_window_that_mpi_refuses_is_an_error_of_workspace(transport: Any, monk
         raise RuntimeError("MPI_ERR_NO_MEM")
 
     with pblas.Context(timeout=20, transport=transport) as ctx, monkeypatch.context() as patch:
-        patch.setattr(arena._SharedWindow, "make", fails)
+        patch.setattr(WindowMemory, "allocate", fails)
         kind, text = outcome_of(lambda: ctx.empty(ROWS))
         assert kind == ("no exception" if transport == "auto" else "WorkspaceError"), text
         patch.undo()

@@ -17,7 +17,7 @@ from pblas.backends.agreement import Agreement
 from pblas.backends.cuda import device as gpu
 from pblas.backends.gpu_info import Gpu, Platform
 from pblas.backends.mpi import world
-from pblas.backends.mpi.peers import MpiPeers
+from pblas.backends.mpi.transport import MpiTransport
 from pblas.backends.nvshmem import settings, startup
 from pblas.backends.nvshmem.heap import Heap
 from pblas.backends.nvshmem.startup import Nvshmem, join, running
@@ -106,13 +106,13 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
 def start(
     comm: MPI.Intracomm = MPI.COMM_WORLD, nbytes: int | None = None, device: int | None = None, timeout: float = 120.0
 ) -> Nvshmem:
-    return start_over(MpiPeers(comm), nbytes, device, timeout=timeout)
+    return start_over(MpiTransport(comm), nbytes, device, timeout=timeout)
 
 
 def exchange_over(color: int, timeout: float = 20.0) -> Agreement:
     part = COMM.Split(color, COMM.rank)
     assert isinstance(part, MPI.Intracomm)
-    return Agreement(MpiPeers(part), timeout)
+    return Agreement(MpiTransport(part), timeout)
 
 
 def give_back(agreement: Agreement) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.errors import PblasWarning
 from pblas.execute.push.base import RunPush
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner.algorithms import shortlist
 from pblas.plans.plan import Algorithm, ProductPlan
 from tests.common.ranks import COMM, broken_later, open_context, outcome_of, same_on_all_ranks
+from tests.common.window_engine import WindowEngine
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension, Run
 from tests.mpi.push.test_push import TIMEOUT
 

@@ -12,7 +12,7 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
-from pblas.backends.mpi import shared_windows
+from pblas.backends import shared_windows
 from tests.common.ranks import COMM, Contexts, few, one_host
 
 SETTINGS = ("shared", "message", "mixed", "push")

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.backends.mpi.push_engine import WindowEngine
 from pblas.backends.push_engine import Finish, Portion
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.one_dimensional import GemmReduceScatter
@@ -42,6 +41,7 @@ from tests.common.ranks import (
     waits,
     waits_long,
 )
+from tests.common.window_engine import WindowEngine
 from tests.model.push import DELAYS, MUTANTS, Calls, Pause, algorithms, applied, delay_readers, outcome, take
 from tests.mpi.operations.test_epilogues import described, local_columns
 from tests.mpi.operations.test_matmul import COMMUNICATING, LAYOUTS, Case, Dimension, Run, sizes
@@ -643,7 +643,7 @@ def test_a_rank_that_leaves_by_an_exception_breaks_the_context_of_all() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_execution_that_ends_half_way_breaks_the_context(name: str) -> None:
     scene = Scene(2.0, name)
-    check_broken_half_way(scene.execute, "pblas.backends.mpi.push_engine.WindowEngine.gemm")
+    check_broken_half_way(scene.execute, "tests.common.window_engine.WindowEngine.gemm")
     scene.check_broken("KeyboardInterrupt in the middle of it")
     scene.close()
 

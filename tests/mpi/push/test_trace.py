@@ -151,10 +151,13 @@ def test_clocks_of_ranks_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(0 <= e.start <= e.stop < clock() - start for e in trace.events)
 
 
-def test_recorders_nest_and_leave_nothing_patched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Context() as ctx:
+@pytest.mark.parametrize("transport", ["auto", "push"])
+def test_recorders_nest_and_leave_nothing_patched(
+    transport: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_context(transport) as ctx:
         backend = ctx.runtime.backend
-        things = backend, backend.arrays, backend.channel, backend.engine()
+        things = backend, backend.arrays, backend.channel, *backend.engines()
         before = [set(vars(thing)) for thing in things]
         with ctx.trace(folder / "outer.json", title="outer") as outer:
             _, inner = traced(ctx, "GemmReduceScatter")

@@ -486,14 +486,13 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, mon
     ctx, is_pushed = mode_ctx, mode_ctx.runtime.backend.push
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
-    reserved: Any = ctx.runtime.backend.engine()
-    workspace, scratch = reserved._workspace, getattr(reserved, "_scratch", None)
-    assert workspace is not None or not is_pushed or P == 1
+    reserved = engine_memory(ctx.runtime)
+    assert all(workspace is not None for workspace, _ in reserved) or P == 1
+    assert bool(reserved) == is_pushed
     for tokens in (64, 5, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens)
         layer(x)
-    assert reserved._workspace is workspace
-    assert not is_pushed or reserved._scratch is scratch
+    assert list(map(id, sum(engine_memory(ctx.runtime), ()))) == list(map(id, sum(reserved, ())))
     monkeypatch.setattr("pblas.tp.products.plan_matmul", None)
     for tokens in (5, 64, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens + RANK)
@@ -503,10 +502,14 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, mon
         layer(np.zeros((65, O // P)))
 
 
+def engine_memory(runtime: Any) -> list[tuple[Any, ...]]:
+    """Workspace and scratch of the engines of a context; only ranks that push have one."""
+    return [(engine._workspace, getattr(engine, "_scratch", None)) for engine in runtime.backend.engines()]
+
+
 def blocks(runtime: Any) -> list[int]:
     """The memory that a context has allocated besides operands."""
-    engine = runtime.backend.engine()
-    memory = runtime.staging, engine._workspace, getattr(engine, "_scratch", None)
+    memory = runtime.staging, *sum(engine_memory(runtime), ())
     return [id(block) for block in (*memory, *runtime.workspace_pool.held.values())]
 
 

@@ -20,6 +20,7 @@ from pblas import errors
 from pblas.backends.allocator import ALIGNMENT, call_site
 from pblas.backends.cpu import gemm as blas
 from pblas.backends.cpu.pointwise import evaluate_into
+from pblas.backends.cpu_backend import CpuBackend
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.push_engine import EXACT, Output
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.mpi.shared_windows import Arena, Block
-    from pblas.backends.push_engine import Finish, GemmModes
+    from pblas.backends.push_engine import Engine, Finish, GemmModes
+    from pblas.backends.shared_windows import Arena, Block
+    from pblas.backends.transport import Transport
 
 _FLAG_NBYTES = 4
 
@@ -62,7 +64,9 @@ class WindowEngine:
 
     def __init__(self, ranks: HostRanks, arena: Arena) -> None:
         self._ranks, self._arena = ranks, arena
+        self._memory: Any = arena.memory
         self._workspace: Workspace | None = None
+        self._parity = 0
         self._scratch = np.empty(0, np.uint8)
 
     # Memory
@@ -79,7 +83,7 @@ class WindowEngine:
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT
             block = self._arena.allocate(flags_nbytes + 2 * nbytes, call_site)
-            window = self._arena.mpi_window(block.window)
+            window = self._memory.windows[block.window]
             for index in range(flags):
                 self._write(window, self._arena.node_rank(self._ranks.rank), block.offset + index * _FLAG_NBYTES, 0)
             self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
@@ -376,11 +380,11 @@ class WindowEngine:
         return self._current.block.offset + number * _FLAG_NBYTES
 
     def _set(self, peer: int, source: int, phase: int, value: int) -> None:
-        window = self._arena.mpi_window(self._current.block.window)
+        window = self._memory.windows[self._current.block.window]
         self._write(window, self._arena.node_rank(peer), self._place(source, phase), value)
 
     def _get(self, source: int, phase: int) -> int:
-        window, value = self._arena.mpi_window(self._current.block.window), np.empty(1, np.uint32)
+        window, value = self._memory.windows[self._current.block.window], np.empty(1, np.uint32)
         node_rank = self._arena.node_rank(self._ranks.rank)
         window.Fetch_and_op(value, value, node_rank, self._place(source, phase), MPI.NO_OP)
         window.Flush(node_rank)
@@ -391,3 +395,33 @@ class WindowEngine:
         word = np.array([value], np.uint32)
         window.Accumulate([word, MPI.UINT32_T], node_rank, [place, 1, MPI.UINT32_T], MPI.REPLACE)
         window.Flush(node_rank)
+
+
+class PushBackend(CpuBackend):
+    """Ranks on CPUs that write data into the memory of the peers that need it, as GPUs do; others read it there.
+
+    Args:
+        peers: ranks of an MPI communicator (global).
+        settings: other arguments of `CpuBackend` (global).
+    """
+
+    push = True
+
+    def __init__(self, peers: Transport, **settings: Any) -> None:
+        super().__init__(peers, **settings)
+        try:
+            self.require_one_node()
+        except errors.BackendError:
+            self.close(free=True)
+            raise
+        self._engine: Engine = WindowEngine(self, self.arena)
+
+    def engine(self, queue: int | None = None) -> Engine:
+        return self._engine
+
+    def engines(self) -> Iterable[Engine]:
+        return (self._engine,)
+
+    def leaks(self) -> list[str]:
+        self._engine.close()
+        return super().leaks()

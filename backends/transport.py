@@ -1,12 +1,15 @@
-"""Interface of the ranks of a context: their numbers, and messages between their hosts.
+"""The contract of what carries data between the hosts of ranks: their numbers and nodes, messages, and shared memory.
 
-`pblas.backends.agreement` uses the small messages; transfers of matrices through the hosts use a `Channel`. The
-agreement waits with a deadline. Methods of this module return at once unless they are marked as collective.
+`Transport` is implemented by MPI (`pblas.backends.mpi`) and by groups of torch.distributed
+(`pblas.backends.process_group`), and documented here only. It knows no matrices and waits for nobody: all ranks agree,
+and wait with a deadline, by `pblas.backends.agreement.Agreement`, which needs nothing but a transport. Methods return
+at once unless they are marked as collective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ class Channel(Protocol):
 
 
 class HostChannel(Channel, Protocol):
-    """Messages in the hosts' memory, and MPI's collectives."""
+    """Messages in the hosts' memory, and collectives of it."""
 
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
         """**Collective.** Start to send consecutive elements of x to each rank, and to receive from each into out.
@@ -89,8 +92,40 @@ class HostChannel(Channel, Protocol):
         """
 
 
-class Peers(Protocol):
-    """Ranks 0..size-1, and small messages between them; this process is one of the ranks."""
+class SmallValues(Protocol):
+    """Ranks that exchange small values: an `Agreement`."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this rank (local)."""
+
+    def gather(self, value: Any, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
+        """**Collective** over the `ranks`. The value of each, in their order: see `Agreement.gather`."""
+
+
+class NodeMemory(Protocol):
+    """Memory that some ranks of a node share."""
+
+    def allocate(self, nbytes: int) -> list[Array]:
+        """**Collective** over these ranks. `nbytes` bytes for each of them, in their order.
+
+        Raises:
+            WorkspaceError: too little memory; perhaps on some of these ranks only.
+        """
+
+    def sync(self) -> None:
+        """Make this rank's writes visible to the others, and theirs to this rank; messages order them (local)."""
+
+    def close(self) -> None:
+        """**Collective** over these ranks. Free all memory, which nobody uses any more."""
+
+
+class Transport(Protocol):
+    """Ranks 0..size-1, this process among them, and what travels between their hosts."""
+
+    @property
+    def name(self) -> str:
+        """The backend of CPUs over this transport, as `Context(backend=...)` has it (global)."""
 
     @property
     def rank(self) -> int:
@@ -112,6 +147,11 @@ class Peers(Protocol):
     def local_size(self) -> int:
         """**Collective** at first. Number of the job's ranks on this node, in the context or not (local)."""
 
+    def describe(self) -> dict[str, str]:
+        """Facts for `pblas info` (local)."""
+
+    # Messages
+
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
         """Start to send a message, which is kept alive; the returned function says whether it has left (local)."""
 
@@ -130,17 +170,32 @@ class Peers(Protocol):
     def channel(self) -> HostChannel:
         """Messages of pieces of matrices between the same ranks (local)."""
 
-    def duplicate(self) -> Peers:
+    def progressing(self) -> AbstractContextManager[None]:
+        """A with block in which messages move while this rank computes (local)."""
+
+    # Shared memory
+
+    def node_memory(self, ranks: Sequence[int], agreement: SmallValues) -> NodeMemory:
+        """**Collective.** Memory that `ranks` share, which are on this rank's node (global to the node).
+
+        Args:
+            ranks: this rank among them, in order (global to them).
+            agreement: agreement of all ranks (global).
+        """
+
+    # The end
+
+    def duplicate(self) -> Transport:
         """**Collective.** The same ranks with separate messages; all ranks have arrived."""
 
-    def world(self) -> Peers:
+    def world(self) -> Transport:
         """All ranks of the job (global)."""
 
     def before_end(self, end: Callable[[], None]) -> None:
         """Call `end` while messages still work: before the process ends, perhaps twice (local)."""
 
     def abandon(self) -> None:
-        """Keep the memory of abandoned messages: a late rank may still read or write it (local)."""
+        """Begin no message any more, and keep the memory of those under way: a late rank may still use it (local)."""
 
     def close(self) -> None:
         """**Collective.** Free a duplicate; no message is under way."""

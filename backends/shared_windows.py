@@ -1,4 +1,4 @@
-"""Symmetric memory: the same blocks at the same offsets on every rank, in MPI-3 shared windows of each node.
+"""Symmetric memory: the same blocks at the same offsets on every rank, in windows that the ranks of a node share.
 
 The ranks create a window collectively when the others are full, and free it collectively at the end.
 `pblas.backends.allocator` assigns the memory in the windows.
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends import allocator as blocks
@@ -21,20 +20,23 @@ from pblas.backends.allocator import Blocks, Window
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.agreement import Agreement
+    from pblas.backends.transport import NodeMemory
 
 _MIN_WINDOW_NBYTES = 4 << 20
 _MAX_GROWTH_NBYTES = 1 << 30
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python 3.13 has the name; addresses only, no memory
-_SHM = "/dev/shm"  # noqa: S108 - where Linux MPIs back shared windows; not a file of ours
+_SHM = "/dev/shm"  # noqa: S108 - what Linux backs memory with that processes share; not a file of ours
 
 
 class Block(blocks.Block):
-    """A block in a shared window: `np.asarray(block)` is an array of bytes that keeps the block alive."""
+    """A block in a shared window: `np.asarray(block)` is an array of bytes that keeps it and its window alive."""
 
-    __slots__ = ()
+    __slots__ = ("memory",)
+
+    memory: Any
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -42,19 +44,9 @@ class Block(blocks.Block):
 
 
 class _SharedWindow(Window):
-    """One shared window: this node's memory."""
+    """One shared window: `bytes` of each rank of this node, in their order."""
 
-    def __init__(self, nbytes: int) -> None:
-        super().__init__(nbytes)
-        self.mpi: MPI.Win | None = None
-
-    def make(self, node: MPI.Intracomm) -> None:
-        """**Collective** over the node. Allocate the memory."""
-        self.mpi = MPI.Win.Allocate_shared(self.nbytes, 1, comm=node)
-        self.mpi.Lock_all(MPI.MODE_NOCHECK)
-        memories = [self.mpi.Shared_query(rank)[0] for rank in range(node.Get_size())]
-        self.bytes = [np.asarray(memory, np.uint8) for memory in memories]
-        self.address = int(self.bytes[node.Get_rank()].__array_interface__["data"][0])
+    bytes: list[Any]
 
 
 class Arena(Blocks[_SharedWindow, Block]):
@@ -62,19 +54,25 @@ class Arena(Blocks[_SharedWindow, Block]):
 
     Args:
         agreement: agreement of the context's ranks (global).
-        node: communicator of the ranks that share memory, freed with the windows (local to the node).
-        near: numbers of the same ranks in the context, in order (local to the node).
+        memory: memory of the ranks of this node, freed with the windows (local to the node).
+        near: numbers of these ranks in the context, in order (local to the node).
     """
 
-    def __init__(self, agreement: Agreement, node: MPI.Intracomm, near: Sequence[int]) -> None:
+    def __init__(self, agreement: Agreement, memory: NodeMemory, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
         self._exchange = agreement
-        self.node: MPI.Intracomm = node
+        self.memory: NodeMemory = memory
         self._node_ranks = {rank: place for place, rank in enumerate(near)}
 
     def node_rank(self, peer: int) -> int:
         """The number of a near rank, or of this rank, in every window (local)."""
         return self._node_ranks[peer]
+
+    def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> Block:
+        """As `Blocks.allocate`; the block keeps the memory of its window alive."""
+        block = super().allocate(nbytes, site)
+        block.memory = self._windows[block.window].bytes
+        return block
 
     def _grow(self, nbytes: int) -> _SharedWindow:
         """Create a window of at least `nbytes`, as large as all others together, so that few are needed."""
@@ -88,7 +86,8 @@ class Arena(Blocks[_SharedWindow, Block]):
                 raise shortage
         self._exchange.agree(f"make a window\nbytes={size}")
         with LocalStep(self._refuse, "make a window", errors.WorkspaceError):
-            window.make(self.node)
+            window.bytes = self.memory.allocate(size)
+            window.address = int(window.bytes[self.node_rank(self._exchange.rank)].__array_interface__["data"][0])
         self._exchange.agree("make a window: done")
         self._windows.append(window)
         return window
@@ -104,7 +103,7 @@ class Arena(Blocks[_SharedWindow, Block]):
 
         Writing past the end of /dev/shm kills the process. A rank without the addresses might let the others wait.
         """
-        ranks = self.node.Get_size()
+        ranks = len(self._node_ranks)
         try:
             mmap.mmap(-1, ranks * nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, mmap.PROT_READ).close()
         except (OSError, OverflowError, ValueError) as caught:
@@ -112,7 +111,9 @@ class Arena(Blocks[_SharedWindow, Block]):
                 f"shared memory: a rank has no addresses for {ranks * nbytes} bytes of this node: {caught}; raise its "
                 f"limit (ulimit -v), or use Context(transport='message')"
             )
-        if self.node.Get_rank() or not Path(_SHM).is_dir():  # only Linux backs windows with a file system of its own
+        if (
+            self.node_rank(self._exchange.rank) or not Path(_SHM).is_dir()
+        ):  # only Linux backs windows with a file system of its own
             return None
         status = os.statvfs(_SHM)
         untouched = sum(window.nbytes - window.touched for window in self._windows)
@@ -137,25 +138,9 @@ class Arena(Blocks[_SharedWindow, Block]):
         """Array in the memory of a near rank, at an offset that it published (local)."""
         return np.ndarray(shape, dtype, self._windows[window].bytes[self._node_ranks[peer]], offset, strides)
 
-    def mpi_window(self, index: int) -> MPI.Win:
-        """A window, for MPI's atomics on it (local)."""
-        window = self._windows[index].mpi
-        assert window is not None, "used after close"
-        return window
-
-    def sync(self) -> None:
-        """Make this rank's writes visible to the node, and the node's to this rank; messages order them."""
-        for window in self._windows:
-            assert window.mpi is not None, "used after close"
-            window.mpi.Sync()
-
     def close(self) -> None:
-        """**Collective.** Free all windows, and the communicator."""
+        """**Collective.** Free all windows."""
         for window in self._windows:
-            if window.mpi is not None:
-                window.bytes = []
-                window.mpi.Unlock_all()
-                window.mpi.Free()
-                window.mpi = None
+            window.bytes = []
         super().close()
-        self.node.Free()
+        self.memory.close()

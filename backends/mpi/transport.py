@@ -1,7 +1,8 @@
-"""`Peers` for the ranks of an MPI communicator."""
+"""`Transport` of the ranks of an MPI communicator."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,16 @@ from mpi4py import MPI
 from pblas.backends.mpi import world
 from pblas.backends.mpi.channel import Channel
 from pblas.backends.mpi.launch import local_size
+from pblas.backends.mpi.node_memory import WindowMemory
+from pblas.backends.mpi.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_ABANDONED: list[MpiPeers] = []
-"""Peers with abandoned messages: a message of a late rank must not arrive in freed memory."""
+    from pblas.backends.transport import SmallValues
+
+_ABANDONED: list[MpiTransport] = []
+"""Transports with abandoned messages: a message of a late rank must not arrive in freed memory."""
 
 
 class MpiLine:
@@ -32,23 +37,23 @@ class MpiLine:
         self.arrived: Callable[[], bool] = self._receive.Test
 
     def start(self, message: bytes) -> None:
-        """Send a message, and begin to receive one (local)."""
         self._sent[:] = message
         self._receive.Start()
         self._send.Start()
 
     def close(self) -> None:
-        """Free the requests (local)."""
         self._send.Free()
         self._receive.Free()
 
 
-class MpiPeers:
-    """The ranks of a communicator: `pblas.backends.peers.Peers` by MPI.
+class MpiTransport:
+    """The ranks of a communicator.
 
     Args:
         comm: messages with tags from 100 on belong to this class (global).
     """
+
+    name = "mpi"
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
@@ -57,10 +62,10 @@ class MpiPeers:
         self._sends: list[tuple[MPI.Request, bytes]] = []
         self._lines: list[MpiLine] = []
         self._status = MPI.Status()
+        self._progress = Progress(comm) if Progress.is_possible() else None
 
     @cached_property
     def node(self) -> tuple[int, ...]:
-        """**Collective** at first. Ranks that can share memory with this one, itself among them."""
         node: Any = self.comm.Split_type(MPI.COMM_TYPE_SHARED, self.rank)
         ranks = MPI.Group.Translate_ranks(node.Get_group(), list(range(node.Get_size())), self.comm.Get_group())
         node.Free()
@@ -68,7 +73,6 @@ class MpiPeers:
 
     @property
     def local_rank(self) -> int:
-        """**Collective** at first. This rank's number among the job's ranks on its node."""
         number = self.node.index(self.rank)
         if world.spans_world(self.comm):
             return number
@@ -77,22 +81,27 @@ class MpiPeers:
 
     @property
     def local_size(self) -> int:
-        """**Collective** at first. Ranks of the whole job on this node."""
         return local_size(len(self.node))
 
+    def describe(self) -> dict[str, str]:
+        return {
+            "MPI library": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
+            "MPI standard": ".".join(map(str, MPI.Get_version())),
+            "messages progress": "also during products"
+            if self._progress
+            else "in calls of MPI only: no MULTIPLE threads",
+        }
+
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message; the returned function says whether the message has left (local)."""
         self._sends = [pending for pending in self._sends if not pending[0].Test()]
         request = self.comm.Isend(message, dest, tag)
         self._sends.append((request, message))
         return request.Test
 
     def probe(self, tag: int) -> bool:
-        """Whether a message from any rank has arrived (local)."""
         return self.comm.Iprobe(MPI.ANY_SOURCE, tag)
 
     def receive(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
-        """The sender and the bytes of a message that has arrived; None if there is none (local)."""
         status = self._status
         if not self.comm.Iprobe(MPI.ANY_SOURCE if source is None else source, tag, status):
             return None
@@ -102,31 +111,37 @@ class MpiPeers:
         return rank, bytes(message)
 
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> MpiLine:
-        """Messages of one size to `dest` and from `source` (local)."""
         line = MpiLine(self.comm, dest, source, tag, nbytes)
         self._lines.append(line)
         return line
 
     def channel(self) -> Channel:
-        """Messages of pieces of matrices (local)."""
         return Channel(self.comm)
 
-    def duplicate(self) -> MpiPeers:
-        """**Collective.** The ranks of a duplicate of the communicator."""
-        return MpiPeers(self.comm.Dup())
+    def progressing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._progress is None else self._progress
 
-    def world(self) -> MpiPeers:
-        """The ranks of COMM_WORLD (global)."""
-        return MpiPeers(MPI.COMM_WORLD)
+    def node_memory(self, ranks: Sequence[int], agreement: SmallValues) -> WindowMemory:
+        node: Any = self.comm.Split(ranks[0], self.rank)
+        return WindowMemory(node)
+
+    def duplicate(self) -> MpiTransport:
+        return MpiTransport(self.comm.Dup())
+
+    def world(self) -> MpiTransport:
+        return MpiTransport(MPI.COMM_WORLD)
 
     def before_end(self, end: Callable[[], None]) -> None:
-        """Call `end` before MPI ends (local)."""
         world.before_finalize(end)
 
     def abandon(self) -> None:
-        """Keep the memory of messages for which no rank waits any more (local)."""
+        self._end_progress()
         _ABANDONED.append(self)
 
     def close(self) -> None:
-        """**Collective.** Free the communicator; nothing is under way."""
+        self._end_progress()
         self.comm.Free()
+
+    def _end_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.close()

@@ -1,23 +1,28 @@
-"""`Peers` for the ranks of a torch.distributed group."""
+"""`Transport` of the ranks of a torch.distributed group."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import platform
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from pblas import errors
 from pblas.backends.agreement import Agreement
 from pblas.backends.process_group.channel import MessageChannel
 from pblas.backends.process_group.mailbox import mailbox_of
+from pblas.backends.shared_files import SharedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from pblas.backends.transport import SmallValues
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # differs between hosts of equal names
 
@@ -25,19 +30,17 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")  # differs between hosts of equa
 class GroupLine:
     """Messages of one size; a message that comes before the next `start` waits in the mailbox."""
 
-    def __init__(self, peers: GroupPeers, dest: int, source: int, tag: int, nbytes: int) -> None:
+    def __init__(self, peers: GroupTransport, dest: int, source: int, tag: int, nbytes: int) -> None:
         self._peers, self._dest, self._source, self._tag = peers, dest, source, tag
         self._is_open = False
         self.received: bytearray = bytearray(nbytes)
         self.left: Callable[[], bool] = lambda: True
 
     def start(self, message: bytes) -> None:
-        """Send a message, and begin to receive one (local)."""
         self._is_open = True
         self.left = self._peers.send(message, self._dest, self._tag)
 
     def arrived(self) -> bool:
-        """Whether the message of the last `start` has arrived (local)."""
         if self._is_open:
             message = self._peers.receive(self._tag, self._source)
             if message is not None:
@@ -48,14 +51,16 @@ class GroupLine:
         """Nothing to free (local)."""
 
 
-class GroupPeers:
-    """The ranks of a group: `pblas.backends.peers.Peers` by torch.distributed.
+class GroupTransport:
+    """The ranks of a group.
 
     Args:
         group: a torch.distributed group whose CPU backend is Gloo (global).
         timeout: seconds that a rank waits for another to learn which ranks share its node (global).
         space: number of the messages that belong to this object; 0 before the ranks have agreed on another (global).
     """
+
+    name = "gloo"
 
     def __init__(self, group: Any, timeout: float, space: int = 0) -> None:
         self._group, self._timeout, self._space = group, timeout, space
@@ -65,48 +70,48 @@ class GroupPeers:
 
     @cached_property
     def node(self) -> tuple[int, ...]:
-        """**Collective** at first. Ranks on this rank's host, itself among them."""
         host = platform.node(), _BOOT.read_text() if _BOOT.exists() else ""
         hosts = Agreement(self, self._timeout).gather(host, "Context: ranks of each node")
         return tuple(rank for rank in range(self.size) if hosts[rank] == host)
 
     @property
     def local_rank(self) -> int:
-        """**Collective** at first. This rank's number among the job's ranks on its node: torchrun's, if it is set."""
         launched = os.environ.get("LOCAL_RANK", "")
         return int(launched) if launched.isdigit() else self.node.index(self.rank)
 
     @property
     def local_size(self) -> int:
-        """**Collective** at first. Ranks of the whole job on this node."""
         launched = os.environ.get("LOCAL_WORLD_SIZE", "")
         return max(len(self.node), int(launched) if launched.isdigit() else 0)
 
+    def describe(self) -> dict[str, str]:
+        return {"torch": str(torch.__version__), "messages": "Gloo, by threads of this process"}
+
     def send(self, message: bytes, dest: int, tag: int) -> Callable[[], bool]:
-        """Start to send a message; the returned function says whether the message has left (local)."""
         return self._mailbox.send(message, dest, self._space, tag)
 
     def probe(self, tag: int) -> bool:
-        """Whether a message from any rank has arrived (local)."""
         return self._mailbox.has(self._space, tag)
 
     def receive(self, tag: int, source: int | None = None) -> tuple[int, bytes] | None:
-        """The sender and the bytes of a message that has arrived; None if there is none (local)."""
         return self._mailbox.take(self._space, tag, source)
 
     def line(self, dest: int, source: int, tag: int, nbytes: int) -> GroupLine:
-        """Messages of one size to `dest` and from `source` (local)."""
         return GroupLine(self, dest, source, tag, nbytes)
 
     def channel(self) -> MessageChannel:
-        """Messages of pieces of matrices (local)."""
         return MessageChannel(self)
 
-    def duplicate(self) -> GroupPeers:
-        """**Collective.** The same ranks with separate messages."""
-        return GroupPeers(self._group, self._timeout, self._mailbox.new_space())
+    def progressing(self) -> AbstractContextManager[None]:
+        return nullcontext()  # the mailbox has threads
 
-    def world(self) -> GroupPeers:
+    def node_memory(self, ranks: Sequence[int], agreement: SmallValues) -> SharedFiles:
+        return SharedFiles(ranks, agreement)
+
+    def duplicate(self) -> GroupTransport:
+        return GroupTransport(self._group, self._timeout, self._mailbox.new_space())
+
+    def world(self) -> GroupTransport:
         """The ranks of the default group (global).
 
         Raises:
@@ -115,17 +120,15 @@ class GroupPeers:
         if self.size == dist.get_world_size():
             return self
         check_gloo(dist.group.WORLD, "Context: the default group, over which NVSHMEM starts,")
-        return GroupPeers(dist.group.WORLD, self._timeout)
+        return GroupTransport(dist.group.WORLD, self._timeout)
 
     def before_end(self, end: Callable[[], None]) -> None:
-        """Call `end` before the process ends (local)."""
         atexit.register(end)
 
     def abandon(self) -> None:
         """Nothing to keep: the mailbox lives as long as the process (local)."""
 
     def close(self) -> None:
-        """**Collective.** Forget this user's messages."""
         self._mailbox.drop(self._space)
 
 
