@@ -67,6 +67,7 @@ class Mailbox:
         self._sending = threading.Lock()  # the two parts of a message leave one after the other
         self._leaving: SimpleQueue[tuple[Any, threading.Event] | None] = SimpleQueue()
         self._is_ending = False
+        self._told: list[Any] = []  # the last messages, with their memory
         self._threads = [
             threading.Thread(target=target, name="pblas messages", daemon=True)
             for target in ((self._receive_all, self._await_leaving) if self.size > 1 else ())
@@ -138,8 +139,7 @@ class Mailbox:
                 sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
                 if nbytes < 0:
                     if nbytes == _ENDING:
-                        with self._sending:
-                            self._start(self._frame(0, 0, _ANSWER), sender, _TAG)
+                        self._tell(_ANSWER, sender)
                     if self._is_ending:
                         return
                     continue
@@ -164,13 +164,18 @@ class Mailbox:
                 work.wait(_FOREVER)
             left.set()
 
+    def _tell(self, kind: int, rank: int) -> None:
+        """Send a message for which nobody waits: a rank that has ended does not take it."""
+        tensor = torch.frombuffer(self._frame(0, 0, kind), dtype=torch.uint8)
+        with self._sending, suppress(RuntimeError):  # the rank has died
+            self._told.append((self.group.send([tensor], rank, _TAG), tensor))
+
     def _end(self) -> None:
         """End the threads before Python ends."""
         self._is_ending = True
-        for rank in set(range(self.size)) - {self.rank}:
-            with self._sending:
-                self._start(self._frame(0, 0, _ENDING), rank, _TAG)
         self._leaving.put(None)
+        for rank in set(range(self.size)) - {self.rank}:
+            self._tell(_ENDING, rank)
         end = time.monotonic() + _GRACE + _TURN * (self.rank % 8)
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
