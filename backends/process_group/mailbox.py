@@ -33,6 +33,8 @@ _INLINE = _FRAME - _HEAD.size
 _FOREVER = timedelta(days=365)
 _ENDING, _ANSWER = -1, -2
 """In place of the number of bytes: the sender's process ends; the answer to that."""
+_PAUSE = 1e-3
+"""Seconds before Gloo is asked for messages again, after it has said that a rank has died."""
 _GRACE, _TURN = 1.0, 0.3
 """Seconds in which a rank that has not ended answers; after the death of a rank the others end one after the other."""
 
@@ -133,25 +135,30 @@ class Mailbox:
     def _receive_all(self) -> None:
         """Receive messages until the group ends."""
         frame = np.empty(_FRAME, np.uint8)
-        with suppress(RuntimeError):  # Gloo has ended
-            while True:
+        while True:
+            try:
                 self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
-                sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
-                if nbytes < 0:
-                    if nbytes == _ENDING:
-                        self._tell(_ANSWER, sender)
-                    if self._is_ending:
-                        return
-                    continue
-                message = np.empty(nbytes, np.uint8)
-                message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
-                try:
-                    if nbytes > _INLINE:
-                        rest = torch.from_numpy(message[_INLINE:])
-                        self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
-                except RuntimeError:  # the sender has died
-                    continue
-                self._deliver(sender, space, tag, message.tobytes())
+            except RuntimeError:  # a rank has died; messages of the others still arrive
+                if self._is_ending:
+                    return
+                time.sleep(_PAUSE)
+                continue
+            sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
+            if nbytes < 0:
+                if nbytes == _ENDING:
+                    self._tell(_ANSWER, sender)
+                if self._is_ending:
+                    return
+                continue
+            message = np.empty(nbytes, np.uint8)
+            message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
+            try:
+                if nbytes > _INLINE:
+                    rest = torch.from_numpy(message[_INLINE:])
+                    self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
+            except RuntimeError:  # the sender has died
+                continue
+            self._deliver(sender, space, tag, message.tobytes())
 
     def _await_leaving(self) -> None:
         """Keep the memory of messages until they have left, in the order in which they were sent."""
