@@ -33,6 +33,8 @@ _INLINE = _FRAME - _HEAD.size
 _FOREVER = timedelta(days=365)
 _ENDING, _ANSWER = -1, -2
 """In place of the number of bytes: the sender's process ends; the answer to that."""
+_PAUSE = 1e-3
+"""Seconds before Gloo is asked for messages again, after it has said that a rank has died."""
 _GRACE, _TURN = 1.0, 0.3
 """Seconds in which a rank that has not ended answers; after the death of a rank the others end one after the other."""
 
@@ -67,6 +69,7 @@ class Mailbox:
         self._sending = threading.Lock()  # the two parts of a message leave one after the other
         self._leaving: SimpleQueue[tuple[Any, threading.Event] | None] = SimpleQueue()
         self._is_ending = False
+        self._told: list[Any] = []  # the last messages, with their memory
         self._threads = [
             threading.Thread(target=target, name="pblas messages", daemon=True)
             for target in ((self._receive_all, self._await_leaving) if self.size > 1 else ())
@@ -132,26 +135,30 @@ class Mailbox:
     def _receive_all(self) -> None:
         """Receive messages until the group ends."""
         frame = np.empty(_FRAME, np.uint8)
-        with suppress(RuntimeError):  # Gloo has ended
-            while True:
+        while True:
+            try:
                 self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
-                sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
-                if nbytes < 0:
-                    if nbytes == _ENDING:
-                        with self._sending:
-                            self._start(self._frame(0, 0, _ANSWER), sender, _TAG)
-                    if self._is_ending:
-                        return
-                    continue
-                message = np.empty(nbytes, np.uint8)
-                message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
-                try:
-                    if nbytes > _INLINE:
-                        rest = torch.from_numpy(message[_INLINE:])
-                        self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
-                except RuntimeError:  # the sender has died
-                    continue
-                self._deliver(sender, space, tag, message.tobytes())
+            except RuntimeError:  # a rank has died; messages of the others still arrive
+                if self._is_ending:
+                    return
+                time.sleep(_PAUSE)
+                continue
+            sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
+            if nbytes < 0:
+                if nbytes == _ENDING:
+                    self._tell(_ANSWER, sender)
+                if self._is_ending:
+                    return
+                continue
+            message = np.empty(nbytes, np.uint8)
+            message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
+            try:
+                if nbytes > _INLINE:
+                    rest = torch.from_numpy(message[_INLINE:])
+                    self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
+            except RuntimeError:  # the sender has died
+                continue
+            self._deliver(sender, space, tag, message.tobytes())
 
     def _await_leaving(self) -> None:
         """Keep the memory of messages until they have left, in the order in which they were sent."""
@@ -164,13 +171,18 @@ class Mailbox:
                 work.wait(_FOREVER)
             left.set()
 
+    def _tell(self, kind: int, rank: int) -> None:
+        """Send a message for which nobody waits: a rank that has ended does not take it."""
+        tensor = torch.frombuffer(self._frame(0, 0, kind), dtype=torch.uint8)
+        with self._sending, suppress(RuntimeError):  # the rank has died
+            self._told.append((self.group.send([tensor], rank, _TAG), tensor))
+
     def _end(self) -> None:
         """End the threads before Python ends."""
         self._is_ending = True
-        for rank in set(range(self.size)) - {self.rank}:
-            with self._sending:
-                self._start(self._frame(0, 0, _ENDING), rank, _TAG)
         self._leaving.put(None)
+        for rank in set(range(self.size)) - {self.rank}:
+            self._tell(_ENDING, rank)
         end = time.monotonic() + _GRACE + _TURN * (self.rank % 8)
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
