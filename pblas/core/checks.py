@@ -220,9 +220,10 @@ def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: 
     common = checked_dtype(verb, given, is_argument=dtype is not None, stored=stored)
     for name, x in matrices.items():
         if isinstance(x, DistMatrix) and x.dtype != common:
+            remedy = f"A.astype({x.dtype.name!r})" if name == "out" else f"{name}.astype({common.name!r})"
             raise errors.DTypeError(
                 f"{verb}: {name} is {x.dtype.name}, {'A is' if dtype is None else 'dtype= says'} {common.name}; "
-                f"all matrices must have one dtype: convert with .astype({common.name!r})"
+                f"all matrices must have one dtype: convert with {remedy}"
             )
     return common
 
