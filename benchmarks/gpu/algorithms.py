@@ -37,7 +37,8 @@ from pblas.planner import choose as planner
 from pblas.planner import granularity
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.algorithm import Algorithm
+from pblas.plans.plan import ProductPlan
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report
 from pblas.planner.algorithms import candidates
 from pblas.planner.cost_model import estimate
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 
 MOST_ALGORITHMS = 4
 

@@ -25,7 +25,7 @@ from benchmarks import results_file
 from benchmarks.gpu.algorithms import taking
 from benchmarks.gpu.rows import about
 from pblas import MatrixDescriptor
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 
 COMM = MPI.COMM_WORLD
 CALLS = {"new": 1, "captured": 2, "known": 5}  # number of calls of each kind on each D, in this order

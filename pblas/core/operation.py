@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.execute import Executor
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
     from pblas.runtime.runtime import Runtime
@@ -72,6 +71,31 @@ class Bound(NamedTuple, Generic[ResultT]):
         """The scalars, and whether there is an out, as text for the agreement (global)."""
         given = "\nout is given=False" if self.out is None else "\nout is given=True"
         return spelled(self.scalars) + given if self.scalars else given
+
+
+class Executor(Protocol):
+    """Runs a plan on one rank, between agreements of all ranks."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of workspace that this rank holds (local)."""
+
+    @property
+    def lends(self) -> bool:
+        """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
+
+    def publish(self, x: Any) -> bool:
+        """Publish the locations of an execution's arrays; true if peers cannot reach them there (local)."""
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Copy arrays to memory that peers reach, if the arrays of any rank need it.
+
+        Returns:
+            Whether all ranks must agree before they run.
+        """
+
+    def run(self, x: Any) -> object:
+        """**Collective.** Run the plan with these arrays; the value of an operation that has no result matrix."""
 
 
 @dataclass(frozen=True, eq=False)

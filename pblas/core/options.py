@@ -1,6 +1,12 @@
-"""Types of the options that BLAS names by a letter."""
+"""Types of arguments that many calls share."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.matrices.matrix import DistMatrix
 
 Trans = Literal["N", "T", "C"]
 """The operand as it is, transposed, or conjugate transposed."""
@@ -10,3 +16,5 @@ Side = Literal["L", "R"]
 """The side of the product on which the triangular or symmetric matrix stands."""
 Diag = Literal["N", "U"]
 """Whether the diagonal is general, or all ones and not read."""
+MatrixOrArray = TypeVar("MatrixOrArray", "DistMatrix", "Array")
+"""An operand that is a matrix or an array, and whose result is of the same kind."""

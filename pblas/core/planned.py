@@ -16,8 +16,7 @@ from pblas.trace import Tracing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.core.operation import Bound, Operation
-    from pblas.execute import Executor
+    from pblas.core.operation import Bound, Executor, Operation
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.base import Plan
     from pblas.runtime.runtime import Runtime

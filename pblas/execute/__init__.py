@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pblas.execute.one_dimensional.allgather_gemm import RunAllGatherGemm
 from pblas.execute.one_dimensional.gemm_reduce import RunGemmReduce
@@ -19,33 +19,9 @@ from pblas.plans.summa import SummaA, SummaC
 if TYPE_CHECKING:
     from pblas.backends.dtypes import ProductDtypes
     from pblas.backends.push_engine import GemmModes
+    from pblas.core.operation import Executor
     from pblas.execute.operands import Orders
     from pblas.plans.plan import ProductPlan
-
-
-class Executor(Protocol):
-    """Runs a plan on one rank, between agreements of all ranks."""
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of workspace that this rank holds (local)."""
-
-    @property
-    def lends(self) -> bool:
-        """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
-
-    def publish(self, x: Any) -> bool:
-        """Publish the locations of an execution's arrays; true if peers cannot reach them there (local)."""
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Copy arrays to memory that peers reach, if the arrays of any rank need it.
-
-        Returns:
-            Whether all ranks must agree before they run.
-        """
-
-    def run(self, x: Any) -> object:
-        """**Collective.** Run the plan with these arrays; the value of an operation that has no result matrix."""
 
 
 _EXECUTORS: dict[type[ProductPlan], Any] = {

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.operations.arguments.product import ProductForm
     from pblas.operations.multiplication.pushed import PushedMatmul
-    from pblas.plans.plan import Algorithm, ProductPlan, Times
+    from pblas.plans.algorithm import Algorithm, Times
+    from pblas.plans.plan import ProductPlan
     from pblas.runtime.runtime import Runtime
 
     Make = Callable[[ProductPlan], PushedMatmul]

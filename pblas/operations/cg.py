@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas.backends.local_step import agreed
 from pblas.core.checks import not_a_matrix
-from pblas.core.matrix_or_array import MatrixOrArray
+from pblas.core.options import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments.cg import CgArguments, check_product
 from pblas.operations.elementwise import elementwise

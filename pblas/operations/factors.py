@@ -10,8 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.core.checks import checked_trans
-from pblas.core.matrix_or_array import MatrixOrArray
-from pblas.core.options import Trans
+from pblas.core.options import MatrixOrArray, Trans
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.condition import reciprocal_condition

@@ -8,7 +8,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.core.matrix_or_array import MatrixOrArray
+from pblas.core.options import MatrixOrArray
 from pblas.matrices.matrix import DistMatrix
 from pblas.operations.arguments import factorization as arguments
 from pblas.operations.linalg_errors import SingularMatrixError

@@ -11,9 +11,8 @@ import numpy as np
 from pblas import errors
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
-from pblas.core.matrix_or_array import MatrixOrArray
 from pblas.core.operation import Bound, Operation
-from pblas.core.options import Trans
+from pblas.core.options import MatrixOrArray, Trans
 from pblas.execute.matrix_vector import LocalProduct, absolute_values, multiply
 from pblas.execute.redistribution.scaling import Scaling
 from pblas.execute.reduction import PreparedReduction, combined, index_of

@@ -16,7 +16,7 @@ from pblas.operations.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Number, Real
-    from pblas.core.matrix_or_array import MatrixOrArray
+    from pblas.core.options import MatrixOrArray
     from pblas.matrices.operators import Ord
     from pblas.operations.factors import SlogdetResult
 

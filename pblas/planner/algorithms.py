@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pblas.planner.cost_model import CLUSTERS, SHALLOW, TILE, estimate
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.plan import ProductPlan
 from pblas.simulation.hardware import Topology
 
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}

@@ -29,8 +29,9 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.planner.granularity import PlanningContext, needed_nbytes
 from pblas.planner.process_grids import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
+from pblas.plans.algorithm import Times
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import Distribution, Product, ProductPlan, Times
+from pblas.plans.plan import Distribution, Product, ProductPlan
 from pblas.plans.summa import Summa
 from pblas.simulation.hardware import CORE, Hardware, Topology
 

@@ -13,9 +13,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pblas.backends.tile_shapes import COPY_RATE, COPY_US, choose_shape, side_by_side_rows
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.plan import ProductPlan
 from pblas.simulation.hardware import ITEMSIZE, NVLINK, flops
 
 # Times (_US) in microseconds, rates (_RATE) in bytes per microsecond. In a graph, a copy by the copy engine costs 6 us

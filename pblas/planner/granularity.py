@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pblas.planner.algorithms import choose_algorithm
-from pblas.plans.plan import ProductPlan, Times
+from pblas.plans.algorithm import Times
+from pblas.plans.plan import ProductPlan
 from pblas.plans.summa import PANEL, Summa, SummaC
 from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, Topology, Transport, flops
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cache_file import Cache
-from pblas.plans.plan import Algorithm, Times
+from pblas.plans.algorithm import Algorithm, Times
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
 from pblas.backends.lanes import Lane
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from pblas.plans.partition import backwards, rotated
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.plan import ProductPlan
 from pblas.schedules.operations import Block, Op, Put, Signal
 
 

@@ -8,9 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from pblas.backends.lanes import Lane
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import GemmAllReduce, GemmReduceScatter
 from pblas.plans.partition import ahead
-from pblas.plans.plan import Algorithm
 from pblas.schedules.builder import (
     Program,
     algorithm_of,

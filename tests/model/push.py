@@ -18,7 +18,7 @@ import pblas
 from pblas import MatrixDescriptor
 from pblas.matrices.scatter_gather import part_of
 from pblas.planner.algorithms import doubling
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM
 
 Pause = Callable[[Any, str], None]

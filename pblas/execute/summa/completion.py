@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.execute import Executor
+    from pblas.core.operation import Executor
     from pblas.execute.operands import Operands
     from pblas.layouts.placement import Placement
     from pblas.plans.structured import Structure

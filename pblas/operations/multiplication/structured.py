@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.execute import Executor
+    from pblas.core.operation import Executor
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware, Topology
 

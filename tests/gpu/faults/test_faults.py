@@ -12,7 +12,7 @@ import cupy
 import pytest
 
 import pblas
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM, check_product, outcome_of
 from tests.gpu.products.products import note, sync, take
 from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor

@@ -12,7 +12,8 @@ import numpy as np
 
 import pblas
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.algorithm import Algorithm
+from pblas.plans.plan import ProductPlan
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge
 from tests.common.ranks import COMM
 from tests.model import push

@@ -24,7 +24,7 @@ from pblas.backends.push_engine import Portion
 from pblas.execute.push.base import RunPush
 from pblas.execute.push.local_gemm import RunLocal
 from pblas.matrices.scatter_gather import part_of
-from pblas.plans.plan import Algorithm, AlgorithmKind
+from pblas.plans.algorithm import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM
 from tests.gpu.products.products import note, sync, take
 from tests.gpu.sharing import SHARED, repeats

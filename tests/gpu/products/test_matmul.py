@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.plan import Algorithm, AlgorithmKind
+from pblas.plans.algorithm import Algorithm, AlgorithmKind
 from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
 from tests.common.ranks import COMM, same_on_all_ranks
 from tests.gpu.products.products import COMMUNICATING, Run, algorithms, take

@@ -15,7 +15,7 @@ from pblas.backends.push_engine import Engine
 from pblas.backends.traced import marks
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner import granularity as portions
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM
 from tests.gpu.products.general import SECONDS, context
 

@@ -17,7 +17,8 @@ from pblas.errors import PblasWarning
 from pblas.execute.push.base import RunPush
 from pblas.operations.multiplication.pushed import PushedMatmul
 from pblas.planner.algorithms import shortlist
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.algorithm import Algorithm
+from pblas.plans.plan import ProductPlan
 from tests.common.ranks import COMM, broken_later, open_context, outcome_of, same_on_all_ranks
 from tests.common.window_engine import WindowEngine
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension, Run

@@ -20,9 +20,9 @@ import pytest
 import pblas
 from pblas.backends.push_engine import Finish, Portion
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import GemmReduceScatter
 from pblas.plans.partition import HALF_TILE
-from pblas.plans.plan import Algorithm
 from pblas.schedules.operations import PARTS, RESULTS
 from tests.common.gauge import entries
 from tests.common.ranks import (

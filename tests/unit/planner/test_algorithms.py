@@ -22,9 +22,10 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.planner.algorithms import candidates, doubling, shortlist
 from pblas.planner.choose import choose
 from pblas.planner.cost_model import estimate
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import Algorithm, ProductPlan
+from pblas.plans.plan import ProductPlan
 from pblas.schedules.operations import MAX_PHASES, Multiply
 from pblas.schedules.schedule import schedule
 from pblas.simulation.hardware import Topology

@@ -13,8 +13,9 @@ from pblas.errors import PblasWarning
 from pblas.planner.algorithms import SHORTLIST_LENGTH, candidates, shortlist
 from pblas.planner.cost_model import estimate
 from pblas.planner.granularity import PlanningContext
+from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.one_dimensional import GemmAllReduce
-from pblas.plans.plan import Algorithm, ProductPlan, Times
+from pblas.plans.plan import ProductPlan
 from pblas.runtime.timings import Measured
 from pblas.simulation.hardware import Topology
 from tests.unit.backends.test_device import H200

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import pblas
 from pblas.backends.lanes import LANES
 from pblas.planner.algorithms import shortlist
-from pblas.plans.plan import Algorithm
+from pblas.plans.algorithm import Algorithm
 from pblas.simulation.hardware import Topology
 from tests.model.streams import World, explore, prove
 from tests.unit.planner.test_algorithms import LAYOUTS, RANKS, TILED, planned

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblas.layouts.split import Split
+from pblas.plans.algorithm import Algorithm
 from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plans.plan import Algorithm, Distribution, Product, ProductPlan
+from pblas.plans.plan import Distribution, Product, ProductPlan
 from pblas.schedules.builder import receive_order, send_order
 from pblas.schedules.operations import (
     MAX_PHASES,
