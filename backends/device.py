@@ -87,7 +87,7 @@ class Memory(Protocol):
 
     @property
     def block_copy(self) -> Callable[..., Any] | None:
-        """Class of copies of a message's elements, as `pblas.execute.redistribution.packing.BlockCopy`; None: that."""
+        """Class of copies of a message's elements, as `pblas.redistribution.packing.BlockCopy`; None: that."""
 
     @untraced
     def empty(self, nbytes: int) -> Array:

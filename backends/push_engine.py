@@ -1,8 +1,8 @@
 """Interface of the engines that run schedules of the push transport: streams of a GPU, or NumPy in a shared window.
 
 An engine owns the context's workspace, which is a double buffer (two parities), and the flags. Its operations are those
-of `pblas.schedules.operations`; `pblas.execute.push` computes their addresses. Methods are local unless they are marked
-collective. `lane` is always the lane that runs the operation.
+of `pblas.matmul.push.schedules.operations`; the executors of `pblas.matmul.push` compute their addresses. Methods are
+local unless they are marked collective. `lane` is always the lane that runs the operation.
 """
 
 from __future__ import annotations

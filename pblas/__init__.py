@@ -9,9 +9,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pblas.arrays.elementwise import PlannedElementwise as PlannedElementwise
+    from pblas.arrays.elementwise import elementwise as elementwise
+    from pblas.arrays.elementwise import plan_elementwise as plan_elementwise
+    from pblas.arrays.elementwise_plan import ElementwisePlan as ElementwisePlan
+    from pblas.arrays.reductions import vdot as vdot
+    from pblas.arrays.stacking import hstack as hstack
+    from pblas.arrays.stacking import tril as tril
+    from pblas.arrays.stacking import triu as triu
+    from pblas.arrays.stacking import vstack as vstack
     from pblas.backends.recorder import Event as Event
     from pblas.config import show_config as show_config
     from pblas.context import Context as Context
+    from pblas.core.linalg_errors import ConvergenceError as ConvergenceError
+    from pblas.core.linalg_errors import NotPositiveDefiniteError as NotPositiveDefiniteError
+    from pblas.core.linalg_errors import SingularMatrixError as SingularMatrixError
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
     from pblas.errors import BackendError as BackendError
@@ -33,34 +45,22 @@ if TYPE_CHECKING:
     from pblas.launch import run as run
     from pblas.layouts import Grid as Grid
     from pblas.layouts import MatrixDescriptor as MatrixDescriptor
+    from pblas.matmul.api import plan_matmul as plan_matmul
+    from pblas.matmul.api import pmatmul as pmatmul
+    from pblas.matmul.one_dimensional_plan import AllGatherGemm as AllGatherGemm
+    from pblas.matmul.one_dimensional_plan import GemmAllReduce as GemmAllReduce
+    from pblas.matmul.one_dimensional_plan import GemmReduceScatter as GemmReduceScatter
+    from pblas.matmul.one_dimensional_plan import LocalGemm as LocalGemm
+    from pblas.matmul.planned import PlannedMatmul as PlannedMatmul
+    from pblas.matmul.product_plan import ProductPlan as ProductPlan
+    from pblas.matmul.summa_plan import SummaA as SummaA
+    from pblas.matmul.summa_plan import SummaC as SummaC
     from pblas.matrices.matrix import DistMatrix as DistMatrix
-    from pblas.operations.elementwise import PlannedElementwise as PlannedElementwise
-    from pblas.operations.elementwise import elementwise as elementwise
-    from pblas.operations.elementwise import plan_elementwise as plan_elementwise
-    from pblas.operations.linalg_errors import ConvergenceError as ConvergenceError
-    from pblas.operations.linalg_errors import NotPositiveDefiniteError as NotPositiveDefiniteError
-    from pblas.operations.linalg_errors import SingularMatrixError as SingularMatrixError
-    from pblas.operations.matmul import plan_matmul as plan_matmul
-    from pblas.operations.matmul import pmatmul as pmatmul
-    from pblas.operations.multiplication.base import PlannedMatmul as PlannedMatmul
-    from pblas.operations.redistribution import PlannedRedistribution as PlannedRedistribution
-    from pblas.operations.redistribution import plan_redistribution as plan_redistribution
-    from pblas.operations.redistribution import redistribute as redistribute
-    from pblas.operations.reductions import vdot as vdot
-    from pblas.operations.stacking import hstack as hstack
-    from pblas.operations.stacking import tril as tril
-    from pblas.operations.stacking import triu as triu
-    from pblas.operations.stacking import vstack as vstack
     from pblas.plans.base import Plan as Plan
-    from pblas.plans.elementwise import ElementwisePlan as ElementwisePlan
-    from pblas.plans.one_dimensional import AllGatherGemm as AllGatherGemm
-    from pblas.plans.one_dimensional import GemmAllReduce as GemmAllReduce
-    from pblas.plans.one_dimensional import GemmReduceScatter as GemmReduceScatter
-    from pblas.plans.one_dimensional import LocalGemm as LocalGemm
-    from pblas.plans.plan import ProductPlan as ProductPlan
-    from pblas.plans.redistribution import RedistributionPlan as RedistributionPlan
-    from pblas.plans.summa import SummaA as SummaA
-    from pblas.plans.summa import SummaC as SummaC
+    from pblas.redistribution.api import PlannedRedistribution as PlannedRedistribution
+    from pblas.redistribution.api import plan_redistribution as plan_redistribution
+    from pblas.redistribution.api import redistribute as redistribute
+    from pblas.redistribution.redistribution_plan import RedistributionPlan as RedistributionPlan
     from pblas.simulation.hardware import Hardware as Hardware
     from pblas.simulation.hardware import Link as Link
     from pblas.simulation.simulate import Simulation as Simulation
@@ -91,21 +91,21 @@ _MODULES = {
     "pblas.launch": ("Pool", "run"),
     "pblas.layouts": ("Grid", "MatrixDescriptor"),
     "pblas.simulation.hardware": ("Hardware", "Link"),
-    "pblas.operations.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
-    "pblas.plans.elementwise": ("ElementwisePlan",),
-    "pblas.operations.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
-    "pblas.operations.matmul": ("plan_matmul", "pmatmul"),
+    "pblas.arrays.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
+    "pblas.arrays.elementwise_plan": ("ElementwisePlan",),
+    "pblas.core.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
+    "pblas.matmul.api": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
-    "pblas.operations.multiplication.base": ("PlannedMatmul",),
-    "pblas.plans.one_dimensional": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
-    "pblas.plans.plan": ("ProductPlan",),
+    "pblas.matmul.planned": ("PlannedMatmul",),
+    "pblas.matmul.one_dimensional_plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
+    "pblas.matmul.product_plan": ("ProductPlan",),
     "pblas.plans.base": ("Plan",),
-    "pblas.operations.redistribution": ("PlannedRedistribution", "plan_redistribution", "redistribute"),
-    "pblas.operations.reductions": ("vdot",),
-    "pblas.operations.stacking": ("hstack", "tril", "triu", "vstack"),
-    "pblas.plans.redistribution": ("RedistributionPlan",),
+    "pblas.redistribution.api": ("PlannedRedistribution", "plan_redistribution", "redistribute"),
+    "pblas.arrays.reductions": ("vdot",),
+    "pblas.arrays.stacking": ("hstack", "tril", "triu", "vstack"),
+    "pblas.redistribution.redistribution_plan": ("RedistributionPlan",),
     "pblas.simulation.simulate": ("Simulation",),
-    "pblas.plans.summa": ("SummaA", "SummaC"),
+    "pblas.matmul.summa_plan": ("SummaA", "SummaC"),
     "pblas.trace": ("Trace",),
 }
 _PACKAGES = ("blas", "errors", "layouts", "linalg", "scalapack", "tp")

@@ -1,12 +1,12 @@
 """Registers the operations behind the operators of matrices; `pblas.context` imports it."""
 
+from pblas.arrays.assignment import assign
+from pblas.arrays.elementwise import combined
+from pblas.arrays.reductions import diagonal, norm, reduction, trace
+from pblas.matmul.api import pmatmul
+from pblas.matmul.with_arrays import product_with_array
 from pblas.matrices.operators import Operations, Operators
-from pblas.operations.assignment import assign
-from pblas.operations.elementwise import combined
-from pblas.operations.matmul import pmatmul
-from pblas.operations.products_with_arrays import product_with_array
-from pblas.operations.redistribution import redistribute
-from pblas.operations.reductions import diagonal, norm, reduction, trace
+from pblas.redistribution.api import redistribute
 
 Operators.register(
     Operations(

@@ -13,8 +13,8 @@ from pblas import _operators, errors  # noqa: F401 - registers the operators of 
 from pblas.backends import log, ranges
 from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, check_tuning
+from pblas.collectives.api import Collectives
 from pblas.matrices.constructors import Constructors
-from pblas.operations.collectives import Collectives
 from pblas.runtime.open_contexts import OPEN
 from pblas.runtime.runtime import Runtime, checked_flag
 from pblas.trace import Tracing

@@ -1,6 +1,6 @@
 """Copies between blocks of local arrays and packed messages on a GPU: by one kernel, or by the copy engine.
 
-The methods are those of `pblas.execute.redistribution.packing.BlockCopy`. A cyclic layout scatters a message in the
+The methods are those of `pblas.redistribution.packing.BlockCopy`. A cyclic layout scatters a message in the
 local array; the kernel reads lists of its rows and columns in GPU memory.
 """
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from pblas.backends.nvshmem.stream_engine import StreamEngine
+    from pblas.collectives.arguments import GatherArguments, ReduceArguments
     from pblas.epilogues import Node
-    from pblas.operations.arguments.collective import GatherArguments, ReduceArguments
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
 """Bytes of the widest element of an all-gather's kernels, and bytes that a thread moves at a time."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.kernels.module import Ready
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.plans.collective import Rounds
+    from pblas.collectives.collective_plan import Rounds
 
 LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 """Bytes of the slots of one half: the least suffices for one-shot calls; larger calls take several rounds."""

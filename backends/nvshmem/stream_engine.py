@@ -1,8 +1,8 @@
 """The engines of the push transport on GPUs, one for each queue of executions.
 
-An engine issues the operations of `pblas.schedules.schedule`. Each operation computes its launch and passes it to the
-sink of the current execution (`pblas.backends.nvshmem.sinks`). An engine has the queue's memory, executions, copies and
-sums, and the resources that all engines of the context share.
+An engine issues the operations of `pblas.matmul.push.schedules`. Each operation computes its launch and passes it to
+the sink of the current execution (`pblas.backends.nvshmem.sinks`). An engine has the queue's memory, executions, copies
+and sums, and the resources that all engines of the context share.
 """
 
 from __future__ import annotations

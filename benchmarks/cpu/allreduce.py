@@ -6,7 +6,7 @@ The columns of one size run in one job, in rounds: each round runs every column 
 to the last rank's return. Arrays are in private memory; in the column `shared` they are in the context's shared memory.
 Every call checks its arguments and agrees on them with the other ranks, which MPI.Allreduce does not do. `fused` is
 algorithm "auto" with the epilogue relu(x * s + bias); `apart` is "auto" followed by NumPy's functions. The table has
-medians. The limits in pblas/plans/collective.py come from this measurement.
+medians. The limits in pblas/collectives/collective_plan.py come from this measurement.
 """
 
 from __future__ import annotations

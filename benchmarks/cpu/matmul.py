@@ -36,7 +36,7 @@ from benchmarks.rounds import rounds, together
 from pblas import MatrixDescriptor, tp
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.gemm import gemm
-from pblas.planner import choose as planner
+from pblas.matmul import choose as planner
 from pblas.tp.products import Caller
 
 COMM = MPI.COMM_WORLD

@@ -27,8 +27,8 @@ from benchmarks import results_file
 from benchmarks.charts.scaling_chart import Line, lines_chart, scatter_chart
 from benchmarks.results_file import RESULTS
 from pblas import Grid, Hardware, Link, MatrixDescriptor
-from pblas.planner.choose import choose, one_dimensional
-from pblas.plans.plan import ProductPlan
+from pblas.matmul.choose import choose, one_dimensional
+from pblas.matmul.product_plan import ProductPlan
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK
 
 CHARTS = Path(__file__).parents[2] / "docs" / "performance"

@@ -32,13 +32,13 @@ from benchmarks import results_file
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report
 from pblas.backends.lanes import LANES
-from pblas.operations import autotune
-from pblas.planner import choose as planner
-from pblas.planner import granularity
-from pblas.planner.algorithms import candidates
-from pblas.planner.cost_model import estimate
+from pblas.matmul import autotune
+from pblas.matmul import choose as planner
+from pblas.matmul import choose_granularity as granularity
+from pblas.matmul.choose_algorithm import candidates
+from pblas.matmul.cost_model import estimate
+from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm
-from pblas.plans.plan import ProductPlan
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from benchmarks import results_file
 from benchmarks.gpu.algorithms import algorithm_of, plan_of, taking, topology
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report
-from pblas.planner.algorithms import candidates
-from pblas.planner.cost_model import estimate
+from pblas.matmul.choose_algorithm import candidates
+from pblas.matmul.cost_model import estimate
 from pblas.plans.algorithm import Algorithm
 
 MOST_ALGORITHMS = 4
@@ -70,8 +70,8 @@ class Emulation:
         from pblas.backends.nvshmem.backend import NvshmemBackend
         from pblas.backends.nvshmem.collectives import Halves
         from pblas.backends.nvshmem.kernels import Kernels, all_reduce_flags_nbytes
-        from pblas.execute.push.allgather_gemm import RunPushGather
-        from pblas.execute.push.gemm_reduce import RunPushReduce
+        from pblas.matmul.push.allgather_gemm_run import RunPushGather
+        from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 
         emulation, work, start = self, workspace.Workspace, NvshmemBackend.__init__
         flag, slots, barrier, pulled = work.flag, Halves.slots, Kernels.barrier, Kernels.two_shot_pull

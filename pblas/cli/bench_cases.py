@@ -206,7 +206,7 @@ class Bench:
 
 def _product(bench: Bench, name: str, kinds: tuple[str, str, str], dtype: str = "float64") -> Case:
     """D = A B for three layouts: "row", "column", "grid" or "replicated"."""
-    from pblas.operations.matmul import plan_matmul
+    from pblas.matmul.api import plan_matmul
 
     n = bench.size(lambda n: 2 * n**3)
     desc_a, desc_b, desc_d = (_layout(kind, n, bench.ctx.nprocs) for kind in kinds)

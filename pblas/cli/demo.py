@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.context import Context
+    from pblas.matmul.planned import PlannedMatmul
     from pblas.matrices.matrix import DistMatrix
-    from pblas.operations.multiplication.base import PlannedMatmul
 
 _DETAILS = """\
 A and B are random, or read from .npy files. The result of each plan is compared with NumPy's on rank 0 in the gauge of
@@ -195,7 +195,7 @@ class Operands:
 
 def _plan(ctx: Context, operands: Operands, case: Case) -> PlannedMatmul:
     """**Collective.** The plan that a case is named after."""
-    from pblas.operations.matmul import plan_matmul
+    from pblas.matmul.api import plan_matmul
 
     desc = Named(case.d).descriptor(operands.m, operands.n, ctx.nprocs)
     return plan_matmul(operands.a[case.a], operands.b[case.b], out=desc)

@@ -54,7 +54,7 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
-    from pblas.operations.matmul import plan_matmul
+    from pblas.matmul.api import plan_matmul
 
     check_output("matmul", arguments.output)
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:

@@ -34,7 +34,7 @@ def add_parser(commands: Any, rank: int) -> None:
 
 def run(arguments: Any, console: Console) -> int:
     """Print the plan, and the simulated time if it is asked for."""
-    from pblas.operations.matmul import plan_matmul
+    from pblas.matmul.api import plan_matmul
 
     ranks = arguments.ranks
     operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k

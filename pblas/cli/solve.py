@@ -49,11 +49,11 @@ def add_parser(commands: Any, rank: int) -> None:
 def run(arguments: Any, console: Console) -> int:
     """Read, factor, solve, write."""
     from pblas.context import Context
+    from pblas.factor.arguments import check_rows, check_square
+    from pblas.factor.cholesky import plan_cholesky
+    from pblas.factor.lu import plan_lu
+    from pblas.factor.solvers import solve
     from pblas.matrices.files import format_of
-    from pblas.operations.arguments.factorization import check_rows, check_square
-    from pblas.operations.cholesky import plan_cholesky
-    from pblas.operations.lu import plan_lu
-    from pblas.operations.solvers import solve
 
     check_output("solve", arguments.output)
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
@@ -88,8 +88,8 @@ def run(arguments: Any, console: Console) -> int:
 
 def _factorization_layout(ctx: Context, path: str) -> MatrixDescriptor:
     """The layout in which the matrix in a file is factored, in place; 0 x 0 for a file that `ctx.load` refuses."""
+    from pblas.factor.lu import plan_lu
     from pblas.layouts import MatrixDescriptor
-    from pblas.operations.lu import plan_lu
 
     by_columns = MatrixDescriptor.column_wise(*_shape(path), ctx.nprocs)
     layout: MatrixDescriptor = plan_lu(by_columns, dtype="float64", nprocs=ctx.nprocs).plan.w

@@ -63,7 +63,7 @@ def link(text: str) -> tuple[float, float]:
 def run(arguments: Any, console: Console) -> int:
     """Execute a product and write its trace, or convert an existing trace."""
     from pblas.context import Context
-    from pblas.operations.matmul import plan_matmul
+    from pblas.matmul.api import plan_matmul
     from pblas.trace import Trace
 
     if arguments.trace:

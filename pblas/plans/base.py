@@ -211,8 +211,8 @@ class Plan(ABC):
             PlanError: the time of this kind of plan is not modelled.
 
         >>> from pblas.layouts.split import Split
-        >>> from pblas.plans.one_dimensional import AllGatherGemm
-        >>> from pblas.plans.plan import Product, Distribution
+        >>> from pblas.matmul.one_dimensional_plan import AllGatherGemm
+        >>> from pblas.matmul.product_plan import Product, Distribution
         >>> rows = Distribution("rows", Split(4096, 512, 8))
         >>> plan = AllGatherGemm(Product(4096, 4096, 4096, "bfloat16", 8, rows, rows, rows), "rows are together")
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes

@@ -13,12 +13,12 @@ from pblas.backends.local_step import LocalStep
 from pblas.core.checks import shares_memory
 from pblas.errors import ArgumentError, PblasArgumentError, PblasError
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.matrix_vector import real_of
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import ProcessGrid, find
 from pblas.scalapack.local_arrays import Local, Part, checked_part
 from pblas.scalapack.routines import EXTENTS, OPTIONS, WORKSPACES, Operand, Routine
+from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
     from types import TracebackType

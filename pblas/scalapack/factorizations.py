@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.core.options import Trans
-from pblas.operations import in_place
+from pblas.factor import in_place
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.pivoted_calls import Permutation, PivotedCall

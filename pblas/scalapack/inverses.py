@@ -6,14 +6,14 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from pblas.operations import in_place
-from pblas.operations.condition import condition_of_factor
-from pblas.operations.matrix_vector import real_of
-from pblas.plans.substitution import Sweep
+from pblas.factor import in_place
+from pblas.factor.condition import condition_of_factor
+from pblas.factor.substitution_plan import Sweep
 from pblas.scalapack import auxiliary, routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.pivoted_calls import PivotedCall
 from pblas.scalapack.types import from_calls
+from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Real

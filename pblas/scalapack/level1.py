@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.operations import level1
-from pblas.operations.matrix_vector import real_of
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
+from pblas.vectors import level1
+from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Number, Real

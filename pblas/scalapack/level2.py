@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.operations import rank_updates
-from pblas.operations.matrix_vector import Product, product
-from pblas.operations.trsv import trsv
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
+from pblas.triangular.trsv import trsv
+from pblas.vectors import rank_updates
+from pblas.vectors.matrix_vector import Product, product
 
 
 def pxmv(call: Call) -> None:

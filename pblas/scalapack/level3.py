@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pblas.core.options import Side, Trans
-from pblas.operations.matmul import pmatmul
-from pblas.operations.redistribution import redistribute
-from pblas.operations.solve_triangular import first_zero
-from pblas.operations.symm import hemm, symm
-from pblas.operations.syrk import her2k, herk, syr2k, syrk
-from pblas.operations.trmm import trmm
-from pblas.operations.trsm import trsm
+from pblas.matmul.api import pmatmul
+from pblas.redistribution.api import redistribute
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import of_types
+from pblas.symmetric.symm import hemm, symm
+from pblas.symmetric.syrk import her2k, herk, syr2k, syrk
+from pblas.triangular.solve_triangular import first_zero
+from pblas.triangular.trmm import trmm
+from pblas.triangular.trsm import trsm
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.errors import PblasArgumentError
-from pblas.execute.matrix_vector import absolute_values
 from pblas.scalapack.arguments import TYPES
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
 from pblas.scalapack.local_arrays import cut
+from pblas.vectors.matrix_vector_run import absolute_values
 
 if TYPE_CHECKING:
     from mpi4py import MPI

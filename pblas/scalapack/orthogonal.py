@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.operations import in_place_qr
+from pblas.factor import in_place_qr
 from pblas.scalapack import routines
 from pblas.scalapack.reflectors_calls import ReflectorsCall
 from pblas.scalapack.types import from_calls

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.errors import PblasArgumentError
-from pblas.execute.redistribution.redistribution import RedistributionOperands, RunRedistribution
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
+from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import Entries
@@ -212,7 +212,7 @@ class _Transfer(Operation[None]):
     def result(self) -> None:
         """None: sub(B) is an array of the caller."""
 
-    def plan(self, nprocs: int, topology: Topology) -> Any:  # noqa: ARG002 - the placements say all
+    def plan(self, nprocs: int, topology: Topology) -> Any:
         """The placements."""
         return _Placements(self.source, self.target, self.order, self.trapezoid)
 
@@ -220,7 +220,7 @@ class _Transfer(Operation[None]):
         """**Collective.** The executor."""
         return RunRedistribution(backend, plan.source, plan.target, self.dtype, plan.order, plan.trapezoid)
 
-    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:  # noqa: ARG002
+    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:
         """This rank's parts of sub(A) and sub(B)."""
         return RedistributionOperands(*bound.local)
 

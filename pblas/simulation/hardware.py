@@ -242,7 +242,7 @@ FAT_TREE = Hardware(
     shared=True,
 )
 
-# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.planner.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
+# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.matmul.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
 # in bfloat16, 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy;
 # sums and copies in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
 # InfiniBand, by its standard); a latency of 5 us and 1 us per message are assumed.

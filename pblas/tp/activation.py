@@ -9,8 +9,8 @@ from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import is_array
 from pblas.core.checks import shares_memory
 from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
+from pblas.matmul.epilogue_arguments import ProductEpilogue
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.epilogue import ProductEpilogue
 from pblas.runtime.runtime import name_of
 from pblas.tp.products import rows
 

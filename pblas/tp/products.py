@@ -14,18 +14,18 @@ from pblas.backends.interop import Target, current_stream, has_memory, is_view, 
 from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.shared_workspace import WorkspaceSlot
+from pblas.collectives.api import add_up, gather, refuse_stream
+from pblas.collectives.arguments import array_remedy, backends_array
+from pblas.collectives.collective_plan import APART_NBYTES, choose
 from pblas.context import Context
 from pblas.core.checks import shares_memory
 from pblas.layouts.checks import checked_int
+from pblas.matmul.api import plan_matmul
+from pblas.matmul.arguments import checked_wire
+from pblas.matmul.epilogue_arguments import CheckedOperands
+from pblas.matmul.planned import Execution
+from pblas.matmul.scales import Scales
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.arguments.collective import array_remedy, backends_array
-from pblas.operations.arguments.epilogue import CheckedOperands
-from pblas.operations.arguments.product import checked_wire
-from pblas.operations.arguments.scales import Scales
-from pblas.operations.collectives import add_up, gather, refuse_stream
-from pblas.operations.matmul import plan_matmul
-from pblas.operations.multiplication.base import Execution
-from pblas.plans.collective import APART_NBYTES, choose
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
 from pblas.tp.default import default_context

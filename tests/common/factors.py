@@ -20,7 +20,7 @@ NB = 5
 def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of NB columns, the first one of fewer, and all ranks for matrices of a few columns."""
     for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3), ("_FIRST", NB - 1)):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}", value)
+        monkeypatch.setattr(f"pblas.factor.choose.{name}", value)
 
 
 def general(m: int, n: int, dtype: np.dtype[Any], seed: int = 0) -> Array:

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from pblas import scalapack
+from pblas.factor import choose as choose_factorization
 from pblas.layouts.grid import Grid
-from pblas.planner import choose_factorization
 from tests.common.gauge import Array, applied, entries
 from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand, Outcome
 from tests.conformance.tables import INV, LLT, LU, NBRHS, NRHS

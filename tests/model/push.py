@@ -16,8 +16,8 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
+from pblas.matmul.choose_algorithm import doubling
 from pblas.matrices.scatter_gather import part_of
-from pblas.planner.algorithms import doubling
 from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM
 
@@ -58,7 +58,7 @@ def algorithms(
 
 def take(algorithm: Algorithm, patch: pytest.MonkeyPatch) -> None:
     """Let the planner give every plan this algorithm."""
-    patch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_: algorithm)
+    patch.setattr("pblas.matmul.choose_granularity.choose_algorithm", lambda *_: algorithm)
 
 
 class Calls:

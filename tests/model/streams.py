@@ -31,11 +31,10 @@ from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
 from pblas.backends.lanes import LANES, Lane
-from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plans.partition import flat_share
-from pblas.plans.plan import ProductPlan
-from pblas.schedules.builder import receive_order, send_order, starts
-from pblas.schedules.operations import (
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.matmul.product_plan import ProductPlan
+from pblas.matmul.push.schedules.builder import receive_order, send_order, starts
+from pblas.matmul.push.schedules.operations import (
     MAX_PHASES,
     PARTS,
     AllGather,
@@ -57,7 +56,8 @@ from pblas.schedules.operations import (
     Wait,
     WaitTile,
 )
-from pblas.schedules.schedule import handshake, schedule
+from pblas.matmul.push.schedules.schedule import handshake, schedule
+from pblas.plans.partition import flat_share
 
 Kind = Literal["deadlock", "race", "read before write", "lost flag", "flag left up", "wrong result"]
 Program = tuple[Op, ...]

@@ -16,7 +16,7 @@ from pblas.cli import gpus, main
 from pblas.cli.accuracy import gauge
 from pblas.cli.output import launcher_rank
 from pblas.layouts import MatrixDescriptor
-from pblas.operations.matmul import plan_matmul
+from pblas.matmul.api import plan_matmul
 from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]

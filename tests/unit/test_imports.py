@@ -44,7 +44,7 @@ def test_import_starts_no_mpi_and_no_gpu(statement: str) -> None:
     assert loaded_by(statement).isdisjoint({"mpi4py.MPI", "cupy", "nvshmem", "cuda.core"})
 
 
-@pytest.mark.parametrize("name", ["pblas.layouts", "pblas.plans.plan", "pblas.planner.choose"])
+@pytest.mark.parametrize("name", ["pblas.layouts", "pblas.matmul.product_plan", "pblas.matmul.choose"])
 def test_planning_loads_integers_only(name: str) -> None:
     loaded = loaded_by(f"import {name}")
     assert name in loaded

@@ -12,7 +12,7 @@ from typing import Any, ForwardRef
 
 import pblas
 from pblas import blas, layouts, linalg, scalapack, tp
-from pblas.operations.factors import SlogdetResult
+from pblas.factor.factors import SlogdetResult
 
 MODULES = pblas, blas, linalg, tp, layouts
 DESCENDED = {"tuple", "list", "Sequence", "Iterator", "Optional", "Union", "ClassVar"}

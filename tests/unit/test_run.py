@@ -280,7 +280,7 @@ def test_a_dead_rank_ends_the_pool() -> None:
 
 def test_a_rank_that_is_killed_in_the_middle_of_a_factorization_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     def function(ctx: pblas.Context) -> None:
-        from pblas.execute.factorization.lu import RunLu
+        from pblas.factor.lu_run import RunLu
 
         (tmp_path / str(os.getpid())).touch()
         usual, calls = RunLu.factor, iter((False, True))

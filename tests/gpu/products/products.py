@@ -11,9 +11,9 @@ import cupy
 import numpy as np
 
 import pblas
+from pblas.matmul.product_plan import ProductPlan
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.algorithm import Algorithm
-from pblas.plans.plan import ProductPlan
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge
 from tests.common.ranks import COMM
 from tests.model import push

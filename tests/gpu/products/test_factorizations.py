@@ -38,7 +38,7 @@ def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of NB columns, all ranks for matrices of a few columns, both kinds of products in an update, a tail."""
     values = {"_NARROWEST": NB, "_WIDEST": NB, "_LEAST": 3, "_TRIANGLE": 2 * NB, "_TAIL": 2 * NB}
     for name, value in values.items():
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}_ON_GPUS", value)
+        monkeypatch.setattr(f"pblas.factor.choose.{name}_ON_GPUS", value)
 
 
 @pytest.mark.parametrize("seed", range(16))

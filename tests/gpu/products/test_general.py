@@ -17,8 +17,8 @@ from hypothesis import given, settings
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends.cuda.strided_copy import StridedCopy
-from pblas.plans.one_dimensional import LocalGemm
-from pblas.plans.summa import Summa
+from pblas.matmul.one_dimensional_plan import LocalGemm
+from pblas.matmul.summa_plan import Summa
 from tests.common.gauge import THRESHOLD, dtype_of, entries, gauge
 from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.general import BACKENDS, SECONDS, context

@@ -21,8 +21,8 @@ from pblas.backends.nvshmem.hopper import compile as hopper_kernels
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.backends.nvshmem.workspace import Workspace
 from pblas.backends.push_engine import Portion
-from pblas.execute.push.base import RunPush
-from pblas.execute.push.local_gemm import RunLocal
+from pblas.matmul.push.base_run import RunPush
+from pblas.matmul.push.local_gemm_run import RunLocal
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.algorithm import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM
@@ -420,7 +420,7 @@ def test_a_workspace_grows_while_older_plans_live(ctx: pblas.Context) -> None:
 
 
 def test_graphs_are_kept_for_a_bounded_number_of_outputs(ctx: pblas.Context) -> None:
-    from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
+    from pblas.matmul.pushed import _MAX_KNOWN, PushedMatmul
 
     products = Scaled(ctx, "AllGatherGemm", 64, 1)
     desc = products.d.desc

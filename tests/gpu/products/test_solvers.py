@@ -52,7 +52,7 @@ QR_ALGORITHMS: tuple[Literal["blocked", "cholesky", "local"], ...] = ("blocked",
 def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Panels of NB columns, and all ranks for matrices of a few columns."""
     for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3)):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}_ON_GPUS", value)
+        monkeypatch.setattr(f"pblas.factor.choose.{name}_ON_GPUS", value)
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_special_matrices(ctx: pblas.Context, algorithm: Literal["blocked", "cho
 def test_wide_panels(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch, name: str, by: str) -> None:  # noqa: F811
     """Several CTAs, blocks of columns and panels; more columns than rows; panels that the kernel cannot hold."""
     for key, value in (("_NARROWEST", 80), ("_WIDEST", 80)):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{key}_ON_GPUS", value)
+        monkeypatch.setattr(f"pblas.factor.choose.{key}_ON_GPUS", value)
     if by == "cuSOLVER":
         monkeypatch.setattr(Reflectors, "_shape", lambda *_: (0, 0))
     for m, n in ((700, 200), (90, 240), (300, 300), (1100, 33)):

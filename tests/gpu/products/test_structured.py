@@ -28,7 +28,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 @pytest.mark.parametrize("routine", ROUTINES)
 def test_of_any_layouts(ctx: pblas.Context, routine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gauge of PBLAS; NaN in all that must not be read; nothing else is written; with one leaf and with many."""
-    monkeypatch.setattr("pblas.planner.structured._LEAF_ON_GPUS", 16)
+    monkeypatch.setattr("pblas.symmetric.choose._LEAF_ON_GPUS", 16)
     rng = random.Random(f"{routine} {ctx.nprocs}")
     for case in range(CASES):
         name = rng.choice([x for x in DTYPES if routine[0] != "h" or x.startswith("complex")])

@@ -13,8 +13,8 @@ import pblas
 from pblas import Event, Grid, MatrixDescriptor
 from pblas.backends.push_engine import Engine
 from pblas.backends.traced import marks
-from pblas.operations.multiplication.pushed import PushedMatmul
-from pblas.planner import granularity as portions
+from pblas.matmul import choose_granularity as portions
+from pblas.matmul.pushed import PushedMatmul
 from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM
 from tests.gpu.products.general import SECONDS, context

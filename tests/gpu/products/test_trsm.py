@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas.operations import trsm as operation
+from pblas.triangular import trsm as operation
 from tests.common.gauge import applied, dtype_of, entries, gauge
 from tests.common.ranks import collected
 from tests.gpu.products.general import BACKENDS, context

@@ -23,8 +23,8 @@ from pblas import Context, ContextError, MatrixDescriptor, MismatchError, PeerTi
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.transport import MpiTransport
 from pblas.errors import PblasWarning
-from pblas.execute.factorization.lu import RunLu
-from pblas.execute.one_dimensional import allgather_gemm
+from pblas.factor.lu_run import RunLu
+from pblas.matmul import allgather_gemm_run as allgather_gemm
 from tests.common.ranks import (
     COMM,
     check_product,
@@ -401,7 +401,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 def test_a_rank_that_falls_behind_in_the_middle_of_a_factorization_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last rank factors its first panel, and then nothing any more."""
     late = COMM.size - 1
-    monkeypatch.setattr("pblas.planner.choose_factorization._LEAST", 3)
+    monkeypatch.setattr("pblas.factor.choose._LEAST", 3)
     with Context(timeout=SHORT) as ctx:
         a = ctx.eye(64 * 2 * COMM.size)  # two panels for each rank
         if COMM.rank == late:

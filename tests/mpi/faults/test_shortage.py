@@ -21,8 +21,8 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
 from pblas.backends import shared_windows as arena
 from pblas.backends.mpi.node_memory import WindowMemory
-from pblas.execute.redistribution.transfer import Movement
 from pblas.matrices.scatter_gather import part_of
+from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, check_product, few, one_host, outcome_of
 from tests.common.shortage import Windows

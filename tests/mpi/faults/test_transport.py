@@ -12,7 +12,7 @@ import pytest
 
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import THRESHOLD, Array, entries, gauge
 from tests.common.ranks import Contexts, collected, few, open_context, some_wrong
 from tests.mpi.operations.test_matmul import LAYOUTS as MATMUL_LAYOUTS

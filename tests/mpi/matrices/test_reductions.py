@@ -13,8 +13,8 @@ import pytest
 
 import pblas
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
+from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError
-from pblas.plans.reduction import ReductionPlan
 from tests.common.gauge import NAMES, Array, dtype_of, eps_of
 from tests.common.ranks import Contexts, few, raises_on_all_ranks, same_on_all_ranks
 from tests.mpi.matrices.arrays import Mistake, check_mistake, on_device, placed, some_descriptor, some_matrix, wide

@@ -14,11 +14,11 @@ import pytest
 
 import pblas
 from pblas.errors import PblasWarning
-from pblas.execute.push.base import RunPush
-from pblas.operations.multiplication.pushed import PushedMatmul
-from pblas.planner.algorithms import shortlist
+from pblas.matmul.choose_algorithm import shortlist
+from pblas.matmul.product_plan import ProductPlan
+from pblas.matmul.push.base_run import RunPush
+from pblas.matmul.pushed import PushedMatmul
 from pblas.plans.algorithm import Algorithm
-from pblas.plans.plan import ProductPlan
 from tests.common.ranks import COMM, broken_later, open_context, outcome_of, same_on_all_ranks
 from tests.common.window_engine import WindowEngine
 from tests.mpi.operations.test_matmul import LAYOUTS, Case, Dimension, Run
@@ -119,7 +119,7 @@ def test_the_estimated_algorithm_stays_where_nothing_is_gained_or_known(
     with context() as ctx:
         with monkeypatch.context() as patch:
             if COMM.rank == COMM.size - 1:
-                patch.setattr("pblas.operations.autotune._drawn", lambda *_: np.empty(1 << 57))
+                patch.setattr("pblas.matmul.autotune._drawn", lambda *_: np.empty(1 << 57))
             with pytest.warns(PblasWarning, match="no memory for a second set of matrices"):
                 plan = planned(ctx, case)
         assert not plan.measured

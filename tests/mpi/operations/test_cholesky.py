@@ -75,7 +75,7 @@ def test_out_may_be_the_matrix(ctx: pblas.Context, upper: bool) -> None:
 @pytest.mark.parametrize("nb", [7, 128])
 def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, monkeypatch: Any) -> None:
     for constant in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{constant}", nb)
+        monkeypatch.setattr(f"pblas.factor.choose.{constant}", nb)
     n = 3 * nb * P // (1 if nb < 100 else P) + 3
     a, b = positive(n, dtype_of(name)), positive(n, dtype_of(name), 5)[:, :9]
     results = set()
@@ -88,7 +88,7 @@ def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, 
 
 def test_columns_of_whole_pages_are_a_line_apart(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     n, a = 32, positive(32, np.dtype(np.float64))
-    monkeypatch.setattr("pblas.planner.choose_factorization._PAGE", 8 * n)
+    monkeypatch.setattr("pblas.factor.choose._PAGE", 8 * n)
     w = linalg.plan_cholesky(MatrixDescriptor.row_wise(n, n, P), dtype="float64").plan.w
     assert w.lld == n + 8
     for desc in (w, MatrixDescriptor.row_wise(n, n, P)):

@@ -39,9 +39,9 @@ P, RANK = COMM.size, COMM.rank
 def small_slots(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Slots of a few elements, so that small arrays take many rounds, and some count as large."""
     forget_calls(contexts)
-    monkeypatch.setattr("pblas.plans.collective.SLOT_NBYTES", 128 * P)
-    monkeypatch.setattr("pblas.plans.collective.MESSAGE_NBYTES", 192 * P)
-    monkeypatch.setattr("pblas.plans.collective.LARGE_NBYTES", 400)
+    monkeypatch.setattr("pblas.collectives.collective_plan.SLOT_NBYTES", 128 * P)
+    monkeypatch.setattr("pblas.collectives.collective_plan.MESSAGE_NBYTES", 192 * P)
+    monkeypatch.setattr("pblas.collectives.collective_plan.LARGE_NBYTES", 400)
     yield
     forget_calls(contexts)
 
@@ -594,7 +594,7 @@ def test_a_rank_that_fails_between_calls_of_mpi_is_named(step: str, monkeypatch:
     late = P - 1
     with pblas.Context(timeout=0.5) as context:
         if late == RANK:
-            monkeypatch.setattr(f"pblas.execute.collective.collective.{step}", no_memory)
+            monkeypatch.setattr(f"pblas.collectives.collective_run.{step}", no_memory)
         with pytest.raises(errors.WorkspaceError, match=f"none left; found on rank {late} of {P}"):
             context.allreduce(X, algorithm="naive")
         monkeypatch.undo()

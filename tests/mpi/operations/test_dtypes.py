@@ -11,7 +11,7 @@ import pytest
 import pblas
 from pblas import MatrixDescriptor, errors, tp
 from pblas.backends.dtypes import E4M3, E5M2, FLOAT8, FLOAT32
-from pblas.planner.choose import choose
+from pblas.matmul.choose import choose
 from pblas.simulation.hardware import Topology
 from tests.common.gauge import BFLOAT16, THRESHOLD, Array, entries, eps_of
 from tests.common.ranks import COMM, culprits, few, open_context, raises_on_all_ranks

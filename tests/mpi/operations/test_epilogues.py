@@ -10,8 +10,8 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor, errors
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
 from pblas.matrices.scatter_gather import part_of
-from pblas.plans.one_dimensional import AllGatherGemm, GemmReduceScatter
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.common.ranks import COMM, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.harness.shares import NO_DIFFERENT

@@ -20,9 +20,9 @@ from pblas import Grid, MatrixDescriptor
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.device import Programs
 from pblas.backends.traced import Kind
-from pblas.execute.summa import stationary_c
+from pblas.matmul import summa_c_run as stationary_c
+from pblas.matmul.summa_plan import Summa, SummaC
 from pblas.matrices.matrix import DistMatrix
-from pblas.plans.summa import Summa, SummaC
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import (
     Contexts,
@@ -255,7 +255,7 @@ class Lanes(HostArrays):
         self._later(lambda: HostArrays.gemm(self, *operands, **options))
 
     @contextmanager
-    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:  # noqa: ARG002 - traces have them
+    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
         before, self._lane = self._lane, "side"
         yield
         self._lane = before

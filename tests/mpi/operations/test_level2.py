@@ -12,7 +12,7 @@ import pytest
 import pblas
 from pblas import Context, DistMatrix, MatrixDescriptor, blas
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
-from pblas.plans.matrix_vector import MatrixVectorPlan, Term
+from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 from tests.common.gauge import THRESHOLD, Array, applied, entries, gauge
 from tests.common.ranks import (
     Contexts,

@@ -12,7 +12,7 @@ import scipy.linalg
 
 import pblas
 from pblas import MatrixDescriptor, linalg
-from pblas.execute.factorization.lu import RunLu
+from pblas.factor.lu_run import RunLu
 from tests.common.factors import MOST, NAMES, NB, general, lu_ratio, narrow_panels, norm1, ratio, solve_ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
@@ -58,7 +58,7 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
 @pytest.mark.parametrize("nb", [7, 96])
 def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, monkeypatch: Any) -> None:
     for constant in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{constant}", nb)
+        monkeypatch.setattr(f"pblas.factor.choose.{constant}", nb)
     n = 300 if nb > 90 else 3 * nb * P + 3
     a, b = general(n, n, dtype_of(name)), general(n, 9, dtype_of(name), 5)
     results = set()

@@ -633,7 +633,7 @@ def test_an_execution_that_ends_half_way_breaks_the_context(layout: str, step: s
     with pblas.Context(timeout=5, transport="message") as context:
         even = Dimension(2 * context.nprocs)  # every rank multiplies
         run = Run(context, Case(even, even, even, LAYOUTS[layout]))
-        check_broken_half_way(run.multiply, f"pblas.execute.one_dimensional.{step}.gemm_runs")
+        check_broken_half_way(run.multiply, f"pblas.matmul.{step}_run.gemm_runs")
 
 
 @pytest.mark.mpi

@@ -13,8 +13,8 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
 from pblas.core.options import Side, Trans
-from pblas.operations.qr_factor import Mode
-from pblas.planner.choose_qr import Algorithm
+from pblas.factor.choose_qr import Algorithm
+from pblas.factor.qr_factor import Mode
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, some_wrong
@@ -134,9 +134,9 @@ def test_matrices_that_are_not_needed_any_more(ctx: pblas.Context) -> None:
 
 def test_chunks_of_rows(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks with several chunks, of which the last is short, and cyclic rows from a middle rank on."""
-    monkeypatch.setattr("pblas.plans.qr._SHORTEST", 5)
-    monkeypatch.setattr("pblas.plans.qr._CHUNK", 2)
-    monkeypatch.setattr("pblas.plans.qr._INNER", 2)
+    monkeypatch.setattr("pblas.factor.qr_plan._SHORTEST", 5)
+    monkeypatch.setattr("pblas.factor.qr_plan._CHUNK", 2)
+    monkeypatch.setattr("pblas.factor.qr_plan._INNER", 2)
     for m, n in ((31 * P, 3), (40 * P + 1, 5)):
         a = general(m, n, np.dtype(np.complex128))
         desc = MatrixDescriptor.row_wise(m, n, P, mb=10, rsrc=P // 2, order="C")

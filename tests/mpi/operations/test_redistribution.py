@@ -13,9 +13,9 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.core.planned import Planned
-from pblas.execute.redistribution.redistribution import RunRedistribution
 from pblas.matrices.matrix import DistMatrix
-from pblas.operations.redistribution import Redistribution
+from pblas.redistribution.api import Redistribution
+from pblas.redistribution.redistribution_run import RunRedistribution
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import (
     Contexts,

@@ -11,9 +11,9 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.operations import trsm as trsm_operation
-from pblas.planner import choose_trsm as choice
-from pblas.plans.summa import Summa
+from pblas.matmul.summa_plan import Summa
+from pblas.triangular import choose as choice
+from pblas.triangular import trsm as trsm_operation
 from tests.common.ranks import broken_later, one_host, open_context, outcome_of
 from tests.mpi.faults.test_nodes import count_far_bytes
 
@@ -36,7 +36,7 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Narrow panels, so that there are many; trsm uses TrsmPlan."""
-    monkeypatch.setattr("pblas.plans.summa.PANEL", 4)
+    monkeypatch.setattr("pblas.matmul.summa_plan.PANEL", 4)
     monkeypatch.setattr(trsm_operation, "PANEL", 4)
     monkeypatch.setattr(choice, "_SECONDS_PER_MESSAGE", 1e9)
     choice.choose_trsm.cache_clear()
@@ -88,7 +88,7 @@ def measured(
     backend, rng = ctx.runtime.backend, np.random.default_rng(ctx.rank)
     with monkeypatch.context() as patch:
         if not relays:
-            patch.setattr("pblas.execute.redistribution.transfer.relay_of", lambda *_: None)
+            patch.setattr("pblas.redistribution.transfer.relay_of", lambda *_: None)
         ctx.runtime.close_plans()
         plan, call = planned(ctx, name)
         call()

@@ -14,7 +14,7 @@ import pytest
 import pblas
 from pblas import MatrixDescriptor, linalg
 from pblas.backends.cpu.arrays import HostArrays
-from pblas.operations.progress import Progress
+from pblas.core.progress import Progress
 from tests.common.factors import (
     MOST,
     NAMES,
@@ -154,7 +154,7 @@ def test_a_matrix_that_may_be_overwritten_is_factored_in_place(contexts: Context
 def test_many_factorizations_take_constant_memory(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """120 of them, of 30 kB each; every tenth one also solves equations."""
     for name in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.planner.choose_factorization.{name}", 30)
+        monkeypatch.setattr(f"pblas.factor.choose.{name}", 30)
     a = ctx.from_global(positive(60, np.dtype(np.float64)), root=None)
     held, resident = list[int](), list[int]()
     for k in range(120):
@@ -200,8 +200,8 @@ def test_progress_is_told_on_rank_0_only(
     ctx: pblas.Context, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
     """A function gets each stage's done part, which ends at 1; its exception is raised on all ranks, after the work."""
-    monkeypatch.setattr("pblas.operations.progress._INTERVAL", 0.0)
-    monkeypatch.setattr("pblas.operations.progress._INTERVAL_OF_LOGS", 0.0)
+    monkeypatch.setattr("pblas.core.progress._INTERVAL", 0.0)
+    monkeypatch.setattr("pblas.core.progress._INTERVAL_OF_LOGS", 0.0)
     a, b = ctx.from_global(positive(45, np.dtype(float)), root=None), np.ones(45)
     told: list[tuple[str, float]] = []
 

@@ -12,8 +12,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.operations import trsm as operation
-from pblas.planner import choose_trsm as choice
+from pblas.triangular import choose as choice
+from pblas.triangular import trsm as operation
 from tests.common.gauge import Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor

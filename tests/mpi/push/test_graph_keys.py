@@ -16,7 +16,7 @@ import pytest
 
 import pblas
 from pblas import Epilogue, MatrixDescriptor
-from pblas.operations.multiplication.pushed import _MAX_KNOWN, PushedMatmul
+from pblas.matmul.pushed import _MAX_KNOWN, PushedMatmul
 from tests.common.gauge import Array, entries
 from tests.common.ranks import COMM, Contexts, collected, few
 from tests.common.window_engine import WindowEngine

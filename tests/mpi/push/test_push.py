@@ -20,10 +20,10 @@ import pytest
 import pblas
 from pblas.backends.push_engine import Finish, Portion
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.one_dimensional_plan import GemmReduceScatter
+from pblas.matmul.push.schedules.operations import PARTS, RESULTS
 from pblas.plans.algorithm import Algorithm
-from pblas.plans.one_dimensional import GemmReduceScatter
 from pblas.plans.partition import HALF_TILE
-from pblas.schedules.operations import PARTS, RESULTS
 from tests.common.gauge import entries
 from tests.common.ranks import (
     COMM,

@@ -15,8 +15,8 @@ import pblas
 from pblas import Context, Event, Grid, MatrixDescriptor, PlannedMatmul, Trace
 from pblas.backends import recorder as recording
 from pblas.cli import main
+from pblas.matmul.summa_plan import Summa
 from pblas.plans.algorithm import Algorithm, AlgorithmKind
-from pblas.plans.summa import Summa
 from pblas.trace import merge
 from tests.common.ranks import open_context
 from tests.model.push import take

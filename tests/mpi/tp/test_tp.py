@@ -18,8 +18,8 @@ import pytest
 import pblas
 from pblas import Epilogue, errors, tp
 from pblas.backends.cpu.pointwise import evaluate
+from pblas.collectives.api import add_up
 from pblas.epilogues import NAMED, parse
-from pblas.operations.collectives import add_up
 from pblas.tp.products import Caller
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.common.ranks import (
@@ -290,14 +290,14 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
 
 
 @pytest.mark.mpi(min_size=2)  # nothing is added up on one rank
-@pytest.mark.parametrize("step", ["collective.fold", "gathering.Gathering.run"])
+@pytest.mark.parametrize("step", ["collective_run.fold", "gathering_run.Gathering.run"])
 def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
     """Also if the error is raised by the collective with which the layer begins or ends."""
     adding = tp.linear_allreduce, tp.linear_reduce_scatter
-    for function in adding if step == "collective.fold" else (tp.allgather_linear,):
+    for function in adding if step == "collective_run.fold" else (tp.allgather_linear,):
         with pblas.Context(transport="shared") as ctx:
             layer: Any = partial(function, np.ones((P, 3)), np.ones((4, 3)), ctx=ctx)
-            text = check_broken_half_way(layer, f"pblas.execute.collective.{step}")
+            text = check_broken_half_way(layer, f"pblas.collectives.{step}")
             assert f"{function.__name__}: KeyboardInterrupt" in text
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from pblas.execute.index_runs import IndexRuns, gemm_runs, side_by_side
 from pblas.layouts.split import Split
+from pblas.matmul.index_runs import IndexRuns, gemm_runs, side_by_side
 
 POISON = -99.0
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblas.execute.redistribution.assembly import Assembly
-from pblas.execute.redistribution.packing import Message
-from pblas.execute.redistribution.scaling import COPY, Scaling
 from pblas.layouts.messages import Move, receives
 from pblas.layouts.overlap import Run, overlaps
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.strided import StridedRun, strided_runs
 from pblas.layouts.trapezoid import Trapezoid
+from pblas.redistribution.assembly import Assembly
+from pblas.redistribution.packing import Message
+from pblas.redistribution.scaling import COPY, Scaling
 from tests.common.gauge import NAMES, dtype_of, entries
 
 if TYPE_CHECKING:

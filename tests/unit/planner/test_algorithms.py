@@ -16,18 +16,18 @@ import pytest
 
 from pblas.backends.dtypes import ProductDtypes
 from pblas.backends.push_engine import EXACT
-from pblas.execute import pushed
-from pblas.execute.operands import Orders
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.planner.algorithms import candidates, doubling, shortlist
-from pblas.planner.choose import choose
-from pblas.planner.cost_model import estimate
+from pblas.matmul.choose import choose
+from pblas.matmul.choose_algorithm import candidates, doubling, shortlist
+from pblas.matmul.cost_model import estimate
+from pblas.matmul.executors import pushed
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.operands import Orders
+from pblas.matmul.product_plan import ProductPlan
+from pblas.matmul.push.schedules.operations import MAX_PHASES, Multiply
+from pblas.matmul.push.schedules.schedule import schedule
 from pblas.plans.algorithm import Algorithm
-from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.plans.partition import MAX_PIECES
-from pblas.plans.plan import ProductPlan
-from pblas.schedules.operations import MAX_PHASES, Multiply
-from pblas.schedules.schedule import schedule
 from pblas.simulation.hardware import Topology
 from tests.common.gauge import NAMES, dtype_of
 
@@ -263,6 +263,7 @@ def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> 
         assert why in plan.explain()
 
 
+CHOICE = "pblas.matmul.choose_granularity.choose_algorithm"
 MEASURED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("measured_reductions.json").read_text("utf-8"))
 """Microseconds of reductions by several algorithms, medians: H200 of one host, bfloat16, D by rows.
 
@@ -385,7 +386,7 @@ def test_the_workspace_has_the_announced_size(layout: str, name: str, monkeypatc
     for (shape, nprocs), order in cases:
         plan = planned(layout, *shape, nprocs, name, order)
         for algorithm in algorithms(plan):
-            monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)
+            monkeypatch.setattr(CHOICE, lambda *_, algorithm=algorithm: algorithm)
             plan = planned(layout, *shape, nprocs, name, order)
             assert isinstance(plan, AllGatherGemm | GemmReduceScatter)
             oriented = "F" if isinstance(plan, GemmAllReduce) else "C" if plan.transposed and order == "F" else order
@@ -414,7 +415,7 @@ def test_all_reduces_receive_twice_their_share_or_all_in_one_shot(monkeypatch: p
             (Algorithm("two_shot"), 2 * (nprocs - 1) * m * n // nprocs),
             (Algorithm("copy_engine"), 2 * (nprocs - 1) * m * n // nprocs),
         ):
-            monkeypatch.setattr("pblas.planner.granularity.choose_algorithm", lambda *_, algorithm=algorithm: algorithm)
+            monkeypatch.setattr(CHOICE, lambda *_, algorithm=algorithm: algorithm)
             plan = planned("AR", m, n, 16 * nprocs, nprocs)
             assert plan.algorithm == algorithm
             assert all(plan.received_elements(rank) == expected for rank in range(nprocs)), algorithm

@@ -14,10 +14,10 @@ import pblas
 from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.planner.choose import _cost, _grid_outputs, _outputs, choose, choose_output, one_dimensional
-from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.plans.plan import ProductPlan
-from pblas.plans.summa import Summa
+from pblas.matmul.choose import _cost, _grid_outputs, _outputs, choose, choose_output, one_dimensional
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.product_plan import ProductPlan
+from pblas.matmul.summa_plan import Summa
 from pblas.simulation.hardware import Topology
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
@@ -322,7 +322,7 @@ def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) 
     a, d = MatrixDescriptor(23, 23, 2, 3, Grid(2, 2)), MatrixDescriptor.row_wise(23, 23, 4)
     facts: dict[str, Any] = {"nprocs": 4, "topology": Topology()}
     first = choose("float64", a, a, d, **facts)
-    monkeypatch.setattr("pblas.planner.choose.one_dimensional", None)
+    monkeypatch.setattr("pblas.matmul.choose.one_dimensional", None)
     assert choose("float64", a, replace(a, lld=99), d, **facts) == first
     for other in ({"topology": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
         with pytest.raises(TypeError):

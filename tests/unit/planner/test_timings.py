@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pblas.errors import PblasWarning
-from pblas.planner.algorithms import SHORTLIST_LENGTH, candidates, shortlist
-from pblas.planner.cost_model import estimate
-from pblas.planner.granularity import PlanningContext
+from pblas.matmul.choose_algorithm import SHORTLIST_LENGTH, candidates, shortlist
+from pblas.matmul.choose_granularity import PlanningContext
+from pblas.matmul.cost_model import estimate
+from pblas.matmul.one_dimensional_plan import GemmAllReduce
+from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm, Times
-from pblas.plans.one_dimensional import GemmAllReduce
-from pblas.plans.plan import ProductPlan
 from pblas.runtime.timings import Measured
 from pblas.simulation.hardware import Topology
 from tests.unit.backends.test_device import H200

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas import Grid, MatrixDescriptor, Plan, ProductPlan, plan_matmul, plan_redistribution
-from pblas.plans.redistribution import RedistributionPlan
+from pblas.redistribution.redistribution_plan import RedistributionPlan
 from pblas.simulation.hardware import PRESETS, Transport
 from tests.common.plans import check_transfers
 

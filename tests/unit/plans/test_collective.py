@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pblas.execute.collective.flat import Flat, spans
-from pblas.plans.collective import SLOT_NBYTES, Rounds, aligned, choose, shares, width_of
+from pblas.collectives.collective_plan import SLOT_NBYTES, Rounds, aligned, choose, shares, width_of
+from pblas.collectives.flat_run import Flat, spans
 
 COUNTS = st.integers(0, 200)
 

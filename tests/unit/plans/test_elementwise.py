@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pblas import ArgumentError, DescriptorError, DTypeError, Grid, MatrixDescriptor, plan_elementwise
-from pblas.operations.arguments.elementwise import spread
-from pblas.plans.elementwise import ElementwiseOperand, ElementwisePlan
-from pblas.plans.redistribution import RedistributionPlan
+from pblas.arrays.elementwise_arguments import spread
+from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
+from pblas.redistribution.redistribution_plan import RedistributionPlan
 
 
 def some_descriptor(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
+from pblas.factor.choose import choose_factorization
+from pblas.factor.choose_qr import choose_qr
+from pblas.factor.factorization_plan import FactorizationPlan, makespan, panels
+from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
+from pblas.factor.reflectors_plan import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
+from pblas.factor.substitution_plan import SubstitutionPlan, Sweep
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.planner.choose_factorization import choose_factorization
-from pblas.planner.choose_qr import choose_qr
 from pblas.plans.base import Plan
-from pblas.plans.factorization import FactorizationPlan, makespan, panels
-from pblas.plans.qr import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.plans.reflectors import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
-from pblas.plans.substitution import SubstitutionPlan, Sweep
 from pblas.simulation.hardware import PRESETS, Transport
 from pblas.simulation.phase import View
 from tests.common.descriptors import descriptors

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from pblas import MatrixDescriptor
 from pblas.layouts.triangle import Part, rectangles
-from pblas.operations.vectors import VectorKind
-from pblas.plans.matrix_vector import MatrixVectorPlan, Term
 from pblas.simulation.hardware import PRESETS
 from pblas.simulation.phase import View
+from pblas.vectors.checks import VectorKind
+from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 from tests.common.descriptors import descriptors
 
 PARTS: list[Part] = ["all", "U", "L"]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
-from pblas.planner.choose import one_dimensional
-from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.choose import one_dimensional
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.product_plan import Distribution, Product, ProductPlan
 from pblas.plans.partition import HALF_TILE, LINES, cuts, pieces, share
-from pblas.plans.plan import Distribution, Product, ProductPlan
 from pblas.simulation.hardware import Topology
 
 SIZES = ((7, 8, 9), (9, 2, 3), (1, 1, 1), (2, 13, 5), (0, 8, 9), (7, 0, 9), (7, 8, 0), (17, 16, 15))

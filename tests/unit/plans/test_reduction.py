@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas import MatrixDescriptor
-from pblas.plans.reduction import Operation, ReductionPlan
+from pblas.arrays.reduction_plan import Operation, ReductionPlan
 from pblas.simulation.hardware import PRESETS, Transport
 from tests.common.descriptors import descriptors
 from tests.common.plans import check_transfers

@@ -18,11 +18,11 @@ from pblas.layouts.messages import receives
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.strided import strided_runs
-from pblas.planner.choose import choose, choose_layouts, one_dimensional
-from pblas.planner.granularity import needed_nbytes
-from pblas.planner.process_grids import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
-from pblas.plans.plan import Distribution, Product
-from pblas.plans.summa import Summa, SummaA, SummaC, column_of, cut, cut_count, placed, row_of, same_place
+from pblas.matmul.choose import choose, choose_layouts, one_dimensional
+from pblas.matmul.choose_granularity import needed_nbytes
+from pblas.matmul.choose_grid import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
+from pblas.matmul.product_plan import Distribution, Product
+from pblas.matmul.summa_plan import Summa, SummaA, SummaC, column_of, cut, cut_count, placed, row_of, same_place
 from pblas.simulation.hardware import FAT_TREE, NVLINK, Topology
 
 RANKS = (1, 2, 3, 4, 6)

@@ -10,9 +10,9 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.plans.pipelined_trsm import PipelinedTrsm
-from pblas.plans.triangular import TriangularOperands
-from pblas.plans.trsm import TrsmPlan
+from pblas.triangular.base_plan import TriangularOperands
+from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
+from pblas.triangular.trsm_plan import TrsmPlan
 
 
 def some_plan(seed: int) -> TrsmPlan:

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pblas.layouts.split import Split
-from pblas.plans.algorithm import Algorithm
-from pblas.plans.one_dimensional import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.plans.plan import Distribution, Product, ProductPlan
-from pblas.schedules.builder import receive_order, send_order
-from pblas.schedules.operations import (
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.matmul.product_plan import Distribution, Product, ProductPlan
+from pblas.matmul.push.schedules.builder import receive_order, send_order
+from pblas.matmul.push.schedules.operations import (
     MAX_PHASES,
     PARTS,
     RESULTS,
@@ -32,7 +31,8 @@ from pblas.schedules.operations import (
     Sum,
     Wait,
 )
-from pblas.schedules.schedule import schedule
+from pblas.matmul.push.schedules.schedule import schedule
+from pblas.plans.algorithm import Algorithm
 from tests.model.streams import (
     PACKS,
     SENT,

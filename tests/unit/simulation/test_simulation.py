@@ -15,10 +15,10 @@ from pblas import ArgumentError, Hardware, Link, MatrixDescriptor, Simulation, p
 from pblas.cli import main
 from pblas.layouts.grid import Grid
 from pblas.layouts.split import Split
-from pblas.planner.choose import choose, one_dimensional
-from pblas.plans.one_dimensional import AllGatherGemm, GatherStep, GemmReduceScatter
-from pblas.plans.plan import ProductPlan
-from pblas.plans.summa import SummaC
+from pblas.matmul.choose import choose, one_dimensional
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep, GemmReduceScatter
+from pblas.matmul.product_plan import ProductPlan
+from pblas.matmul.summa_plan import SummaC
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, Topology, Transport, find_hardware
 from pblas.simulation.phase import Phase, View, even
 from pblas.simulation.simulate import Clocks, _Rank, power, simulate

@@ -1,0 +1,1 @@
+"""Elementwise expressions, reductions, stacking and assignment."""

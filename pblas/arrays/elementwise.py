@@ -1,0 +1,274 @@
+"""elementwise and plan_elementwise: an expression of matrices of any layouts, arrays and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.elementwise_arguments import (
+    Analysis,
+    Kind,
+    analysed,
+    checked_operands,
+    is_number,
+    local_values,
+)
+from pblas.arrays.elementwise_plan import ElementwisePlan
+from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
+from pblas.core.call import call, planned, planned_without_context
+from pblas.core.checks import check_matrices, check_out, shares_memory
+from pblas.core.operation import Bound, Operation
+from pblas.core.planned import Planned
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_dtype, shared_descriptor, spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Elementwise(Operation[DistMatrix]):
+    """An expression of matrices, arrays and numbers, evaluated element by element.
+
+    Args:
+        expression: with the names of the operands (global).
+        kinds: of the operands (global).
+        out: descriptor and dtype of the result's matrix; None for a new one (global).
+        converted: dtype to which a new result is converted, or None (global).
+        overlaps: whether the result overwrites memory of an operand that is redistributed, on any rank (global).
+        analysis: all that follows from these (global).
+    """
+
+    noun: ClassVar[str] = "elementwise operation"
+    may_overlap: ClassVar[bool] = True
+
+    expression: str
+    kinds: tuple[Kind, ...]
+    out: tuple[MatrixDescriptor, np.dtype[Any]] | None
+    converted: np.dtype[Any] | None
+    overlaps: bool
+    analysis: Analysis
+
+    @classmethod
+    def bind(
+        cls, verb: str, runtime: Runtime | None, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any
+    ) -> Bound[DistMatrix]:
+        """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
+        checked = checked_operands(verb, expression, operands, runtime)
+        asked = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
+        check_out(verb, out, layouts=False)
+        target = None if out is None else (out.desc.without_lld, out.dtype)
+        kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
+        form = expression, kinds, target, asked if runtime is not None else None, False
+        numbers = {name: z for name, z in checked.items() if is_number(z)}
+        return Bound(cls, form, numbers, checked, out)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+        expression, kinds, out, converted, overlaps = form
+        analysis = analysed(verb, expression, kinds, out, converted)
+        return cls(expression, kinds, out, converted, overlaps, analysis)
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        return (*form[:4], bool(fact))
+
+    @property
+    def text(self) -> str:
+        out = None if self.out is None else shared_descriptor(self.out[0])
+        # A number has a line of its own, with its value: this one says of which kind it is.
+        numbers = {kind.name for kind in self.kinds if kind.shape is None}
+        described = {
+            f"kind of {name}" if name in numbers else name: text for name, text in self.analysis.descriptions.items()
+        }
+        return spelled({"expression": self.expression, **described, "out": out})
+
+    @property
+    def is_local(self) -> bool:
+        return not self.analysis.moved
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.analysis.plan.out, self.analysis.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> ElementwisePlan:
+        transport = topology.transport(nprocs)
+        return replace(self.analysis.plan, nprocs=nprocs, transport=transport, overlaps=self.overlaps)
+
+    def executor(self, plan: ElementwisePlan, backend: HostRanks) -> RunElementwise:
+        return RunElementwise(backend, plan, self.analysis.compute)
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        values = local_values(verb, runtime, bound.reads, self.analysis, bound.out)
+        matrices = [bound.reads[name] for name in self.analysis.moved]
+        sources = [(x.stored(verb), x.conjugated) for x in matrices]
+        fact = 0
+        if sources and bound.out is not None:
+            shadow = runtime.backend.shadow
+            out = shadow(bound.out.stored(verb))
+            fact = int(any(shares_memory(shadow(x), out) for x, _ in sources))
+        return bound._replace(local=(values, sources), fact=fact)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: RunElementwise, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> ElementwiseOperands:
+        values, sources = bound.local
+        executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(verb))
+        return ElementwiseOperands(self.analysis.tree, values, sources, result.stored(verb))
+
+
+class PlannedElementwise(Planned[DistMatrix]):
+    """A planned elementwise operation: the plan, its buffers, and one call. Made by `plan_elementwise`.
+
+    Usable as a `with` block; `close` drops the buffers, as does dropping the object.
+    """
+
+    operation: Elementwise
+    plan: ElementwisePlan
+
+    def execute(self, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
+        """**Collective.** The expression of operands like the planned ones.
+
+        Args:
+            out: the result's matrix, with the planned layout and dtype; None for a new matrix (global).
+            operands: by name: matrices with the planned layouts and dtypes, arrays of the planned shapes and dtypes,
+                and any numbers of the planned kinds (global).
+
+        Returns:
+            The result. The caller may overwrite the operands when the call has returned.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: operands that are not like the planned ones, on any rank.
+            ContextError: the context or the plan is closed.
+        """
+        return self.run(lambda: self._bound(operands, out))
+
+    def _bound(self, operands: Mapping[str, Any], out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation = self._runtime, self.operation
+        assert runtime is not None, "it runs"
+        named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
+        dtype = operation.analysis.dtype if out is None else None
+        bound = Elementwise.bind("execute", runtime, operation.expression, named | dict(operands), out, dtype)
+        now = (
+            operation
+            if bound.form == self.bound.form
+            else Elementwise.made("execute", bound.form, runtime.nprocs, runtime.topology)
+        )
+        for name, description in now.analysis.descriptions.items():
+            was = operation.analysis.descriptions[name]
+            if description != was:
+                raise errors.DescriptorError(f"execute: {name} is {description}, planned was {was}; plan anew")
+        check_matrices("execute", runtime, bound)
+        bound = operation.parts("execute", runtime, bound)
+        if bound.fact and not operation.overlaps:
+            raise errors.ArgumentError(
+                "execute: out overlaps an operand that is redistributed, unlike planned; plan anew with this out="
+            )
+        return bound
+
+
+def plan_elementwise(
+    expression: str,
+    /,
+    *,
+    out: DistMatrix | None = None,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    **operands: Any,
+) -> PlannedElementwise:
+    """Plan an elementwise operation. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Planning checks the expression, chooses the transfers and allocates buffers once, for any number of executions.
+
+    Args:
+        expression: see `elementwise` (global).
+        out: the result's matrix; None for new matrices (global).
+        dtype: of all matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        operands: as for `elementwise`; or descriptors, and numbers (global).
+
+    Returns:
+        The planned operation: `print(p.explain())`, `p.execute(x=A, y=B)`.
+
+    Raises:
+        as `elementwise`.
+
+    >>> rows, columns = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
+    >>> print(plan_elementwise("x * s + y", x=rows, y=columns, s=2.0, dtype="float64").explain())
+    ElementwisePlan: x * s + y, 8 x 8, float64, on 4 ranks
+      x          8 x 8 in blocks of 2 x 8 on a 4 x 1 grid, float64
+      y          8 x 8 in blocks of 8 x 2 on a 1 x 4 grid, float64; redistributed to
+                 8 x 8 in blocks of 2 x 8 on a 4 x 1 grid
+      s          a number, real
+      result     8 x 8 in blocks of 2 x 8 on a 4 x 1 grid, float64
+      why        operands with another layout than the result are redistributed to it
+      moves      y: read in place in the node's shared memory
+                 y: 96 bytes per rank at most
+      received   96 bytes per rank at most, 1.00 x the lower bound of any plan, 96
+      workspace  256 bytes per rank at most (shared transport)
+    """
+    verb, matrices = "plan_elementwise", {**operands, "out": out}
+    descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]
+    if descs and not any(isinstance(z, DistMatrix) for z in matrices.values()):
+        bound = Elementwise.bind(verb, None, expression, operands, out, dtype)
+        return planned_without_context(verb, bound, PlannedElementwise, nprocs, descs)
+    return planned(verb, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)
+
+
+def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
+    """**Collective.** An expression of matrices of any layouts, arrays and numbers, element by element.
+
+    Where all matrices have one layout nothing moves, and each rank makes one pass over its elements. Otherwise the
+    others are redistributed first to the layout of the result: that of `out`, or of the first matrix that is neither
+    replicated nor broadcast; `plan_elementwise(...).explain()` says which, and how many bytes move.
+
+    Args:
+        expression: in the language of `Epilogue`, in which any operand may have any name; in addition there are
+            conj(x), real(x) and imag(x), and abs(x) of complex x (global).
+        out: a matrix of the result's shape, of any layout; it may be one of the operands, or overlap them: the result
+            is as if they were copied first. Elements outside a submatrix are not touched. None for a new matrix
+            (global).
+        operands: by name, at least one of them a matrix: matrices; numbers; arrays of one or two dimensions that are
+            equal on all ranks. Shapes broadcast as in NumPy (global).
+
+    Returns:
+        `out` itself, or a new matrix. Its dtype is that of NumPy's promotion rules: Python's numbers do not widen a
+        matrix, NumPy's do. It is computed in at least 32 bits, and rounded once.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.eye(2), MatrixDescriptor.row_wise(2, 2, ctx.nprocs), root=None)
+    ...     pblas.elementwise("x * s + y", x=A, s=2.0, y=np.array([1.0, 3.0])).to_global(root=None).tolist()
+    [[3.0, 3.0], [1.0, 5.0]]
+    """
+    return call("elementwise", Elementwise.bind, {**operands, "out": out}, expression, operands, out, None)
+
+
+def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
+    """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
+    verb = "elementwise" if dtype is None else "astype"
+    return call(verb, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
+
+
+def _bind_matrices(
+    verb: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
+) -> Bound[DistMatrix]:
+    """The arguments of `plan_elementwise` with matrices, checked on this rank."""
+    for name, option in (("dtype", dtype), ("nprocs", nprocs)):
+        if option is not None:
+            raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
+    return Elementwise.bind(verb, runtime, expression, operands, out, None)

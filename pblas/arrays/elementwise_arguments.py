@@ -1,0 +1,397 @@
+"""Arguments of an elementwise operation, checked on one rank: the first wrong argument raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
+from pblas.backends.interop import has_memory
+from pblas.core.checks import is_same_memory, shares_memory
+from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import part_of
+from pblas.runtime.runtime import checked_dtype, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.epilogues import Node
+    from pblas.runtime.runtime import Runtime
+
+_NUMBERS = int, float, complex, np.number
+_OPTIONS = ("out", "dtype", "nprocs")
+
+
+class Analysis(NamedTuple):
+    """The properties of an elementwise operation that follow from the kinds of its operands (global).
+
+    Args:
+        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj".
+        plan: the plan, but for the ranks and their transport.
+        moved: names of the operands that are redistributed.
+        compute: dtype of the computation.
+        dtype: of the result.
+        descriptions: name and description of each operand and of the result.
+    """
+
+    tree: Node
+    plan: ElementwisePlan
+    moved: tuple[str, ...]
+    compute: np.dtype[Any]
+    dtype: np.dtype[Any]
+    descriptions: Mapping[str, str]
+
+
+def checked_operands(
+    verb: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
+) -> dict[str, Any]:
+    """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local).
+
+    Raises:
+        ArgumentError, DTypeError: the first wrong argument.
+    """
+    _check_names(verb, expression, operands)
+    checked = {name: _checked_operand(verb, name, z, runtime) for name, z in operands.items()}
+    if runtime is not None:
+        runtime.backend.arrays.check_operands(verb, len(operands))
+    return checked
+
+
+def is_number(z: Any) -> bool:
+    """Whether an operand is a number, not a matrix or an array."""
+    return isinstance(z, _NUMBERS)
+
+
+def local_values(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], analysis: Analysis, result: DistMatrix | None
+) -> dict[str, Any]:
+    """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
+
+    A part that overlaps the result without being the same memory is copied: it would change too early. One that is the
+    result is the same object.
+    """
+    backend, values = runtime.backend, dict[str, Any]()
+    target = None if result is None else result.stored(verb)
+    for name, z in operands.items():
+        if isinstance(z, _NUMBERS):
+            values[name] = z
+            continue
+        if name in analysis.moved:
+            continue
+        if isinstance(z, DistMatrix):
+            part = z.stored(verb)
+        else:
+            part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
+            if not backend.is_here(part):
+                part = _uploaded(runtime, part)
+        if target is not None and part.size:
+            shadow, out = backend.shadow(part), backend.shadow(target)
+            if not is_same_memory(shadow, out):
+                part = part.copy() if shares_memory(shadow, out) else part
+            elif part.dtype == target.dtype:
+                part = target
+        values[name] = part
+    return values
+
+
+def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The distribution in which an operand's elements are where a result with distribution `target` needs them.
+
+    A row or column that is broadcast is replicated along the dimension of the result in which it has one element.
+
+    Args:
+        target: of the result (global).
+        shape: of the operand, which broadcasts to that of the result (global).
+
+    >>> from pblas.layouts.grid import Grid
+    >>> spread(MatrixDescriptor(8, 6, 2, 2, Grid(2, 3)), (8, 1)).local_shape(5)
+    (4, 1)
+    """
+    if shape == target.shape:
+        return target.without_lld
+    (m, n), grid = shape, target.grid
+    rows = (target.mb, target.rsrc, target.imb) if m == target.m else (1, -1, None)
+    columns = (target.nb, target.csrc, target.inb) if n == target.n else (1, -1, None)
+    return MatrixDescriptor(
+        *(m, n, rows[0], columns[0], grid, rows[1], columns[1], target.order), imb=rows[2], inb=columns[2]
+    )
+
+
+class Kind(NamedTuple):
+    """The properties of an operand on which the plan depends (global).
+
+    Args:
+        name: in the expression.
+        shape: of a matrix or an array; None for a number.
+        dtype: None for a number of Python, and for a descriptor of which no dtype is known.
+        desc: of a matrix; None for an array or a number.
+        complex: whether its elements are complex.
+        conjugated: whether it is a conjugated view.
+    """
+
+    name: str
+    shape: tuple[int, int] | None
+    dtype: np.dtype[Any] | None
+    desc: MatrixDescriptor | None
+    complex: bool
+    conjugated: bool = False
+
+    @classmethod
+    def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> Kind:
+        """The kind of an operand; `asked` is the dtype of descriptors."""
+        if isinstance(z, DistMatrix):
+            return cls(name, z.shape, z.dtype, z.desc.without_lld, z.dtype.kind == "c", z.conjugated)
+        if isinstance(z, MatrixDescriptor):
+            return cls(name, z.shape, asked, z, asked is not None and asked.kind == "c")
+        if isinstance(z, _NUMBERS):
+            return cls(name, None, getattr(z, "dtype", None), None, isinstance(z, complex | np.complexfloating))
+        return cls(name, z.shape, z.dtype, None, z.dtype.kind == "c")
+
+    @property
+    def is_python_number(self) -> bool:
+        """Whether it is a number that changes no dtype but its kind."""
+        return self.shape is None and self.dtype is None
+
+    def description(self) -> str:
+        """The operand as text: its layout, shape or kind, and its dtype."""
+        if self.desc is not None:
+            return f"{shared_descriptor(self.desc)}, {self.dtype}{', conjugated' if self.conjugated else ''}"
+        if self.shape is not None:
+            return f"{self.shape[0]} x {self.shape[1]} array equal on all ranks, {self.dtype}"
+        return f"a number, {self.dtype or ('complex' if self.complex else 'real')}"
+
+
+def analysed(
+    verb: str,
+    expression: str,
+    kinds: tuple[Kind, ...],
+    out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
+    converted: np.dtype[Any] | None,
+) -> Analysis:
+    """The analysis of an operation.
+
+    Args:
+        verb: name of the call, for messages (global).
+        expression: with the names of the operands (global).
+        kinds: of the operands (global).
+        out: descriptor and dtype of the result's matrix; None for a new one (global).
+        converted: dtype to which a new result is converted, or None (global).
+    """
+    tree = _parsed(verb, expression)
+    shape = _broadcast_shape(verb, kinds)
+    promoted = _promoted(verb, kinds, converts=isinstance(tree, Name))
+    _check_functions(verb, expression, tree, promoted)
+    dtype = promoted
+    if promoted.kind == "c" and _is_real(tree, {kind.name for kind in kinds if not kind.complex}):
+        dtype = np.empty(0, promoted).real.dtype
+    if out is not None:
+        if out[0].shape != shape:
+            m, n = out[0].shape
+            raise errors.DescriptorError(
+                f"{verb}: out is {m} x {n}, the result is {shape[0]} x {shape[1]}; make them agree"
+            )
+        converted = out[1]
+    if converted is not None:
+        _check_conversion(verb, dtype, converted)
+        dtype = converted
+    target = _target(kinds, None if out is None else out[0], shape)
+    plan = ElementwisePlan(
+        NAMED.get(expression, expression),
+        tuple(
+            ElementwiseOperand(kind.name, kind.desc, str(kind.dtype), spread(target, kind.desc.shape))
+            for kind in kinds
+            if kind.desc is not None
+        ),
+        tuple((kind.name, kind.description()) for kind in kinds if kind.desc is None),
+        *(target, dtype.name, 1),
+    )
+    moved = tuple([operand.name for operand in plan.moved])
+    views = {kind.name for kind in kinds if kind.conjugated}.difference(moved)
+    descriptions = {kind.name: kind.description() for kind in kinds}
+    descriptions["the result"] = f"{shared_descriptor(target)}, {dtype}"
+    tree = _conjugating(tree, views) if views else tree
+    return Analysis(tree, plan, moved, accumulator_dtype(promoted), dtype, descriptions)
+
+
+def _target(kinds: Iterable[Kind], out: MatrixDescriptor | None, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The distribution of the result."""
+    if out is not None:
+        return out.without_lld
+    descs = [kind.desc for kind in kinds if kind.desc is not None]
+    whole = [desc for desc in descs if desc.shape == shape]
+    divided = [desc for desc in whole if not desc.is_replicated]
+    if whole:
+        return (divided or whole)[0].without_lld
+    m, n = shape
+    desc = next((desc for desc in descs if not desc.is_replicated and (desc.m == m or desc.n == n)), None)
+    if desc is None:
+        return MatrixDescriptor(m, n, max(1, m), max(1, n), descs[0].grid, -1, -1, descs[0].order)
+    rows = (desc.mb, desc.rsrc, desc.imb) if desc.m == m else (max(1, m), desc.rsrc, None)
+    columns = (desc.nb, desc.csrc, desc.inb) if desc.n == n else (max(1, n), desc.csrc, None)
+    return MatrixDescriptor(
+        *(m, n, rows[0], columns[0], desc.grid, rows[1], columns[1], desc.order), imb=rows[2], inb=columns[2]
+    )
+
+
+@lru_cache(maxsize=256)
+def _parsed(verb: str, expression: str) -> Node:
+    """The tree of an expression."""
+    try:
+        return parse(NAMED.get(expression, expression), parts=True)
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{verb}: {caught}") from None
+
+
+@lru_cache(maxsize=256)
+def _names(verb: str, expression: str) -> tuple[str, ...]:
+    """The names in an expression, each once."""
+    return tuple(dict.fromkeys(node.name for node in nodes(_parsed(verb, expression)) if isinstance(node, Name)))
+
+
+def _check_names(verb: str, expression: Any, operands: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if the names in an expression are not those of the operands."""
+    if not isinstance(expression, str):
+        kind = type(expression).__name__
+        raise errors.ArgumentError(f"{verb}: the expression must be a string, as 'x * s + y', got {kind}")
+    used = _names(verb, expression)
+    for name in used:
+        if name in _OPTIONS or name in FUNCTIONS or name in PARTS:
+            raise errors.ArgumentError(f"{verb}: {name} cannot be the name of an operand; give it another name")
+        if name not in operands:
+            raise errors.ArgumentError(f"{verb}: there is no operand {name}; pass {verb}({expression!r}, {name}=...)")
+    for name in operands:
+        if name not in used:
+            raise errors.ArgumentError(f"{verb}: {expression!r} does not use the operand {name}; leave it out")
+
+
+def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> Any:
+    """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
+    if isinstance(z, DistMatrix) and runtime is not None:
+        return z
+    expected = f"{verb}: {name} must be a DistMatrix, a number, or an array that is equal on all ranks"
+    if isinstance(z, bool | np.bool_):
+        raise errors.ArgumentError(f"{expected}, got {z!r}; pass {int(z)}")
+    if isinstance(z, _NUMBERS):
+        try:
+            complex(z)
+        except OverflowError:
+            raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+        return z
+    if runtime is None:
+        if not isinstance(z, MatrixDescriptor):
+            raise errors.ArgumentError(f"{verb}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}")
+        return z
+    if not has_memory(z):
+        remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
+        raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
+    try:
+        array = runtime.backend.as_array(z)
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{verb}: {name}: {caught}") from None
+    except (TypeError, ValueError) as caught:
+        raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
+    if array.ndim > 2:
+        raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
+    if array.dtype not in STORED:
+        raise errors.DTypeError(
+            f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
+            f"{name}.astype('float64')"
+        )
+    return array.reshape((1,) * (2 - array.ndim) + array.shape)
+
+
+def _broadcast_shape(verb: str, kinds: Iterable[Kind]) -> tuple[int, int]:
+    """Rows and columns of the result."""
+    shapes = {kind.name: kind.shape for kind in kinds if kind.shape is not None}
+    sizes = []
+    for axis in range(2):
+        lengths = {shape[axis] for shape in shapes.values()} - {1}
+        if len(lengths) > 1:
+            texts = ", ".join(f"{name} is {shape[0]} x {shape[1]}" for name, shape in shapes.items())
+            raise errors.DescriptorError(
+                f"{verb}: the shapes do not fit: {texts}; a dimension must be equal in all operands, or 1"
+            )
+        sizes.append(lengths.pop() if lengths else 1)
+    return sizes[0], sizes[1]
+
+
+def _promoted(verb: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[Any]:
+    """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
+
+    Operands of 8 bits are only converted, by an expression that is one name (`converts`).
+    """
+    names: dict[np.dtype[Any], str] = {}
+    for kind in kinds:
+        if kind.dtype is not None:
+            names[kind.dtype] = kind.name
+        elif kind.desc is not None:
+            raise errors.DTypeError(f"{verb}: {kind.name} is a descriptor, which has no dtype; pass dtype='float64'")
+    short = next((dtype for dtype in names if dtype in FLOAT8), None)
+    if short is not None and not converts:
+        raise errors.DTypeError(
+            f"{verb}: {names[short]} is {short.name}, of which pblas has products and conversions only; "
+            f"use {names[short]}.astype('float32')"
+        )
+    if {FLOAT16, BFLOAT16} <= names.keys():
+        raise errors.DTypeError(
+            f"{verb}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of the "
+            f"other; convert one of them with .astype('float32')"
+        )
+    try:
+        result = np.result_type(*names)
+    except TypeError as caught:
+        raise errors.DTypeError(f"{verb}: {caught}") from None
+    if any(kind.is_python_number and kind.complex for kind in kinds):
+        result = np.result_type(accumulator_dtype(result), np.complex64)
+    return checked_dtype(verb, result, stored=True)
+
+
+def _is_real(node: Node, real_names: Iterable[str]) -> bool:
+    """Whether the value of a node is real."""
+    if isinstance(node, Number):
+        return True
+    if isinstance(node, Name):
+        return node.name in real_names
+    return node.function in ("abs", "real", "imag") or all(_is_real(z, real_names) for z in node.arguments)
+
+
+def _check_functions(verb: str, expression: str, tree: Node, promoted: np.dtype[Any]) -> None:
+    """Raise ArgumentError if a function of real numbers is used with complex operands."""
+    if promoted.kind != "c":
+        return
+    used = (node.function for node in nodes(tree) if isinstance(node, Apply))
+    function = next((name for name in used if name in REAL_FUNCTIONS and name != "abs"), None)
+    if function is not None:
+        raise errors.ArgumentError(
+            f"{verb}: {expression!r}: {function} is for real numbers, the operands are {promoted.name}; pass x.real"
+        )
+
+
+def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) -> None:
+    """Raise DTypeError if a result would lose its imaginary part."""
+    if dtype.kind == "c" and result.kind != "c":
+        raise errors.DTypeError(
+            f"{verb}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
+        )
+
+
+def _conjugating(node: Node, views: Iterable[str]) -> Node:
+    """A tree in which some operands are conjugated first."""
+    if isinstance(node, Name) and node.name in views:
+        return Apply("conj", (node,))
+    if isinstance(node, Apply):
+        return Apply(node.function, tuple(_conjugating(argument, views) for argument in node.arguments))
+    return node
+
+
+def _uploaded(runtime: Runtime, part: Array) -> Array:
+    """A copy of an array in the backend's memory (local)."""
+    array = runtime.backend.new(part.shape, part.dtype)
+    runtime.backend.copy(part, array)
+    return array

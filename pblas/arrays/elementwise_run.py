@@ -1,0 +1,146 @@
+"""Executor of an elementwise operation: redistribute operands with another layout, then evaluate the expression."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas.backends.dtypes import dtype_of_name
+from pblas.epilogues import Name
+from pblas.layouts.placement import Placement
+from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
+from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.transfer import own_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pblas.arrays.elementwise_plan import ElementwisePlan
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.epilogues import Node
+    from pblas.redistribution.scaling import Put
+
+
+class ElementwiseOperands(NamedTuple):
+    """Local arrays of one execution.
+
+    Args:
+        tree: the expression (global).
+        values: numbers, and parts of operands that are not redistributed, by name (local).
+        sources: parts of operands that are redistributed, in the order of the plan, and whether to conjugate them
+            (local).
+        result: this rank's part of the result (local).
+    """
+
+    tree: Node
+    values: Mapping[str, Any]
+    sources: Sequence[tuple[Array, bool]]
+    result: Array
+
+
+class RunElementwise:
+    """**Collective.** Result := an expression of operands with any layouts.
+
+    Args:
+        backend: ranks, memory and messages (global).
+        plan: the plan (global).
+        compute: dtype of the computation (global).
+    """
+
+    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
+        self._backend, self._plan, self._compute = backend, plan, compute
+        self._moved = plan.moved
+        self._dtypes = [dtype_of_name(operand.dtype) for operand in self._moved]
+        self._movements = [
+            RunRedistribution(backend, Placement.of(x.desc), Placement.of(x.target), dtype, x.desc.order)
+            for x, dtype in zip(self._moved, self._dtypes, strict=True)
+        ]
+        self._parts: dict[int, Array] = {}
+        self.lends: bool = bool(self._movements)
+        """Whether peers read operands of this rank until the closing agreement (global)."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers and of redistributed operands that this rank holds now."""
+        parts = sum(part.nbytes for part in self._parts.values())
+        return sum(movement.workspace_nbytes for movement in self._movements) + parts
+
+    def reserve(self, tree: Node, values: Mapping[str, Any], out: Array | None) -> None:
+        """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
+        if not self._moved or (out is not None and self._combining(tree, values, out) is not None):
+            return
+        first = self._in_result(values, out)
+        for number, (operand, dtype) in enumerate(zip(self._moved, self._dtypes, strict=True)):
+            if number not in self._parts and number != first:
+                shape = operand.target.local_shape(self._backend.rank)
+                memory = own_memory(self._backend, shape[0] * shape[1] * dtype.itemsize)
+                self._parts[number] = self._backend.arrays.array(memory, shape, dtype, operand.target.order)
+
+    def _combining(self, tree: Node, values: Mapping[str, Any], out: Array) -> Put | None:
+        """Evaluates the expression in the result's memory while the only moving operand arrives: A += B (local)."""
+        plan = self._plan
+        if plan.overlaps or len(self._moved) != 1:
+            return None
+        (operand,) = self._moved
+        if (operand.dtype, operand.target.shape) != (plan.dtype, plan.out.shape) or not values:
+            return None
+        put: Put | None = self._backend.arrays.combining(tree, values, operand.name, self._compute, out)
+        return put
+
+    def _in_result(self, values: Mapping[str, Any], out: Array | None) -> int | None:
+        """Number of a redistributed operand that the result's memory can hold until the evaluation overwrites it."""
+        shadow, plan = self._backend.shadow, self._plan
+        if plan.overlaps:
+            return None
+        arrays = [z for z in values.values() if hasattr(z, "strides") and z.ndim]
+        if out is not None and any(np.may_share_memory(shadow(z), shadow(out)) for z in arrays):
+            return None
+        fitting = (i for i, x in enumerate(self._moved) if (x.dtype, x.target.shape) == (plan.dtype, plan.out.shape))
+        return next(fitting, None)
+
+    def publish(self, x: ElementwiseOperands) -> bool:
+        """Publish the locations of the operands; true if one must be staged first."""
+        pairs = zip(self._movements, x.sources, strict=True)
+        alone = [movement.publish(RedistributionOperands(source, x.result)) for movement, (source, _) in pairs]
+        return any(alone)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage the operands if any rank must."""
+        staged = [movement.prepare(scratch=scratch) for movement in self._movements]
+        return any(staged)
+
+    def run(self, x: ElementwiseOperands) -> None:
+        """Result := the expression."""
+        if not self._movements:
+            self._evaluate(x, x.values)
+            return
+        values = dict(x.values)
+        combine = self._combining(x.tree, values, x.result)
+        if combine is not None:
+            ((source, conj),) = x.sources
+            put = (lambda z, out: combine(np.conjugate(z), out)) if conj else combine
+            self._movements[0].run(RedistributionOperands(source, x.result, put))
+            return
+        first = self._in_result(values, x.result)
+        moves = zip(self._moved, self._movements, x.sources, strict=True)
+        for number, (operand, movement, (source, conj)) in enumerate(moves):
+            part = x.result if number == first else self._parts[number]
+            movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
+            values[operand.name] = part
+        self._backend.arrays.synchronize()
+        if self._plan.overlaps:  # a peer may still read memory that this rank is about to overwrite
+            self._backend.agree("elementwise: operands are redistributed")
+        self._evaluate(x, values)
+
+    def _evaluate(self, x: ElementwiseOperands, values: Mapping[str, Any]) -> None:
+        """Result := the expression, unless that is the result itself (local)."""
+        if not isinstance(x.tree, Name) or values[x.tree.name] is not x.result:
+            self._backend.arrays.evaluate(x.tree, values, self._compute, x.result)
+
+    def free_buffers(self) -> None:
+        """Free the memory of messages, copies and redistributed operands. All ranks do so."""
+        self._parts = {}
+        for movement in self._movements:
+            movement.free_buffers()

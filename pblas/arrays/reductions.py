@@ -1,0 +1,389 @@
+"""Sums, extremes, norms, trace and diagonal of a matrix, and vdot: reduce on each rank, exchange, combine."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.reduction_plan import Operation as Reduces
+from pblas.arrays.reduction_plan import ReductionPlan
+from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
+from pblas.collectives.api import Exchange, Exchanging
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
+from pblas.core.operation import Bound, Operation
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import checked_flag, name_of, spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array, Number
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+Axis = Literal[0, 1] | None
+_NORMS: dict[str | None, Reduces] = {"fro": "squares", "1": "abs_sum", "inf": "abs_sum", "max": "abs_max"}
+
+
+class _Partial(NamedTuple):
+    """This rank's partial results (local)."""
+
+    runtime: Runtime
+    verb: str
+    results: Array
+
+
+class RunReduction(Exchanging):
+    """The executor of a reduction: all ranks exchange their partial results, and each combines them."""
+
+    def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
+        self.prepared = PreparedReduction(plan, backend.rank)
+        self._exchange = Exchange(self.prepared.counts, self.prepared.dtype, backend.rank)
+        self._values = values
+
+    def publish(self, x: _Partial) -> bool:
+        """Lay out the partial results; see `Executor`."""
+        self._exchange.lay_out(*x)
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Make the staging memory if there is none; see `Executor`."""
+        return self._exchange.stage()
+
+    def run(self, _: _Partial) -> Any:
+        """**Collective.** The values, equal on all ranks."""
+        return self._values(combined(self.prepared, self._exchange.collect()))
+
+
+class Reduced(Operation[Any]):
+    """An operation whose value is made of numbers to which each rank adds its part."""
+
+    noun: ClassVar[str] = "reduction"
+    meets: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+        """Layout of the matrix, operation and axis of the plan, and dtype of the matrix (global)."""
+
+    @abstractmethod
+    def values(self, results: Array) -> Any:
+        """What the call returns, from the results in one dimension and in the precision of the additions (global)."""
+
+    @abstractmethod
+    def operands(self, bound: Bound[Any]) -> tuple[Any, ...]:
+        """The operands of `partial_results` (local)."""
+
+    @property
+    def result(self) -> None:
+        return None
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def plan(self, nprocs: int, topology: Topology) -> ReductionPlan:
+        a, operation, axis, dtype = self.reduces
+        return ReductionPlan(a, operation, axis, name_of(dtype), nprocs, topology.transport(nprocs))
+
+    def executor(self, plan: ReductionPlan, backend: HostRanks) -> RunReduction:
+        return RunReduction(plan, backend, self.values)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix
+    ) -> _Partial:
+        prepared = executor.prepared
+        np.empty(prepared.nresults, np.complex128)  # the results have space, or all ranks raise an error
+        with np.errstate(all="ignore"):
+            return _Partial(runtime, verb, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
+
+
+@dataclass(frozen=True, eq=False)
+class Reduction(Reduced):
+    """A sum, a mean, an extreme or its place, a norm, the trace or the diagonal of a matrix.
+
+    Args:
+        name: name of the method of `DistMatrix` (global).
+        ord: of a norm: "fro", "1", "inf" or "max" (global).
+        axis: 0 reduces columns, 1 rows, None the matrix (global).
+        keepdims: whether the value has two dimensions (global).
+        matrix: descriptor (global).
+        dtype: of the matrix (global).
+        conjugated: whether the matrix is a conjugated view (global).
+    """
+
+    derived: ClassVar[frozenset[str]] = frozenset(("name",))
+
+    name: str
+    ord: str | None
+    axis: Axis
+    keepdims: bool
+    matrix: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: bool
+
+    @classmethod
+    def bind(
+        cls,
+        verb: str,
+        runtime: Runtime,
+        name: str,
+        a: DistMatrix,
+        axis: Any = None,
+        keepdims: Any = False,
+        ord: Any = None,  # noqa: A002 - NumPy's name
+    ) -> Bound[Any]:
+        """The arguments of a method of `DistMatrix`, checked on this rank."""
+        a.computed(verb)
+        is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
+        if axis is not None and not is_axis:
+            raise errors.ArgumentError(f"{verb}: axis must be None, 0 (down the columns) or 1, got {axis!r}")
+        checked: Axis = None if axis is None else int(axis) % 2  # type: ignore[assignment]  # 0 or 1
+        keepdims = checked_flag(verb, "keepdims", keepdims)
+        if name in ("max", "min", "argmax", "argmin"):
+            _check_extreme(verb, a, checked)
+        kind = _checked_ord(ord) if name == "norm" else None
+        form = name, kind, checked, keepdims, a.desc.without_lld, a.dtype, a.conjugated
+        return Bound(cls, form, {}, {"A": a}, None)
+
+    @property
+    def _along(self) -> Axis:
+        """The axis of the sums of which a norm of the matrix is the largest."""
+        if self.axis is not None or not math.prod(self.matrix.shape):
+            return None
+        return 0 if self.ord == "1" else 1 if self.ord == "inf" else None
+
+    @property
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+        operation: Any = "sum" if self.name == "mean" else self.name
+        axis = self.axis
+        if self.name == "norm":
+            axis = self.axis if self._along is None else self._along
+            operation = "abs_max" if self.ord == "inf" and self._along is None else _NORMS[self.ord]
+        return self.matrix, operation, axis, self.dtype
+
+    def operands(self, bound: Bound[Any]) -> tuple[Array]:
+        return (bound.reads["A"].stored(self.name),)
+
+    def values(self, results: Array) -> Any:
+        if self.conjugated:
+            results = np.conj(results)
+        if self.name == "mean":  # NaN for an empty matrix, as in NumPy
+            count = math.prod(self.matrix.shape) if self.axis is None else self.matrix.shape[self.axis]
+            results = results / results.dtype.type(count)
+        if self.name == "norm":
+            if self._along is not None:
+                results = results.max(keepdims=True)
+            results = results.astype(np.float64 if self.dtype.char in "dD" else np.float32, copy=False)
+        elif self.name not in ("argmax", "argmin"):  # more than a 16-bit dtype can hold is infinite
+            results = results.astype(self.dtype, copy=False)
+        if self.keepdims:
+            return results.reshape((1, -1) if self.axis == 0 else (-1, 1))
+        return results if self.axis is not None or self.name == "diagonal" else results[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Dot(Reduced):
+    """The sum of conj(a_ij) b_ij over two matrices of one distribution.
+
+    Args:
+        a: descriptor of A (global).
+        b: descriptor of B (global).
+        dtype: of both (global).
+        a_conjugated: whether A is a conjugated view (global).
+        b_conjugated: whether B is (global).
+    """
+
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    dtype: np.dtype[Any]
+    a_conjugated: bool
+    b_conjugated: bool
+
+    @classmethod
+    def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, b: DistMatrix) -> Bound[Any]:
+        """The operands, which were checked (local)."""
+        form = a.desc.without_lld, b.desc.without_lld, a.dtype, a.conjugated, b.conjugated
+        return Bound(cls, form, {}, {"a": a, "b": b}, None)
+
+    @property
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+        return self.a, "dot", None, self.dtype
+
+    def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
+        a, b = (bound.reads[name].stored("vdot") for name in "ab")
+        return a, b, self.a_conjugated == self.b_conjugated
+
+    def values(self, results: Array) -> Any:
+        value = results.astype(self.dtype, copy=False)[0]
+        # With the first factor conjugated if `a_conjugated == b_conjugated`, this is the sum, or its conjugate.
+        return np.conj(value) if self.b_conjugated else value
+
+
+@dataclass(frozen=True, eq=False)
+class ProductWithArray(Reduced):
+    """A v, for a vector v that all ranks have.
+
+    Args:
+        vector: shape of v (global).
+        matrix: descriptor of A (global).
+        dtype: of A (global).
+        conjugated: whether A is a conjugated view (global).
+    """
+
+    vector: tuple[int, ...]
+    matrix: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: bool
+
+    @classmethod
+    def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
+        """The arguments of A @ v, checked on this rank."""
+        v = runtime.backend.reading(runtime.backend.as_array(vector))
+        if v.shape != (a.shape[1],):
+            raise errors.DescriptorError(
+                f"{verb}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"
+            )
+        v = converted_array(verb, v, a.dtype)
+        a.computed(verb)
+        form = v.shape, a.desc.without_lld, a.dtype, a.conjugated
+        return Bound(cls, form, {}, {"A": a}, None, local=v)
+
+    @property
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+        return self.matrix, "product", 1, self.dtype
+
+    def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
+        return bound.reads["A"].stored("matmul"), bound.local, self.conjugated
+
+    def values(self, results: Array) -> Array:
+        return results.astype(self.dtype, copy=False)
+
+
+def reduction(a: DistMatrix, verb: str, axis: Any, keepdims: Any) -> Any:
+    """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`: that named `verb`."""
+    return call(verb, Reduction.bind, {"A": a}, verb, a, axis, keepdims)
+
+
+def trace(a: DistMatrix) -> Any:
+    """**Collective.** The sum of the diagonal; see `DistMatrix.trace`."""
+    return call("trace", Reduction.bind, {"A": a}, "trace", a)
+
+
+def diagonal(a: DistMatrix) -> Array:
+    """**Collective.** The diagonal; see `DistMatrix.diagonal`."""
+    elements: Array = call("diagonal", Reduction.bind, {"A": a}, "diagonal", a)
+    return elements
+
+
+def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A002 - NumPy's name
+    """**Collective.** A norm of the matrix, or of its columns or rows; see `DistMatrix.norm`."""
+    return call("norm", Reduction.bind, {"A": a}, "norm", a, axis, keepdims, ord)
+
+
+def product_with_vector(a: DistMatrix, vector: Any) -> Array:
+    """**Collective.** A v, for a vector that all ranks have; see `DistMatrix.__matmul__`."""
+    product: Array = call("matmul", ProductWithArray.bind, {"A": a}, a, vector)
+    return product
+
+
+def vdot(a: DistMatrix, b: DistMatrix) -> Number:
+    """**Collective.** The sum of conj(a_ij) b_ij over all elements, as numpy.vdot.
+
+    B is redistributed to the layout of A if the layouts differ (A to that of B if A is replicated). 16-bit elements are
+    multiplied and added in 32 bits.
+
+    Args:
+        a: m x n matrix (global).
+        b: m x n matrix of the same dtype (global).
+
+    Returns:
+        A NumPy scalar of the matrices' dtype, equal on all ranks.
+
+    Raises:
+        ArgumentError: not two matrices of one context.
+        DescriptorError: different shapes.
+        DTypeError: different dtypes.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.full((2, 3), 2j)
+    ...     print(pblas.vdot(a, a))
+    (24+0j)
+    """
+    with checked_call("vdot", _check_factors, {"a": a, "b": b}, a, b):
+        return dotted("vdot", a, b)
+
+
+def _check_factors(verb: str, runtime: Runtime, a: Any, b: Any) -> None:
+    """Raise an error unless A and B are matrices of one shape and dtype (local)."""
+    for name, x in (("a", a), ("b", b)):
+        check_matrix(verb, name, x, runtime)
+        x.computed(verb)
+    if a.shape != b.shape:
+        raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
+    common_dtype(verb, {"A": a, "B": b}, None)
+
+
+def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:
+    """**Collective.** `vdot` of checked matrices of one shape and dtype."""
+    if not a.desc.same_distribution(b.desc):
+        text = described(a=a, b=b)
+        if a.desc.is_replicated:
+            a = redistributed(verb, a, b.desc.without_lld, agrees=text)
+        else:
+            b = redistributed(verb, b, a.desc.without_lld, agrees=text)
+    return call(verb, Dot.bind, {"a": a}, a, b)
+
+
+def described(**matrices: DistMatrix) -> str:
+    """The properties of matrices as text on which ranks agree (global)."""
+    return spelled({f"{name} {key}": value for name, x in matrices.items() for key, value in x.signature().items()})
+
+
+def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
+    """An array of numbers in the dtype of a matrix."""
+    if x.dtype.kind not in "biufc" and x.dtype != dtype and x.dtype.name != "bfloat16":
+        raise errors.DTypeError(f"{verb}: elements of dtype {x.dtype} are not numbers; convert with .astype('float64')")
+    if x.dtype.kind == "c" and dtype.kind != "c":
+        raise errors.DTypeError(
+            f"{verb}: the array is {x.dtype.name}, the matrix {dtype.name}; pass its real part, or a complex matrix"
+        )
+    return x.astype(dtype, copy=False)
+
+
+def _check_extreme(verb: str, a: DistMatrix, axis: Axis) -> None:
+    """Raise an error unless the elements are ordered, and each result has an element."""
+    if a.dtype.kind == "c":
+        raise errors.DTypeError(f"{verb}: {a.dtype.name} numbers have no order; take .real, or A.norm('max')")
+    m, n = a.shape
+    if m * n == 0 if axis is None else a.shape[axis] == 0:
+        raise errors.ArgumentError(
+            f"{verb}: the matrix is {m} x {n}, so there is no element to take; check A.size first"
+        )
+
+
+def _checked_ord(ord: Any) -> str:  # noqa: A002 - NumPy's name
+    """The name of a norm: "fro", "1", "inf" or "max"."""
+    if isinstance(ord, str) and ord in ("fro", "inf", "max"):
+        return ord
+    if isinstance(ord, int | float | np.number) and not isinstance(ord, bool):
+        if ord == 1:
+            return "1"
+        if ord == math.inf:
+            return "inf"
+    raise errors.ArgumentError(f"norm: ord must be 'fro', 1, inf or 'max', got {ord!r}")
+
+
+def _size(x: DistMatrix) -> str:
+    """The shape as text."""
+    return f"{x.shape[0]} x {x.shape[1]}"

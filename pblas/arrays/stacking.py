@@ -1,0 +1,147 @@
+"""tril, triu, vstack and hstack: new matrices made of parts of others, by redistribution."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.reductions import described
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import Redistribution, redistributed
+from pblas.runtime.open_contexts import fail_without_context
+
+if TYPE_CHECKING:
+    from pblas.core.operation import Bound
+    from pblas.runtime.runtime import Runtime
+
+
+def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
+    """**Collective.** The lower triangle of a matrix, and zeros above it.
+
+    Args:
+        a: m x n matrix (global).
+        k: the last diagonal that is kept: 0 for the main one, above it positive, as in numpy.tril (global).
+
+    Returns:
+        A new m x n matrix in the layout of A.
+
+    Raises:
+        ArgumentError: not a matrix, or k is not an integer.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.tril(ctx.ones((2, 3))).to_global().tolist()
+    [[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]]
+    """
+    return _triangle("tril", a, "L", k)
+
+
+def triu(a: DistMatrix, k: int = 0) -> DistMatrix:
+    """**Collective.** The upper triangle of a matrix, and zeros below it.
+
+    Args:
+        a: m x n matrix (global).
+        k: the first diagonal that is kept: 0 for the main one, above it positive, as in numpy.triu (global).
+
+    Returns:
+        A new m x n matrix in the layout of A.
+
+    Raises:
+        ArgumentError: not a matrix, or k is not an integer.
+    """
+    return _triangle("triu", a, "U", k)
+
+
+def vstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
+    """**Collective.** Matrices one below the other.
+
+    Args:
+        matrices: m_i x n matrices of one context and dtype, at least one (global).
+
+    Returns:
+        A new matrix on the process grid of the first one. It has the blocks of the first one; if there each process row
+        has at most one block, the rows are divided evenly.
+
+    Raises:
+        ArgumentError: not a sequence of matrices of one context.
+        DescriptorError: different numbers of columns.
+        DTypeError: different dtypes.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.vstack([ctx.ones((2, 3)), ctx.zeros((1, 3))]).shape
+    (3, 3)
+    """
+    return _stacked("vstack", matrices, 0)
+
+
+def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
+    """**Collective.** Matrices side by side; as `vstack`, with rows and columns exchanged."""
+    return _stacked("hstack", matrices, 1)
+
+
+def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
+    """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
+    if not isinstance(a, DistMatrix):
+        fail_without_context(verb, errors.ArgumentError(f"{verb}: expected a DistMatrix, got {type(a).__name__}"))
+    return call(verb, _bind_triangle, {"A": a}, a, uplo, k)
+
+
+def _bind_triangle(verb: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
+    """The arguments of `tril` and `triu`, checked on this rank."""
+    if isinstance(k, bool) or not isinstance(k, int | np.integer):
+        raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
+    return Redistribution.bind(verb, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
+
+
+def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
+    """**Collective.** The matrices stacked along an axis."""
+    parts = list(matrices) if isinstance(matrices, list | tuple) else []
+    if not any(isinstance(x, DistMatrix) for x in parts):
+        got = "one without matrices" if isinstance(matrices, list | tuple) else type(matrices).__name__
+        text = f"{verb}: expected a list or a tuple of matrices, got {got}"
+        fail_without_context(verb, errors.ArgumentError(text))
+    named = {f"matrix {i}": x for i, x in enumerate(parts)}
+    with checked_call(verb, _checked_bounds, named, named, axis) as (runtime, bounds):
+        runtime.agree(verb, described(**named))
+        desc, dtype = parts[0].desc, parts[0].dtype
+        desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
+        out = DistMatrix(desc, runtime.empty(runtime.place(desc, dtype)), runtime)
+        for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
+            redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+        return out
+
+
+def _checked_bounds(verb: str, runtime: Runtime, parts: Mapping[str, Any], axis: int) -> list[int]:
+    """Bounds of the matrices along the axis of the stack, after checks that they fit each other (local)."""
+    for name, x in parts.items():
+        check_matrix(verb, name, x, runtime)
+    common_dtype(verb, parts, None, stored=True)
+    first, *others = parts.values()
+    for x in others:
+        if x.shape[1 - axis] != first.shape[1 - axis]:
+            sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (first, x))
+            raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")
+    bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
+    return bounds
+
+
+def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
+
+    >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
+    2
+    """
+    blocks: list[tuple[int, int | None]] = []
+    axes = (desc.rows, (desc.mb, desc.imb)), (desc.columns, (desc.nb, desc.inb))
+    for (split, given), length in zip(axes, shape, strict=True):
+        is_even = length != split.n and split.nblocks <= split.nprocs
+        blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
+    (mb, imb), (nb, inb) = blocks
+    return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)

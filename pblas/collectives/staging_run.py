@@ -1,0 +1,137 @@
+"""Staging memory for pieces that other ranks read, in two halves that alternate between turns.
+
+A rank overwrites a half two turns later. By then every rank has passed a meeting after its last read of that half, so
+one meeting per turn is enough. The last pieces of a call need none: the agreement at the start of the next call is a
+meeting.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.collectives.flat_run import Flat
+from pblas.plans.partition import padded
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.transport import Transfer
+
+INPUTS, RESULTS = 0, 1
+"""Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""
+RELAYED = 2
+"""Kind of messages: pieces from another node, sent on to the ranks of this node."""
+TAG = 1030
+_TAG_MEETING = TAG + 4
+_MAX_SLOTS = 1024
+_BYTE = np.dtype(np.uint8)
+
+
+class Staging:
+    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context.
+
+    Args:
+        backend: the ranks and their memory (global).
+        nbytes: bytes of the piece that a rank copies there at a time, at least (global).
+    """
+
+    def __init__(self, backend: HostRanks, nbytes: int) -> None:
+        nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
+        self.backend: HostRanks = backend
+        self.nbytes: int = nbytes
+        self.shared: bool = backend.shared
+        self.turn = 0
+        """Turn of the current round (global)."""
+        self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
+        self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
+        self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]
+        self.group_of: dict[int, range] = {rank: group for group in backend.groups for rank in group}
+        """For each rank, the ranks among which data from other nodes arrives once (global)."""
+        self._node = sorted([*self.near, backend.rank])
+        self._blocks: list[Any] = []
+        self._halves: list[dict[int, Array]] = []
+        self._tables: list[Any] = []
+        if backend.shared:
+            # A second result has memory of its own after the first.
+            self._blocks = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
+            self._tables = [backend.location_table(), backend.location_table()]
+            self._halves = [
+                {peer: backend.peer_block(block, peer, 0, (block.nbytes, 1), _BYTE, "F") for peer in self._node}
+                for block in self._blocks
+            ]
+        self._buffers: dict[tuple[int, int], Array] = {}
+        self._slots: dict[tuple[Any, ...], Flat] = {}
+        """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
+
+    def slot(
+        self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
+    ) -> Flat:
+        """Elements of a span in the staging memory of a near rank or this one.
+
+        Args:
+            region: `INPUTS` or `RESULTS`.
+            peer: owner of the memory.
+            turn: number of the round; rounds use two halves of the memory in turn.
+            place: offset of the span in the slot, elements.
+            span: first element and the one after the last.
+            dtype: of the elements.
+            result: number of the result, 0 or 1.
+        """
+        half = turn % 2
+        key = region, peer, half, place, span, dtype, result
+        elements = self._slots.get(key)
+        if elements is None:
+            if len(self._slots) >= _MAX_SLOTS:
+                self._slots.clear()
+            offset = (half * (1 + region) + result) * self.nbytes + place * dtype.itemsize
+            elements = Flat(np.ndarray(span[1] - span[0], dtype, self._halves[region][peer], offset), span[0])
+            assert elements.line is not None, "staging memory is contiguous"
+            self._slots[key] = elements
+        return elements
+
+    def publish(self, table: int, x: Flat) -> bool:
+        """Publish the location of an array; false if near ranks cannot reach it (local)."""
+        if x.line is None:
+            return False
+        return self.backend.publish(self._tables[table], x.line[:, None])
+
+    def published(self, table: int, peer: int, n: int, dtype: Any) -> Flat:
+        """The n elements that a near rank has published (local)."""
+        return Flat(self.backend.peer_array(self._tables[table], peer, (n, 1), dtype, "F").reshape(-1))
+
+    def buffer(self, peer: int, turn: int, n: int, dtype: Any) -> Array:
+        """Memory for n elements from a far rank (local)."""
+        key = peer, turn % 2
+        if key not in self._buffers or self._buffers[key].nbytes < n * dtype.itemsize:
+            self._buffers[key] = np.empty(n * dtype.itemsize, np.uint8)
+        return np.ndarray(n, dtype, self._buffers[key].data)
+
+    def send(self, x: Array, peer: int, kind: int) -> Transfer:
+        """Start to send tight elements to a far rank (local)."""
+        return self.backend.channel.send(x[:, None], peer, TAG + kind)
+
+    def receive(self, x: Array, peer: int, kind: int) -> Transfer:
+        """Start to receive tight elements from a far rank (local)."""
+        return self.backend.channel.receive(x[:, None], peer, TAG + kind)
+
+    def meet(self, step: str) -> None:
+        """Return when all ranks of the node have arrived and their earlier writes are visible (local to the node).
+
+        Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
+        """
+        self.backend.sync()
+        channel, node = self.backend.channel, self._node
+        place, distance = node.index(self.backend.rank), 1
+        while distance < len(node):
+            heard = channel.await_signal(node[(place - distance) % len(node)], _TAG_MEETING)
+            sent = channel.signal(node[(place + distance) % len(node)], _TAG_MEETING)
+            self.backend.wait(heard.done, step)
+            self.backend.wait(sent.done, step)
+            distance *= 2
+        self.backend.sync()
+
+    def detach(self) -> None:
+        """Drop the memory, which the context is about to free (local)."""
+        self._blocks, self._halves, self._tables, self._buffers, self._slots = [], [], [], {}, {}

@@ -1,1 +1,0 @@
-"""Executors of collectives on plain arrays, and the reduction that products share."""

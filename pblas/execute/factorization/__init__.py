@@ -1,1 +1,0 @@
-"""Executors of factorizations and of solves with their factors."""

@@ -1,1 +1,0 @@
-"""Executors of products whose matrices are split along one dimension."""

@@ -1,1 +1,0 @@
-"""Executors of plans whose ranks write into their peers' workspaces."""

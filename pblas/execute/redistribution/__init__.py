@@ -1,1 +1,0 @@
-"""Executors of redistributions: packing, messages, assembly."""

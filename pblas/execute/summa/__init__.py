@@ -1,1 +1,0 @@
-"""Executors of SUMMA, one for each stationary matrix."""

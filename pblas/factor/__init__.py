@@ -1,0 +1,1 @@
+"""Factorizations, solvers and what is computed with factors."""

@@ -1,0 +1,119 @@
+"""Arguments of factorizations and of solves with their factors, checked on one rank: the first wrong one raises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.reductions import converted_array
+from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import checked_dtype
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+
+
+def runtime_of(verb: str, a: Any) -> Runtime:
+    """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
+    if not isinstance(a, DistMatrix):
+        fail_without_context(verb, not_a_matrix(verb, "a", a))
+    return a.runtime
+
+
+def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
+    """Check an operand: a matrix of this context, of 32 bits at least (local).
+
+    Args:
+        verb: name of the call (global).
+        name: of the argument (global).
+        x: the operand (global).
+        runtime: of the context (global).
+        dtype: that it must have; None for any that can be factored (global).
+
+    Raises:
+        ArgumentError: not a matrix of this context.
+        DTypeError: a dtype of 16 bits, or another one than `dtype`.
+    """
+    if not isinstance(x, DistMatrix):
+        raise not_a_matrix(verb, name.lower(), x)
+    check_context(verb, x, runtime)
+    x.stored(verb)
+    check_dtype(verb, name, x.dtype)
+    if dtype is not None and x.dtype != dtype:
+        raise errors.DTypeError(
+            f"{verb}: A is {dtype.name}, {name} is {x.dtype.name}; both must have one dtype: convert with .astype"
+        )
+
+
+def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
+    """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
+    checked = checked_dtype(verb, dtype)
+    if checked.itemsize < np.dtype(np.float32).itemsize:
+        raise errors.DTypeError(
+            f"{verb}: {name} is {checked.name}, which has too few bits to solve equations; convert with "
+            f".astype('float32')"
+        )
+    return checked
+
+
+def check_not_given_up(verb: str, a: DistMatrix, b: DistMatrix, overwrite_a: Any) -> None:
+    """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
+    shadows = (a.runtime.backend.shadow(x.stored(verb)) for x in (a, b))
+    if overwrite_a and shares_memory(*shadows):
+        raise errors.ArgumentError(f"{verb}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()")
+
+
+def check_square(verb: str, desc: MatrixDescriptor) -> None:
+    """Raise DescriptorError unless a matrix is square."""
+    if desc.m != desc.n:
+        raise errors.DescriptorError(f"{verb}: A is {desc.m} x {desc.n}; it must be square")
+
+
+def check_rows(verb: str, n: int, rows: int, what: str) -> None:
+    """Raise DescriptorError unless B has as many rows as A, which is n x n."""
+    if rows != n:
+        raise errors.DescriptorError(f"{verb}: A is {n} x {n}, B has {rows} {what}; make them agree")
+
+
+def check_out(verb: str, out: Any, a: DistMatrix) -> None:
+    """Check the matrix for a result of the shape and dtype of A; it may be A itself (local)."""
+    check_matrix(verb, "out", out, a.runtime, a.dtype)
+    check_not_conjugated(verb, "out", out)
+    if out.shape != a.shape:
+        sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
+        raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
+    check_writable(verb, out)
+
+
+def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:
+    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory.
+
+    Args:
+        verb: name of the call (global).
+        b: the array, on GPUs in memory of the host or the GPU (local).
+        n: rows of A (global).
+        dtype: of A (global).
+        runtime: of A (global).
+
+    Raises:
+        ArgumentError: not a matrix, nor an array of one dimension.
+        DescriptorError: another number of elements than A has rows.
+        DTypeError: elements that are no numbers, or complex ones for a real matrix.
+    """
+    try:
+        array = np.asarray(runtime.backend.reading(b))
+    except (TypeError, ValueError, errors.PblasError):
+        array = np.empty((), object)
+    if array.ndim != 1:
+        raise errors.ArgumentError(
+            f"{verb}: b must be a DistMatrix, or an array of one dimension that is equal on all ranks, got "
+            f"{type(b).__name__} of {array.ndim} dimensions; ctx.replicate(array) makes a matrix"
+        )
+    check_rows(verb, n, len(array), "elements")
+    return np.asfortranarray(converted_array(verb, array, dtype)[:, None])

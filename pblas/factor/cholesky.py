@@ -1,0 +1,219 @@
+"""cholesky, cho_factor and plan_cholesky: Hermitian positive definite matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pblas.core.progress import Progress, ProgressTarget
+from pblas.factor import arguments
+from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
+from pblas.factor.factors import CholeskyFactor
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import checked_flag
+
+if TYPE_CHECKING:
+    from pblas.factor.choose import FactorizationAlgorithm
+    from pblas.factor.factorization_plan import FactorizationPlan
+
+
+class PlannedCholesky(PlannedFactorization):
+    """A planned Cholesky factorization: `execute(A)` gives L, or U. Made by `plan_cholesky`."""
+
+    kind: ClassVar[Literal["cholesky", "lu"]] = "cholesky"
+
+    def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** The Cholesky factor of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+            out: the matrix that gets the factor; it may be A; None for a new one (global).
+
+        Returns:
+            L or U, with zeros in the other triangle: `out`, or a new matrix in the layout of A.
+
+        Raises:
+            as `cholesky`; ArgumentError for a plan made from a descriptor only.
+        """
+        with self.executing():
+            return _triangle(self.factoring(a, out), a, out)
+
+
+def plan_cholesky(
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    upper: bool = False,
+    algorithm: FactorizationAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> PlannedCholesky:
+    """Plan a Cholesky factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the n x n matrix, or its descriptor (global).
+        upper: as in `cholesky` (global).
+        algorithm: as in `cholesky` (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `cholesky`.
+
+    >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
+    192
+    """
+    options: Any = {"dtype": dtype, "nprocs": nprocs, "algorithm": algorithm, "upper": upper}
+    return planned(PlannedCholesky, "plan_cholesky", a, returns=True, **options)
+
+
+def cholesky(
+    a: DistMatrix,
+    *,
+    upper: bool = False,
+    out: DistMatrix | None = None,
+    algorithm: FactorizationAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> DistMatrix:
+    """**Collective.** L with A = L L^H, or U with A = U^H U, of a Hermitian positive definite matrix.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its
+            diagonal (global).
+        upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
+        out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
+            all ranks that get some; "auto" takes the one that is expected to be faster (global).
+        overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
+            lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
+            factored in place; then no copy is made, and an error leaves A half factored (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and the finished share, 0 to 1 (global).
+
+    Returns:
+        L or U, with zeros in the other triangle: `out`, A itself where its memory is taken, or a new matrix.
+
+    Raises:
+        NotPositiveDefiniteError: a leading block that is not positive definite, or a NaN; `info` is its order.
+        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xPOTRF; ScaLAPACK p?potrf.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.from_global(np.array([[4.0, 0.0], [2.0, 5.0]]))
+    ...     pblas.linalg.cholesky(a).to_global().tolist()
+    [[2.0, 0.0], [1.0, 2.0]]
+    """
+    verb, runtime = "cholesky", arguments.runtime_of("cholesky", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        factoring = prepared(
+            *(PlannedCholesky, verb, a),
+            algorithm=algorithm,
+            upper=upper,
+            out=out,
+            returns=True,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+        )
+        return _triangle(factoring, a, out)
+
+
+def cho_factor(
+    a: DistMatrix,
+    lower: bool = True,
+    *,
+    algorithm: FactorizationAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+    check: bool = True,
+) -> CholeskyFactor:
+    """**Collective.** Factor a Hermitian positive definite matrix by Cholesky, to solve systems with it.
+
+    Args:
+        a: as in `cholesky`; it is not changed (global).
+        lower: read the lower triangle; otherwise the upper one (global).
+        algorithm: as in `cholesky` (global).
+        overwrite_a: A is not needed any more, and is factored in place where its layout allows that, as in `cholesky`:
+            then the factor is in the memory of A (global).
+        progress: as in `cholesky` (global).
+        check: False: the call does not look whether A is positive definite. `F.info` does, and `F.solve`, `F.inv`,
+            `F.logdet` and `F.det` do so first and raise the error. On GPUs the look waits for the GPU (global).
+
+    Returns:
+        The factor F: `F.solve(B)`, `F.logdet()`, `F.inv()`.
+
+    Raises:
+        as `cholesky`.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     factor = pblas.linalg.cho_factor(ctx.from_global(np.array([[4.0, 0.0], [2.0, 5.0]])))
+    ...     factor.solve(np.array([8.0, 8.0])).tolist(), float(factor.det())
+    ([1.5, 1.0], 16.0)
+    """
+    verb, runtime = "cho_factor", arguments.runtime_of("cho_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        with runtime.local_step(verb):
+            upper = not checked_flag(verb, "lower", lower)
+        factoring = prepared(
+            *(PlannedCholesky, verb, a),
+            algorithm=algorithm,
+            upper=upper,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+            check=check,
+        )
+        return CholeskyFactor(factoring.factored(a), a.desc.without_lld)
+
+
+def _triangle(factoring: Factoring, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
+    """**Collective.** L or U, with zeros in the other triangle: in `out`, in A if it is overwritten, or new."""
+    verb, plan, overwriting = factoring.verb, factoring.plan, factoring.overwriting
+    w = factoring.factored(a).w
+    desc = a.desc.without_lld
+    if out is None and overwriting.result:
+        out = a
+    if out is a and overwriting.in_place:
+        _clear_above_diagonal(verb, w)
+        return a
+    if out is None and plan.uplo == "L" and w.desc == desc:
+        return w
+    if out is not None:
+        arrays = w.runtime.backend.arrays
+        arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        arrays.synchronize()
+    return brought_back(verb, plan, w, desc if out is None else None, out=out)
+
+
+def brought_back(
+    verb: str,
+    plan: FactorizationPlan,
+    w: DistMatrix,
+    desc: MatrixDescriptor | None = None,
+    *,
+    out: DistMatrix | None = None,
+) -> DistMatrix:
+    """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`."""
+    back = plan.back
+    assert back is not None, "the factor is brought back"
+    assert back.trapezoid is not None, "it is a triangle"
+    return redistributed(verb, w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo, is_temporary=True)
+
+
+def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
+    """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
+    runtime = w.runtime
+    with runtime.local_step(verb):
+        local, arrays, j_loc = w.stored(verb), runtime.backend.arrays, 0
+        for start, stop in w.desc.global_ranges(runtime.rank)[1]:
+            columns = local[:, j_loc : j_loc + stop - start]
+            arrays.scale(0, columns[:start])
+            arrays.lower(columns[start:stop])
+            j_loc += stop - start
+        arrays.synchronize()

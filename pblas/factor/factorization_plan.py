@@ -1,0 +1,493 @@
+"""Plans of Cholesky and LU factorizations, and the base class of plans of factorizations, as values of integers.
+
+The matrix is factored in block columns, on 1 x P ranks: a panel is local to one rank, and no message is sent to search
+for a pivot. The rank that owns the next panel updates and factors it before it updates its other columns, so that the
+panel is there when the other ranks have finished their updates: one panel of lookahead.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal, NamedTuple
+
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.plans.base import Plan, ranks_text
+from pblas.redistribution.redistribution_plan import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
+
+_DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
+"""Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
+Cholesky of a diagonal block, of a solve with it, of LU of a panel; and the columns for which a GEMM runs at half its
+rate."""
+_PIECE = 512
+"""Rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s."""
+_ASK_ALL = 64
+"""Largest number of ranks that are all examined to find the busiest."""
+_BUFFERS = 2
+"""Panels of far ranks that a rank holds: the one that is multiplied, and the next one, which arrives meanwhile."""
+
+
+class Panel(NamedTuple):
+    """A block column: columns start..stop-1 (global), on the rank `owner`, there from the local column j_loc on."""
+
+    start: int
+    stop: int
+    owner: int
+    j_loc: int
+
+    @property
+    def width(self) -> int:
+        """Number of columns."""
+        return self.stop - self.start
+
+
+def panels(w: MatrixDescriptor) -> list[Panel]:
+    """The block columns of a matrix on a 1 x P grid, in order.
+
+    >>> panels(MatrixDescriptor.column_wise(5, 5, 2, nb=2))  # doctest: +NORMALIZE_WHITESPACE
+    [Panel(start=0, stop=2, owner=0, j_loc=0), Panel(start=2, stop=4, owner=1, j_loc=0),
+     Panel(start=4, stop=5, owner=0, j_loc=2)]
+    """
+    blocks = (w.columns.block(k) for k in range(w.columns.nblocks))
+    owned = ((start, stop, w.columns.owner(start)) for start, stop in blocks)
+    return [Panel(start, stop, w.grid.rank(0, p), w.columns.local_start(start, p)) for start, stop, p in owned]
+
+
+def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
+    """Number of the columns from `start` on that a rank holds, of a matrix on a 1 x P grid."""
+    p = w.grid.coordinates(rank)[1]
+    return w.columns.count(p) - w.columns.local_start(start, p)
+
+
+class StepWork(NamedTuple):
+    """Work of one step, in any unit.
+
+    Args:
+        owner: rank of the panel (global).
+        panel: work to factor the panel (global).
+        depth: an update of a block column by this panel is `depth` of the panel times `weight` of the column (global).
+        weight: of the panel's columns, before they are factored (global).
+    """
+
+    owner: int
+    panel: float
+    depth: float
+    weight: float
+
+
+def makespan(steps: Sequence[StepWork], ranks: int) -> float:
+    """Work of the rank that ends last, and its waiting for panels; transfers are hidden.
+
+    The owner of the next panel updates and factors it before it updates its other columns.
+
+    >>> makespan([StepWork(0, 1, 2, 3), StepWork(1, 1, 2, 3), StepWork(0, 1, 2, 3)], 2)
+    15.0
+    """
+    ends, ready = [0.0] * ranks, 0.0
+    left = [sum(step.weight for step in steps if step.owner == rank) for rank in range(ranks)]
+    for s, step in enumerate(steps):
+        if s == 0:
+            ready = ends[step.owner] = float(step.panel)
+        left[step.owner] -= step.weight
+        following = steps[s + 1] if s + 1 < len(steps) else None
+        arrived = ready
+        for rank in range(ranks):
+            rest = left[rank]
+            if rest > 0:
+                ends[rank] = max(ends[rank], arrived)
+            if following is not None and following.owner == rank:
+                ready = ends[rank] = max(ends[rank], arrived) + step.depth * following.weight + following.panel
+                rest -= following.weight
+            ends[rank] += step.depth * max(rest, 0.0)
+    return max(ends)
+
+
+@dataclass(frozen=True, slots=True)
+class FactorizationPlan(Plan):
+    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place.
+
+    Args:
+        a: distribution of A (global).
+        w: distribution of W: block columns on 1 x P ranks (global).
+        why: the rule that chose W (global).
+        returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
+        uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
+            (global).
+        library: that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global).
+        triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
+        tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
+    """
+
+    operation: ClassVar[str]
+
+    a: MatrixDescriptor
+    w: MatrixDescriptor
+    why: str
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+    returns: bool = False
+    uplo: Literal["L", "U"] = "L"
+    library: Literal["LAPACK", "cuSOLVER", "a kernel"] = "LAPACK"
+    triangles: range = range(0)
+    tail: int = 0
+
+    # Each factorization defines these
+
+    @property
+    @abstractmethod
+    def multiplications(self) -> float:
+        """Multiplications with an addition, of elements, summed over all ranks, to first order."""
+
+    @abstractmethod
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """Rows (start, stop) of a factored panel that other ranks read (global)."""
+
+    @abstractmethod
+    def _shared_projection(self) -> float:
+        """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
+
+    @property
+    @abstractmethod
+    def _trapezoid(self) -> Trapezoid | None:
+        """The elements of W that are used; None for all."""
+
+    @property
+    def step_work(self) -> list[StepWork]:
+        """Multiplications of each step, with the costs of panels on CPUs; empty if they are not known."""
+        return []
+
+    @property
+    @abstractmethod
+    def _equation(self) -> str:
+        """The factorization as an equation."""
+
+    # All factorizations share these
+
+    @property
+    def steps(self) -> list[Panel]:
+        """The panels that are factored, in order (global).
+
+        >>> w = MatrixDescriptor.column_wise(9, 9, 1, nb=2)
+        >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
+        [2, 2, 2, 3]
+        """
+        steps = [panel for panel in panels(self.w) if panel.start < self.a.m]
+        last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
+        if last < len(steps):
+            steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
+        return steps
+
+    def piece_stops(self, s: int) -> list[int]:
+        """For each piece in which the rows of panel s travel, one past its last row (global); empty for one piece.
+
+        Panels that are read in place are one piece. Otherwise the first piece has the diagonal block, and pieces of all
+        panels end at the same rows.
+        """
+        return self._stops_from(self.steps[s].stop)
+
+    def _stops_from(self, row: int) -> list[int]:
+        """Ends of pieces of the rows of a panel, the first of which has all rows before `row`."""
+        m = self.w.m
+        travels = self.library == "LAPACK" and self.overlaps_messages
+        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if travels else []
+
+    @property
+    def target(self) -> MatrixDescriptor:
+        """Distribution of the part of W to which A is brought: all of W, unless the factor has more rows than A."""
+        return self.w
+
+    def needs(self, panel: Panel, rank: int) -> bool:
+        """Whether a rank updates columns after a panel, and so reads the panel."""
+        return columns_from(self.w, panel.stop, rank) > 0
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way: the next panel arrives during an update."""
+        return self.w.nprocs > 1 and self.transport in ("message", "mixed")
+
+    @property
+    def copy(self) -> RedistributionPlan:
+        """The redistribution of A to W."""
+        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
+        return RedistributionPlan(
+            self.a, self.target, self.dtype, self.nprocs, trans, self._trapezoid, transport=self.transport
+        )
+
+    @property
+    def back(self) -> RedistributionPlan | None:
+        """The redistribution of the factor to the distribution of A; None if it stays in W."""
+        if not self.returns:
+            return None
+        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
+        trapezoid = None if self._trapezoid is None else Trapezoid(self.uplo)
+        return RedistributionPlan(
+            self.target, self.a, self.dtype, self.nprocs, trans, trapezoid, transport=self.transport
+        )
+
+    @property
+    def redistributions(self) -> list[RedistributionPlan]:
+        """The redistributions before and after the factorization."""
+        return [self.copy] if self.back is None else [self.copy, self.back]
+
+    def panel_elements(self, rank: int) -> int:
+        """Elements of panels of other ranks that a rank reads or receives."""
+        counts = ((panel, self.rows(panel)) for panel in self.steps if panel.owner != rank)
+        return sum((i1 - i0) * panel.width for panel, (i0, i1) in counts if self.needs(panel, rank))
+
+    def received_elements(self, rank: int) -> int:
+        """Elements of panels, and of both redistributions."""
+        return self.panel_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
+
+    def sent_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them, and of both redistributions."""
+        total = sum(plan.sent_elements(rank) for plan in self.redistributions)
+        for panel in self.steps:
+            if panel.owner == rank:
+                (i0, i1), peers = self.rows(panel), (p for p in range(self.w.nprocs) if p != rank)
+                total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
+        return total
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel; the next panel is factored by then, and takes no time."""
+        yield from self.copy.phases(view)
+        for panel in self.steps:
+            n_loc, (i0, i1) = columns_from(self.w, panel.stop, view.rank), self.rows(panel)
+            if n_loc:
+                nbytes = self.itemsize * (i1 - i0) * panel.width
+                # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
+                rows = self.multiplied_rows(self.w.m - panel.stop)
+                yield Phase(1, (rows, n_loc, panel.width), before=view.traffic(panel.owner, nbytes))
+        if self.back is not None:
+            yield from self.back.phases(view)
+
+    def multiplied_rows(self, below: int) -> int:
+        """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""
+        return below
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of A, and of the factor if it is brought back, on a rank."""
+        return self.itemsize * prod(self.a.local_shape(rank)) * (1 + self.returns)
+
+    @property
+    def lower_bound(self) -> float:
+        """Elements that a rank with 1 / P of the multiplications uses, less the elements that it holds at first.
+
+        By the inequality of Loomis and Whitney a rank that does G multiplications of C[i, j] -= A[i, k] B[k, j] uses at
+        least G^(2/3) elements of each of A, B and C, some of which are the same elements of the factored matrix.
+
+        Source: Irony, Toledo, Tiskin, Communication lower bounds for distributed-memory matrix multiplication, 2004.
+        """
+        part = (self.multiplications / self.nprocs) ** (2 / 3) * self._shared_projection()
+        return max(0.0, part - max(prod(self.a.local_shape(rank)) for rank in self.extreme_ranks()))
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """W, and two panels of far ranks."""
+        w = (self.w.lld or self.w.m) * self.w.columns.max_count
+        return self.itemsize * w + self.buffer_nbytes + max(plan.workspace_nbytes for plan in self.redistributions)
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Two panels of far ranks."""
+        buffers = 0 if self._is_read_in_place or self.w.nprocs == 1 else _BUFFERS
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, max(self.w.n, 1))
+
+    @property
+    def _is_read_in_place(self) -> bool:
+        """Whether ranks read panels in the memory of their owners. GPUs copy them first."""
+        return self.transport in ("shared", "push") and self.library == "LAPACK"
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications, to first order; a complex multiplication and addition are 8."""
+        return int(self.multiplications * (8 if self.dtype.startswith("complex") else 2))
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks of few; of many, those around the first and the last block column, and the last ranks."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        ends = {self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
+        return set(range(4)) | ends | {panel.owner for panel in (panels(self.w)[:2] + panels(self.w)[-2:])}
+
+    @property
+    def sizes(self) -> str:
+        """m x n, as text."""
+        return f"{self.a.m} x {self.a.n}"
+
+    def title(self) -> str:
+        """The factorization and its sizes."""
+        return f"{self._equation}, {self.sizes}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        """The distribution of A, and that of W."""
+        yield "A", f"{described(self.a)}{self._read_triangle}"
+        yield "W", f"work matrix, {described(self.w)}; factored in place"
+
+    @property
+    def _read_triangle(self) -> str:
+        return ""
+
+    def moves(self) -> str:
+        """The data that moves, as text."""
+        parts = ["A to W"] if self.copy.lower_bound else []
+        if self.w.nprocs > 1:
+            readers = "panels to the ranks that have columns after them"
+            parts.append("panels are read in place" if self._is_read_in_place else readers)
+        if self.back is not None and self.back.lower_bound:
+            parts.append("the factor back to the distribution of A")
+        elif self.back is None:
+            parts.append("the factor stays in W")
+        return ", ".join(parts) or "nothing"
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        """The algorithm: by panels or by the library alone, and the lookahead."""
+        count = len(self.steps)
+        if self.w.nprocs == 1 and count <= 1:
+            yield "algorithm", f"local: {self.library} on rank 0, which has the whole matrix"
+        else:
+            by = f"by {self.library}" + (" on their owners" if self.w.nprocs > 1 else "")
+            ranks = ranks_text(self.w.nprocs)
+            ends = f", the first one of {self.w.inb}" if self.w.inb is not None and count > 1 else ""
+            ends += f", the last one of {self.steps[-1].width}" if self.tail else ""
+            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{ends}, on {ranks}, {by}"
+            yield "lookahead", "1: the next panel is factored during an update"
+            if self.library == "LAPACK" and self.step_work:
+                share = self.multiplications / self.nprocs / makespan(self.step_work, self.w.nprocs)
+                yield "estimate", f"{share:.0%} of the GEMM rate of all ranks, if the messages are hidden"
+
+
+@dataclass(frozen=True, slots=True)
+class CholeskyPlan(FactorizationPlan):
+    """A = L L^H or U^H U of a Hermitian positive definite matrix, of which one triangle is read.
+
+    >>> w = MatrixDescriptor.column_wise(8, 8, 2, nb=2)
+    >>> plan = CholeskyPlan(w, w, "by columns already", "float64", 2)
+    >>> [plan.panel_elements(rank) for rank in range(2)]
+    [8, 16]
+    >>> plan.copy.received_nbytes(1)
+    0
+    """
+
+    name: ClassVar[str] = "CholeskyPlan"
+    operation: ClassVar[str] = "cholesky"
+
+    @property
+    def multiplications(self) -> float:
+        """n^3 / 6."""
+        return self.a.n**3 / 6
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """The rows below the diagonal block."""
+        return panel.stop, self.w.m
+
+    def multiplied_rows(self, below: int) -> int:
+        """Half of the rows: those from the diagonal on, on average."""
+        return -(-below // 2)
+
+    def piece_stops(self, s: int) -> list[int]:
+        """The first piece has the diagonal block of the next panel, and pieces of all panels end at the same rows.
+
+        >>> w = MatrixDescriptor.column_wise(1200, 1200, 2, nb=200)
+        >>> plan = CholeskyPlan(w, w, "by columns already", "float64", 2)
+        >>> [plan.piece_stops(s) for s in range(6)]
+        [[512, 1024, 1200], [1024, 1200], [1024, 1200], [1024, 1200], [1200], []]
+        """
+        return self._stops_from(self.steps[s + 1].stop) if s + 1 < len(self.steps) else []
+
+    def _shared_projection(self) -> float:
+        """1: the three kinds may be the same elements of L."""
+        return 1.0
+
+    @property
+    def step_work(self) -> list[StepWork]:
+        """A panel is a diagonal block and a solve; a block column is updated from its diagonal block on."""
+        n = self.w.m
+        return [
+            StepWork(
+                panel.owner,
+                _DIAGONAL * panel.width**3 / 6 + _SOLVE * (n - panel.stop) * panel.width**2 / 2,
+                panel.width + _HALF,
+                panel.width * (n - panel.start - panel.width / 2),
+            )
+            for panel in self.steps
+        ]
+
+    @property
+    def _trapezoid(self) -> Trapezoid:
+        return Trapezoid("L")
+
+    @property
+    def _equation(self) -> str:
+        return "A = L L^H" if self.uplo == "L" else "A = U^H U"
+
+    @property
+    def _read_triangle(self) -> str:
+        return f"; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read"
+
+
+@dataclass(frozen=True, slots=True)
+class LuPlan(FactorizationPlan):
+    """P A = L U with partial pivoting, of an m x n matrix.
+
+    >>> w = MatrixDescriptor.column_wise(8, 8, 2, nb=2)
+    >>> plan = LuPlan(w, w, "by columns already", "float64", 2)
+    >>> [plan.panel_elements(rank) for rank in range(2)]
+    [12, 24]
+    """
+
+    name: ClassVar[str] = "LuPlan"
+    operation: ClassVar[str] = "lu_factor"
+
+    @property
+    def multiplications(self) -> float:
+        """n^3 / 3 if m = n."""
+        return _lu_multiplications(*self.a.shape)
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """The rows from the diagonal on."""
+        return panel.start, self.w.m
+
+    def _shared_projection(self) -> float:
+        """1.5: elements of L and U differ, and may be the elements that are updated."""
+        return 1.5
+
+    @property
+    def step_work(self) -> list[StepWork]:
+        """A panel is factored from its diagonal on; other columns are solved with its diagonal block, and updated.
+
+        Columns after the last panel are not steps: a matrix of fewer rows than columns has no estimate.
+        """
+        m = self.w.m
+        return [
+            StepWork(
+                panel.owner,
+                _PANEL * _lu_multiplications(m - panel.start, panel.width),
+                max(m - panel.stop, 0) * (panel.width + _HALF) + _SOLVE * panel.width**2 / 2,
+                panel.width,
+            )
+            for panel in (self.steps if self.a.m >= self.a.n else ())
+        ]
+
+    @property
+    def _trapezoid(self) -> None:
+        return None
+
+    @property
+    def _equation(self) -> str:
+        return "P A = L U"
+
+
+def _lu_multiplications(m: int, n: int) -> float:
+    """Multiplications of LU of an m x n matrix, to first order.
+
+    >>> _lu_multiplications(6, 6), _lu_multiplications(3, 6) == _lu_multiplications(6, 3)
+    (72.0, True)
+    """
+    m, n = max(m, n), min(m, n)
+    return m * n**2 / 2 - n**3 / 6

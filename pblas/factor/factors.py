@@ -1,0 +1,288 @@
+"""Factors of matrices, which solve equations: `cho_factor` and `lu_factor` make them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.local_step import agreed
+from pblas.core.checks import checked_trans
+from pblas.core.linalg_errors import SingularMatrixError, not_positive_definite
+from pblas.core.options import MatrixOrArray, Trans
+from pblas.core.progress import Progress, ProgressTarget, StageReport
+from pblas.factor import arguments
+from pblas.factor.condition import reciprocal_condition
+from pblas.factor.factorization import Factored, FactoredMatrix
+from pblas.factor.substitution_plan import Sweep
+from pblas.factor.with_factor import inverted, substituted
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import checked_scalar, spelled
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array, Number, Real
+    from pblas.layouts.descriptor import MatrixDescriptor
+
+
+class SlogdetResult(NamedTuple):
+    """Sign and logarithm of the absolute value of a determinant, as of numpy.linalg.slogdet."""
+
+    sign: Number
+    logabsdet: Real
+
+
+class Factor(FactoredMatrix, ABC):
+    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
+
+    Args:
+        factored: the factor (global).
+        desc: layout of the matrix (global).
+    """
+
+    def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
+        super().__init__(factored.w, desc)
+        self._info = factored.info
+        self._pivots = factored.pivots
+
+    @property
+    def info(self) -> int:
+        """LAPACK's INFO, equal on all ranks.
+
+        0; of LU the least k, from 1, for which U[k, k] is 0: then A is singular; of `cho_factor(check=False)` the order
+        of the first leading block that is not positive definite.
+        """
+        if not isinstance(self._info, int):
+            self._info = self._info()
+        return self._info
+
+    @abstractmethod
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+        """The triangular solves that give op(A)^-1 B, in order (global)."""
+
+    def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
+        """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
+        with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
+            return self.solution("solve", b, trans, reports.stage("solve"))
+
+    def solution(self, verb: str, b: MatrixOrArray, trans: Any = "N", progress: StageReport = None) -> MatrixOrArray:
+        """**Collective.** `solve` inside another call, with the report of a stage."""
+        runtime = self._runtime
+        with runtime.local_step(verb):
+            trans, n = checked_trans(verb, "trans", trans), self._order(verb)
+            if isinstance(b, DistMatrix):
+                arguments.check_matrix(verb, "B", b, runtime, self.dtype)
+                arguments.check_rows(verb, n, b.shape[0], "rows")
+                signature: Any = b.signature()
+            else:
+                b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
+                signature = b.shape
+            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
+        if self.info:  # otherwise the first step agrees on the arguments
+            runtime.agree(verb + agrees, {})
+        return self.agreed_solution(verb, b, trans, progress, agrees)
+
+    def agreed_solution(
+        self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
+    ) -> MatrixOrArray:
+        """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
+        self._check_invertible(verb)
+        sweeps, backward = self._sweeps(trans), trans != "N"
+        x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        if isinstance(b, DistMatrix):
+            return x
+        return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
+
+    def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
+        """**Collective.** The inverse, a new matrix in the layout of A.
+
+        Args:
+            progress: as in `lu_factor` (global).
+
+        Raises:
+            DescriptorError: A is not square.
+            SingularMatrixError: A is singular.
+        """
+        with self._runtime.call("inv"), Progress("inv", self._runtime, progress) as reports:
+            return self.inverse("inv", progress=reports.stage("invert"))
+
+    def inverse(
+        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, *, is_agreed: bool = False
+    ) -> DistMatrix:
+        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
+        agrees = ""
+        if not is_agreed:
+            with self._runtime.local_step(verb):
+                self._order(verb)
+                agrees = spelled(self._w.signature())
+            if self.info:  # otherwise the first step agrees on the arguments
+                self._runtime.agree(verb + agrees, {})
+        self._check_invertible(verb)
+        options: Any = {"out": out, "progress": progress, "agrees": agrees}
+        return inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, **options)
+
+    def _order(self, verb: str) -> int:
+        """The order of the matrix; DescriptorError if it is not square."""
+        m, n = self.shape
+        if m != n:
+            raise errors.DescriptorError(f"{verb}: A is {m} x {n}; it must be square")
+        self._w.stored(verb)
+        return n
+
+    def _check_invertible(self, verb: str) -> None:
+        """Raise SingularMatrixError, on all ranks, if U has a zero on its diagonal."""
+        if self.info:
+            k = self.info
+            text = (
+                f"{verb}: A is singular: element {k} of the diagonal of U, counted from 1, is 0; the equations have no "
+                f"unique solution"
+            )
+            raise agreed(SingularMatrixError(text, k))
+
+    def _check_factored(self, verb: str) -> None:
+        """Raise an error, on all ranks, if the factorization did not reach its end."""
+
+    def _diagonal(self, verb: str) -> Array:
+        """**Collective.** The diagonal of the factor of a square matrix, equal on all ranks."""
+        with self._runtime.local_step(verb):
+            self._order(verb)
+        self._check_factored(verb)
+        diagonal: Array = self._w.diagonal()
+        return diagonal
+
+
+class CholeskyFactor(Factor):
+    """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
+
+    def solve(self, b: MatrixOrArray, *, progress: ProgressTarget = False) -> MatrixOrArray:
+        """**Collective.** X with A X = B.
+
+        Args:
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            progress: as in `cholesky` (global).
+
+        Returns:
+            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: a wrong B; the same error on every rank.
+
+        Source: LAPACK xPOTRS.
+        """
+        return self._solved(b, "N", progress)
+
+    def logdet(self) -> Real:
+        """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
+        with self._runtime.call("logdet"):
+            return 2 * np.log(self._diagonal("logdet").real).sum()
+
+    def det(self) -> Real:
+        """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
+        with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
+            return np.prod(self._diagonal("det").real) ** 2
+
+    def _check_factored(self, verb: str) -> None:
+        """Raise NotPositiveDefiniteError, on all ranks, if `cho_factor` has not looked at INFO."""
+        if self.info:
+            raise agreed(not_positive_definite(verb, self.info))
+
+    _check_invertible = _check_factored
+
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+        return Sweep("L"), Sweep("L", "C")
+
+
+class LuFactor(Factor):
+    """P A = L U with partial pivoting; made by `lu_factor`."""
+
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
+        super().__init__(factored, desc)
+        self._norm = norm
+
+    @property
+    def pivots(self) -> Array:
+        """Row i was exchanged with row pivots[i], one after the other: min(m, n) indices from 0 (global).
+
+        The same as `piv` of scipy.linalg.lu_factor.
+        """
+        assert self._pivots is not None, "LU has pivots"
+        return self._pivots - 1
+
+    def lu(self) -> DistMatrix:
+        """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
+        with self._runtime.call("lu"):
+            return redistributed("lu", self._w, self._desc, agrees=spelled(self._w.signature()))
+
+    def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
+        """**Collective.** X with op(A) X = B.
+
+        Args:
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
+            progress: as in `lu_factor` (global).
+
+        Returns:
+            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+
+        Raises:
+            ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.
+            SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
+
+        Source: LAPACK xGETRS.
+        """
+        return self._solved(b, trans, progress)
+
+    def det(self) -> Number:
+        """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
+        with self._runtime.call("det"), np.errstate(all="ignore"):
+            diagonal = self._diagonal("det")
+            return self._sign(diagonal) * np.prod(diagonal)
+
+    def slogdet(self) -> SlogdetResult:
+        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0."""
+        with self._runtime.call("slogdet"), np.errstate(all="ignore"):
+            diagonal = self._diagonal("slogdet")
+            size = np.abs(diagonal)
+            if (diagonal == 0).any():
+                return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
+            return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
+
+    def rcond(self, norm: float | Real | None = None) -> float:
+        """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
+
+        Args:
+            norm: None for the 1-norm of A, which `lu_factor` has computed; another value replaces it (global).
+
+        Returns:
+            A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.
+
+        Raises:
+            ArgumentError: norm is not a number >= 0.
+            DescriptorError: A is not square.
+
+        Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
+
+        >>> import numpy as np, pblas
+        >>> with pblas.Context() as ctx:
+        ...     pblas.linalg.lu_factor(ctx.from_global(np.diag([1.0, 4.0]))).rcond()
+        0.25
+        """
+        verb, runtime = "rcond", self._runtime
+        with runtime.call(verb):
+            with runtime.local_step(verb):
+                n = self._order(verb)
+                size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
+            runtime.agree(verb, {"norm": size, **self._w.signature()})
+            return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
+
+    def _sign(self, diagonal: Array) -> Any:
+        """The determinant of P, in the dtype of the diagonal."""
+        exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
+        return diagonal.dtype.type(-1 if exchanges % 2 else 1)
+
+    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+        if trans == "N":
+            return Sweep("L", unit=True), Sweep("U")
+        return Sweep("U", trans), Sweep("L", trans, unit=True)

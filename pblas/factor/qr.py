@@ -1,0 +1,294 @@
+"""qr, qr_factor and plan_qr: A = Q R by Householder reflectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
+
+from pblas import errors
+from pblas.core.call import step
+from pblas.core.operation import Bound
+from pblas.core.progress import Progress, ProgressTarget, StageReport
+from pblas.factor import arguments
+from pblas.factor.cholesky_qr import CholeskyQrFactor, orthonormalized
+from pblas.factor.cholesky_qr_run import RunCholeskyQr
+from pblas.factor.choose_qr import Algorithm, choose_qr
+from pblas.factor.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
+from pblas.factor.qr_factor import QrFactor
+from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
+from pblas.factor.with_factor import Reflectors
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import Redistribution, redistributed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pblas.factor.factorization_plan import FactorizationPlan
+    from pblas.redistribution.redistribution_plan import RedistributionPlan
+    from pblas.redistribution.redistribution_run import RedistributionOperands
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology, Transport
+
+_MODES: tuple[Any, ...] = ("reduced", "r", "complete")
+
+
+class QrResult(NamedTuple):
+    """Q and R with A = Q R, as of numpy.linalg.qr."""
+
+    Q: DistMatrix
+    R: DistMatrix
+
+
+class PlannedQr(PlannedFactorization):
+    """A planned QR factorization: `execute(A)` gives the factor. Made by `plan_qr`."""
+
+    def execute(self, a: DistMatrix) -> QrFactor:
+        """**Collective.** The QR factorization of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+
+        Returns:
+            The factor, as of `qr_factor`.
+
+        Raises:
+            as `qr_factor`; ArgumentError for a plan made from a descriptor only.
+        """
+        with self.executing():
+            return _factor(self.factoring(a), a)
+
+    @classmethod
+    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+        """Raise ArgumentError for an algorithm that is unknown or does not fit; BackendError for TSQR on GPUs."""
+        if algorithm not in get_args(Algorithm):
+            names = ", ".join(map(repr, get_args(Algorithm)))
+            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        if algorithm == "tsqr" and gpus:
+            raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+        if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
+            raise errors.ArgumentError(
+                f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+                f"{desc.m} x {desc.n}: leave algorithm out"
+            )
+
+    @classmethod
+    def choose(
+        cls,
+        a: MatrixDescriptor,
+        dtype: str,
+        nprocs: int,
+        transport: Transport,
+        *,
+        returns: bool,
+        uplo: Literal["L", "U"],
+        algorithm: Any,
+        gpus: bool = False,
+    ) -> FactorizationPlan:
+        """The plan of a factorization; see `choose_qr`."""
+        return choose_qr(a, dtype, nprocs, transport, algorithm, returns=returns, gpus=gpus)
+
+
+def factored(
+    verb: str,
+    a: DistMatrix,
+    *,
+    algorithm: Any = "auto",
+    overwrite_a: bool = False,
+    progress: StageReport = None,
+    others: Mapping[str, object] | None = None,
+) -> tuple[QrFactor, Overwriting]:
+    """**Collective.** The QR factor of a matrix, inside another call, and the use of A's memory; see `prepared`."""
+    factoring = prepared(
+        PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=progress, others=others
+    )
+    if isinstance(factoring.plan, CholeskyQrPlan):  # A is needed if it is too ill-conditioned
+        factoring = factoring._replace(overwriting=factoring.overwriting._replace(in_place=False))
+    return _factor(factoring, a), factoring.overwriting
+
+
+def _factor(factoring: Factoring, a: DistMatrix) -> QrFactor:
+    """**Collective.** The QR factor of A; CholeskyQR leaves A as it is."""
+    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    if not isinstance(plan, CholeskyQrPlan):
+        return QrFactor(reflectors(factoring, a), a.desc.without_lld)
+    if factoring.agrees:
+        factoring = factoring.agreed(runtime)
+    found = orthonormalized(verb, a, plan.w, RunCholeskyQr(plan, runtime.backend, a.dtype))
+    if found is None:
+        assert plan.fallback is not None, "a plan that is executed has one"
+        return _factor(factoring._replace(plan=plan.fallback, planned=None), a)
+    if factoring.progress is not None:
+        factoring.progress(1.0)
+    return CholeskyQrFactor(*found, a.desc.without_lld)
+
+
+def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
+    """**Collective.** Q and R of A, in a copy of it, or in A itself."""
+    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    if factoring.overwriting.in_place:
+        w = DistMatrix(plan.w, a.stored(verb), runtime)
+        agrees = factoring.agrees
+    else:
+        copied = copied_for_reflectors if isinstance(plan, QrPlan) else redistributed
+        w, agrees = copied(verb, a, plan.w, agrees=factoring.agrees), ""
+    result = factoring.run(w, agrees)
+    return Reflectors(w, result.tree, is_tree=isinstance(plan, TsqrPlan))
+
+
+@dataclass(frozen=True, eq=False)
+class CopyForReflectors(Redistribution):
+    """W[:m] := A. Below the rows of A, W has rows for the triangles T of its reflectors."""
+
+    def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:
+        target = self.b.submatrix(0, self.a.m, 0, self.a.n)
+        return Redistribution(self.trans, None, self.a, target, self.dtype, self.conjugated).plan(nprocs, topology)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> RedistributionOperands:
+        operands = super().arrays(verb, runtime, executor, bound, result)
+        return operands._replace(target=operands.target[: self.a.m])
+
+
+def copied_for_reflectors(verb: str, a: DistMatrix, w: MatrixDescriptor, *, agrees: str = "") -> DistMatrix:
+    """**Collective.** A new matrix with the elements of A in its first rows, in the layout W of a `QrPlan`."""
+    form = "N", None, a.desc.without_lld, w, a.dtype, a.conjugated
+    scalars = {"alpha": 1.0, "beta": 0.0}
+    return step(verb, a.runtime, lambda: Bound(CopyForReflectors, form, scalars, {"A": a}, None), agrees=agrees)
+
+
+def plan_qr(
+    a: DistMatrix | MatrixDescriptor, *, algorithm: Algorithm = "auto", dtype: Any = None, nprocs: int | None = None
+) -> PlannedQr:
+    """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the m x n matrix, or its descriptor (global).
+        algorithm: as in `qr_factor` (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `qr_factor`.
+
+    >>> plan_qr(MatrixDescriptor.row_wise(100000, 64, 4), dtype="float64").plan.name
+    'TsqrPlan'
+    """
+    return planned(PlannedQr, "plan_qr", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
+
+
+def qr_factor(
+    a: DistMatrix,
+    *,
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> QrFactor:
+    """**Collective.** A = Q R with Q as Householder reflectors, to multiply with Q without forming it.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
+            "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q in place of
+            reflectors; "local" on one rank; "auto" chooses (global).
+        overwrite_a: A is not needed any more. A tall matrix in rows that "tsqr" leaves where they are, in memory of the
+            context, is factored in place: no copy is made, and the factor is in the memory of A (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage and its finished share, 0 to 1 (global).
+
+    Returns:
+        The factor F: `F.apply_q(C, side, trans)`, `F.q()`, `F.r()`.
+
+    Raises:
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGEQRF; ScaLAPACK p?geqrf; Demmel et al., Communication-optimal QR, 2012.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     factor = pblas.linalg.qr_factor(ctx.from_global(np.array([[3.0, 1.0], [4.0, 2.0]])))
+    ...     factor.r().to_global().round(3).tolist()
+    [[-5.0, -2.2], [0.0, 0.4]]
+    """
+    verb, runtime = "qr_factor", arguments.runtime_of("qr_factor", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        stage = reports.stage("factor")
+        return factored(verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)[0]
+
+
+@overload
+def qr(
+    a: DistMatrix,
+    *,
+    mode: Literal["reduced", "complete"] = "reduced",
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> QrResult: ...
+@overload
+def qr(
+    a: DistMatrix,
+    *,
+    mode: Literal["r"],
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> DistMatrix: ...
+def qr(
+    a: DistMatrix,
+    *,
+    mode: Literal["reduced", "r", "complete"] = "reduced",
+    algorithm: Algorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
+) -> QrResult | DistMatrix:
+    """**Collective.** Q and R with A = Q R: the columns of Q are orthonormal, R is upper triangular.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view; it is not changed (global).
+        mode: "reduced": Q is m x k and R is k x n, k = min(m, n); "complete": Q is m x m, R is m x n; "r": R is k x n
+            and is returned alone (global).
+        algorithm: as in `qr_factor` (global).
+        overwrite_a: A is not needed any more, and is factored in place where `qr_factor` does so. Otherwise a Q of the
+            shape of A takes the memory of A, and is A, unless A is conjugated or read-only (global).
+        progress: as in `qr_factor`; the stages are "factor" and "Q" (global).
+
+    Returns:
+        Q and R, new matrices: in the layout of A, or on its grid where the shape is another; see `QrFactor.q`.
+
+    Raises:
+        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     Q, R = pblas.linalg.qr(ctx.from_global(np.array([[3.0], [4.0]])))
+    ...     Q.to_global().round(3).tolist(), R.to_global().round(3).tolist()
+    ([[-0.6], [-0.8]], [[-5.0]])
+    """
+    verb, runtime = "qr", arguments.runtime_of("qr", a)
+    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+        with runtime.local_step(verb):
+            if mode not in _MODES:
+                raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
+            arguments.check_matrix(verb, "A", a, runtime)
+            PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
+        factor, overwriting = factored(
+            *(verb, a),
+            algorithm=algorithm,
+            overwrite_a=overwrite_a,
+            progress=reports.stage("factor"),
+            others={"mode": mode},
+        )
+        is_last = not overwriting.in_place
+        if mode == "r":
+            return factor.upper(verb, min(a.shape), is_last=is_last)
+        out = a if overwriting.result and not overwriting.in_place else None
+        q = factor.taken(verb, mode, out, reports.stage("Q"))
+        k = a.shape[0] if mode == "complete" else min(a.shape)
+        return QrResult(q, factor.upper(verb, k, is_last=is_last))

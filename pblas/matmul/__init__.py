@@ -1,0 +1,1 @@
+"""Products of matrices: along one dimension, over grids, and pushed by GPUs."""

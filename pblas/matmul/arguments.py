@@ -1,0 +1,393 @@
+"""Arguments of pmatmul and plan_matmul, checked on one rank."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
+from pblas.backends.lanes import MAX_QUEUES
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_not_conjugated,
+    check_operand,
+    check_out,
+    check_overlap,
+    check_ranks,
+    check_writable,
+    checked_positive,
+    checked_trans,
+    is_integer,
+)
+from pblas.core.options import Trans
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.choose import choose, choose_layouts, choose_output
+from pblas.matmul.operands import Orders
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.matmul.product_plan import ProductPlan
+    from pblas.runtime.runtime import Runtime
+    from pblas.runtime.timings import Measured
+    from pblas.simulation.hardware import Hardware, Topology
+
+
+class ProductOptions(NamedTuple):
+    """Options of a product that decide its plan, as in `plan_matmul` (global)."""
+
+    transa: Trans = "N"
+    transb: Trans = "N"
+    overlap: bool = True
+    chunks: int | None = None
+    tf32: bool = False
+    fast_accumulate: bool = False
+    autotune: bool = False
+    strict: bool = False
+    memory_nbytes: int | None = None
+    queue: int | None = None
+
+    def checked(self, verb: str) -> ProductOptions:
+        """The options with one value for each meaning, checked on this rank.
+
+        Raises:
+            ArgumentError: the first wrong option.
+        """
+        if all(map(operator.is_, self, _DEFAULTS)):  # most calls
+            return self
+        checked = self._replace(
+            transa=checked_trans(verb, "transa", self.transa),
+            transb=checked_trans(verb, "transb", self.transb),
+            overlap=checked_flag(verb, "overlap", self.overlap),
+            chunks=checked_positive(verb, "chunks", self.chunks),
+            tf32=checked_flag(verb, "tf32", self.tf32),
+            fast_accumulate=checked_flag(verb, "fast_accumulate", self.fast_accumulate),
+            autotune=checked_flag(verb, "autotune", self.autotune),
+            strict=checked_flag(verb, "strict", self.strict),
+            memory_nbytes=checked_positive(verb, "memory_nbytes", self.memory_nbytes),
+        )
+        return checked._replace(queue=_checked_queue(verb, self.queue, overlap=checked.overlap))
+
+
+_DEFAULTS = ProductOptions()
+
+
+class ProductCall(NamedTuple):
+    """The arguments of a call of pmatmul or plan_matmul, as there but for `scales`, not checked yet.
+
+    Args:
+        scales: scale_a, scale_b, scale_d and amax.
+    """
+
+    a: Any
+    b: Any
+    c: Any
+    out: Any
+    alpha: Any
+    beta: Any
+    options: ProductOptions
+    epilogue: Any
+    scales: tuple[Any, Any, Any, Any]
+    out_dtype: Any
+    wire_dtype: Any
+    dtype: Any = None
+    nprocs: Any = None
+    hardware: Any = None
+
+    def check_kinds(self, verb: str, *, placed: bool) -> None:
+        """Raise ArgumentError unless all operands are matrices, or all are descriptors if none is `placed`."""
+        for name, x in (("a", self.a), ("b", self.b), ("c", self.c)):
+            if name != "c" or x is not None:
+                check_operand(verb, name, x, placed=placed)
+        check_out(verb, self.out)
+        for name, value in (("nprocs", self.nprocs), ("hardware", self.hardware)) if placed else ():
+            if value is not None:
+                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
+
+    def dtypes(self, verb: str) -> ProductDtypes:
+        """The dtypes of the matrices, and of partial products, checked on this rank.
+
+        D has the dtype of out, else out_dtype, else that of C, else the default for A.
+
+        Raises:
+            DTypeError: dtypes that do not fit together, or that pblas does not multiply.
+        """
+        if isinstance(self.a, MatrixDescriptor):
+            if self.dtype is None:
+                raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+            a = b = checked_dtype(verb, self.dtype, is_argument=True, stored=True)
+        else:
+            a, b = self.a.dtype, self.b.dtype
+            if self.dtype is not None and a != checked_dtype(verb, self.dtype, is_argument=True, stored=True):
+                raise errors.DTypeError(f"{verb}: A is {a.name}, dtype= says {self.dtype}; leave dtype out")
+        c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (self.c, self.out))
+        asked = None if self.out_dtype is None else checked_dtype(verb, self.out_dtype, is_argument=True)
+        if None not in (asked, out) and asked != out:
+            raise errors.DTypeError(f"{verb}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
+        d = out or asked or c or RESULTS[a][0]
+        dtypes = ProductDtypes(a, b, c or d, d, checked_wire(verb, self.wire_dtype, d))
+        if not a is b is dtypes.c is d is RESULTS[a][0]:  # otherwise all have one dtype
+            dtypes.check(verb, "out" if out else "out_dtype" if asked else "C" if c else "D")
+        return dtypes
+
+    def factors(self, verb: str, dtype: np.dtype[Any]) -> tuple[complex, complex]:
+        """Alpha and beta for matrices of a dtype, checked on this rank."""
+        given = float(self.c is not None) if self.beta is None else self.beta
+        alpha, beta = checked_factor(verb, "alpha", self.alpha, dtype), checked_factor(verb, "beta", given, dtype)
+        if beta != 0 and self.c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+        return alpha, beta
+
+    def with_layouts(self, verb: str) -> ProductCall:
+        """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D.
+
+        Raises:
+            ArgumentError: a wrong size or number of ranks, or an option that needs given layouts.
+        """
+        for name, value, least in (("m", self.a, 0), ("n", self.b, 0), ("k", self.c, 0), ("nprocs", self.nprocs, 1)):
+            if not is_integer(value, least):
+                raise errors.ArgumentError(
+                    f"{verb}: {name} must be an integer >= {least}, got {value!r}; "
+                    f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
+                )
+        if self.out is not None:
+            raise errors.ArgumentError(
+                f"{verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
+                f"pass descriptors of A and B"
+            )
+        options = self.options
+        memory_nbytes = checked_positive(verb, "memory_nbytes", options.memory_nbytes)
+        requested = "float64" if self.dtype is None else self.dtype
+        dtype = checked_dtype(verb, requested, is_argument=True, stored=True)
+        asked = self.out_dtype
+        result = RESULTS[dtype][0] if asked is None else checked_dtype(verb, asked, is_argument=True)
+        m, n, k, nprocs = map(int, (self.a, self.b, self.c, self.nprocs))
+        dtype_d = _other(result, dtype)
+        a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes, dtype_d=dtype_d)
+        a, b = (a if options.transa == "N" else a.T), (b if options.transb == "N" else b.T)
+        adds = self.beta is not None and self.beta != 0
+        return self._replace(a=a, b=b, c=d if adds else None, out=d, dtype=dtype)
+
+
+class ProductForm(NamedTuple):
+    """The arguments of a product that decide its plan, checked on this rank (global).
+
+    Args:
+        options: see `ProductOptions`.
+        dtypes: dtypes of the matrices, and of partial products that travel.
+        a: descriptor of A, without leading dimension like the next three.
+        b: descriptor of B.
+        c: descriptor of C; None without C.
+        out: descriptor of out; None without out.
+        conj_views: whether A, and B, are conjugated views.
+        multiplies: whether alpha is not 0.
+        adds: whether beta is not 0.
+        expression: of the epilogue; None for none.
+        kinds: name of each operand of the epilogue, and its dtype or "a number".
+        scales: whether the scales of A and B are arrays; None without scales.
+    """
+
+    options: ProductOptions
+    dtypes: ProductDtypes
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    c: MatrixDescriptor | None
+    out: MatrixDescriptor | None
+    conj_views: tuple[bool, bool]
+    multiplies: bool
+    adds: bool
+    expression: str | None = None
+    kinds: tuple[tuple[str, str], ...] = ()
+    scales: tuple[bool, bool] | None = None
+
+    @property
+    def op_a(self) -> MatrixDescriptor:
+        """Descriptor of op(A)."""
+        return self.a if self.options.transa == "N" else self.a.T
+
+    @property
+    def op_b(self) -> MatrixDescriptor:
+        """Descriptor of op(B)."""
+        return self.b if self.options.transb == "N" else self.b.T
+
+    @property
+    def conj(self) -> tuple[bool, bool]:
+        """Whether the product conjugates the elements in memory of A, and of B."""
+        if self.dtypes.d.kind != "c":
+            return False, False
+        (conj_a, conj_b), options = self.conj_views, self.options
+        return conj_a != (options.transa == "C"), conj_b != (options.transb == "C")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether D is beta C, without a multiplication: alpha, m, n or k is 0. With m or n = 0, D has no elements."""
+        return not self.multiplies or 0 in (*self.op_a.shape, self.op_b.n)
+
+    def output(self, verb: str, nprocs: int) -> MatrixDescriptor:
+        """Descriptor of D: that of out, else that of C, else the descriptor with the cheapest plan.
+
+        Raises:
+            DescriptorError, LayoutError: matrices that do not fit together, or a grid with more ranks than there are.
+        """
+        (m, k), (k_b, n), (transa, transb, *_) = self.op_a.shape, self.op_b.shape, self.options
+        if k != k_b:
+            raise errors.DescriptorError(
+                f"{verb}: A and B disagree on K: op(A) is {m} x {k} (transa={transa!r}), "
+                f"op(B) is {k_b} x {n} (transb={transb!r}); columns of op(A) must equal rows of op(B)"
+            )
+        for name, desc in (("C", self.c), ("out", self.out)):
+            if desc is not None and desc.shape != (m, n):
+                raise errors.DescriptorError(
+                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; give {name} this shape"
+                )
+        if self.adds and self.c and self.out and not self.c.same_distribution(self.out):
+            raise errors.DescriptorError(
+                f"{verb}: C and out are distributed differently: {shared_descriptor(self.c)}, "
+                f"{shared_descriptor(self.out)}; give them one layout"
+            )
+        given = self.out or self.c
+        if given is not None:
+            check_ranks(verb, given, nprocs)
+            return given
+        order: Literal["F", "C"] = "C" if self.a.order == self.b.order == "C" else "F"
+        return choose_output(self.dtypes.a.name, self.op_a, self.op_b, nprocs=nprocs, order=order, others=self._others)
+
+    def choose(
+        self,
+        verb: str,
+        d: MatrixDescriptor,
+        nprocs: int,
+        topology: Topology,
+        hardware: Hardware | None = None,
+        measured: Measured | None = None,
+    ) -> ProductPlan:
+        """The plan for a D with descriptor `d`, on this machine or `hardware`; measured times replace estimates."""
+        options, dtypes, known = self.options, self.dtypes, None
+        if measured is not None:
+            alone = not options.autotune  # without autotune, times without the epilogue are better than none
+            known = lambda plan: (  # noqa: E731
+                measured.times(self.key(plan)) or (measured.times(self.key(plan, alone=True)) if alone else ())
+            )
+        try:
+            return choose(
+                dtypes.a.name,
+                self.op_a,
+                self.op_b,
+                d,
+                nprocs=nprocs,
+                topology=topology,
+                overlap=options.overlap,
+                chunks=options.chunks,
+                strict=options.strict,
+                hardware=hardware,
+                memory_nbytes=options.memory_nbytes,
+                known=known,
+                queue=options.queue,
+                wire=_other(dtypes.wire, dtypes.d),
+                others=self._others,
+            )
+        except errors.PlanError as error:
+            raise errors.PlanError(f"{verb}: {error}") from None
+
+    @property
+    def _others(self) -> tuple[str, str]:
+        """Names of the dtypes of B and D; "" for that of A."""
+        return _other(self.dtypes.b, self.dtypes.a), _other(self.dtypes.d, self.dtypes.a)
+
+    def key(self, plan: ProductPlan, *, alone: bool = False) -> str:
+        """Key under which the times of a plan's algorithms are stored; `alone`: without the epilogue (global)."""
+        queue = None if plan.queue is None else 0  # one key for all queues; plans without a queue have more algorithms
+        product = replace(plan, algorithm=None, measured=(), why="", queue=queue)
+        epilogue = ""
+        if self.expression not in (None, "rmsnorm") and not alone:  # "rmsnorm" is a separate pass after the product
+            arrays = ", ".join(name for name, kind in self.kinds if kind != "a number")
+            epilogue = f", {self.expression} with arrays {arrays or 'none'}"
+        epilogue += ", fast accumulation" if self.options.fast_accumulate else ""
+        return f"{product!r}, tf32={self.options.tf32}, chunks={self.options.chunks}{epilogue}"
+
+    def orders(self, plan: ProductPlan, d: MatrixDescriptor) -> Orders:
+        """Storage orders ("F" or "C") of op(B), D and op(A).
+
+        If the plan is for D^T = op(B)^T op(A)^T, they are the orders of op(A)^T, D^T and op(B)^T. A transpose in the
+        same memory has the other order.
+        """
+        left, right, result = (self.op_b.T, self.op_a.T, d.T) if plan.transposed else (self.op_a, self.op_b, d)
+        return Orders(right.order, result.order, left.order)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by the names that callers know; two forms differ in one of them."""
+        matrices = {"a": self.a, "b": self.b, "c": self.c, "out": self.out}
+        arguments: dict[str, Any] = {
+            name: None if desc is None else shared_descriptor(desc) for name, desc in matrices.items()
+        }
+        names = "dtype", "dtype of b", "dtype of c", "dtype of out", "wire_dtype"
+        arguments |= {name: dtype.name for name, dtype in zip(names, self.dtypes, strict=True)}
+        arguments |= self.options._asdict() | {"conjugated": self.conj_views}
+        if self.expression is not None:
+            arguments["epilogue"] = self.expression, self.kinds
+        return arguments | {"scales": self.scales, "alpha is not 0": self.multiplies, "beta is not 0": self.adds}
+
+    def check_execution(
+        self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor, beta: complex
+    ) -> None:
+        """Raise an error if a matrix of an execution does not fit the plan (local)."""
+        dtypes, remedy = self.dtypes, "make all matrices with one context"
+        for name, x, dtype, desc, conj in (
+            ("A", a, dtypes.a, self.a, self.conj_views[0]),
+            ("B", b, dtypes.b, self.b, self.conj_views[1]),
+        ):
+            check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
+            check_conjugation(name, x, conj=conj)
+        for name, x, dtype, desc in (("C", c, dtypes.c, self.c or desc_d), ("out", out, dtypes.d, desc_d)):
+            if x is not None:
+                check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
+                check_not_conjugated("execute", name, x)
+        if c is None and beta != 0:
+            raise errors.ArgumentError(f"execute: beta is {beta!r} but there is no C to scale; pass c")
+        if out is not None:
+            check_writable("execute", out)
+            check_overlap("execute", {"A": a, "B": b}, c, out)
+
+
+def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
+    """The name of a dtype; "" if it is `first`."""
+    return "" if dtype == first else dtype.name
+
+
+def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
+
+    Raises:
+        DTypeError: wire_dtype is neither the dtype of the matrices nor the dtype in which partial products are added.
+
+    >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
+    dtype('float32')
+    """
+    if wire_dtype is None:
+        return dtype
+    total = accumulator_dtype(dtype)
+    try:
+        wire = checked_dtype(verb, wire_dtype)
+    except errors.DTypeError:
+        wire = None
+    if wire is None or wire not in (dtype, total):
+        names = " or ".join(dict.fromkeys((dtype.name, total.name)))
+        raise errors.DTypeError(f"{verb}: wire_dtype must be None or {names}, got {wire_dtype}")
+    return wire
+
+
+def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
+    if queue is None:
+        return None
+    if not is_integer(queue, 0) or queue >= MAX_QUEUES:
+        raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
+    if not overlap:
+        raise errors.ArgumentError(
+            f"{verb}: queue= requires overlap=True: with overlap=False the waiting kernels occupy the whole GPU"
+        )
+    return int(queue)

@@ -1,0 +1,1 @@
+"""Products of GPUs that write into each other's memory."""

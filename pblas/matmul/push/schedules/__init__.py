@@ -1,0 +1,1 @@
+"""The push protocol: the operations of each rank in one execution, as integers."""

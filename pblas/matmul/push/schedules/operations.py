@@ -1,0 +1,225 @@
+"""The operations of the push protocol, which lanes run on blocks of memory; see `schedule.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pblas.backends.lanes import Lane
+from pblas.plans.partition import MAX_PIECES
+
+Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
+
+PARTS, RESULTS = 0, 1
+"""Phases of a piece: first partial products (or shards) arrive, then finished lines of D."""
+
+MAX_PHASES = 2 * MAX_PIECES
+"""Phases of a call at most: two for each piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines start..stop-1 of a buffer.
+
+    Args:
+        buffer: "partial" is private memory; "pulled" are partial products in this rank's workspace, where peers read
+            them.
+        start: first line.
+        stop: one past the last line.
+        slot: for the buffer "slots", the rank that fills the slot.
+    """
+
+    buffer: Buffer
+    start: int
+    stop: int
+    slot: int = -1
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Base class of the operations."""
+
+    lane: Lane
+    after: tuple[int, ...] = field(default=(), kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Op):
+    """Copy a block of this rank into the memory of `peer`."""
+
+    peer: int
+    source: Block
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(Op):
+    """Set this rank's flags of `phase` at `peers`. The peers may then read the earlier puts of this lane."""
+
+    peers: tuple[int, ...]
+    phase: int
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Op):
+    """Puts, and the signals of one phase after them, by one kernel on multiprocessors instead of copy engines.
+
+    Args:
+        puts: copies to peers, and perhaps to this rank's own workspace.
+        phase: of the flags that the kernel sets and awaits.
+        peers: ranks whose flags the kernel sets.
+        awaits: ranks whose flags the kernel awaits and resets before it ends.
+    """
+
+    puts: tuple[Put, ...]
+    phase: int
+    peers: tuple[int, ...]
+    awaits: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Op):
+    """Wait until the ranks `sources` have set their flags of `phase` here, and reset the flags."""
+
+    phase: int
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply(Op):
+    """GEMM of some lines: it reads the block `operand` of the gathered matrix, or it writes the block `target`."""
+
+    operand: Block | None = None
+    target: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Lines of the gathered matrix, with the rank and phase of the flag that signals them; rank -1: own lines."""
+
+    operand: Block
+    source: int = -1
+    phase: int = PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class GemmAsArriving(Op):
+    """GEMM of all lines in this order. Each part waits for its flag; the operation resets the flags before it ends.
+
+    If one kernel multiplies all lines, its tiles wait, and the kernel resets the flags after it has seen the last one.
+    A peer sets none of them again before it receives a flag of this rank's next call.
+    """
+
+    arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Op):
+    """Lines of D := the sum of `parts` in this order, plus this rank's own partial product, plus beta C."""
+
+    parts: tuple[Block, ...]
+    own: Block | None
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class AllGather(Op):
+    """Gather the shards of all ranks, one after the other, by one kernel that waits for its peers."""
+
+    source: Block
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceScatter(Op):
+    """Every rank's shard of D := the sum of all ranks' partial products, by one kernel that waits for its peers."""
+
+    source: Block
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduce(Op):
+    """D := the sum of all ranks' partial products, on all ranks, by one kernel that waits for its peers.
+
+    In one shot every rank sends all of its lines to all peers. In two shots each rank reads its share of the lines in
+    the workspaces of all ranks and adds them. It then reads the peers' sums there, or the peers send the sums into D.
+    """
+
+    shots: Literal[1, 2]
+    source: Block
+    target: Block
+    phase: int = PARTS
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOut(Op):
+    """Copy finished lines that peers have put into the workspace to D, or own lines of D to the workspace."""
+
+    source: Block
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Op):
+    """Copy finished lines from the workspace of `peer` to D."""
+
+    peer: int
+    source: Block
+    target: Block
+
+
+@dataclass(frozen=True, slots=True)
+class Gets(Op):
+    """Gets from several peers by one kernel on multiprocessors instead of copy engines."""
+
+    gets: tuple[Get, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Lines that a GemmReduce forms: a partial product for another rank, or this rank's own lines of D.
+
+    Args:
+        lines: lines of the partial product.
+        phase: phase of the flags that signal partial products in the owner's slots; flags of sums have the next phase.
+        puts: copies that the kernel stores as it forms the lines, each with a flag after it. For own lines these are
+            the sums, stored in the memory of all peers. Without puts the lines stay on this rank.
+        target: the own lines of D; None for lines of another rank.
+        parts: slots to add to the own lines, in this order; each is read after its flag, which is reset.
+        offered: block of the workspace that also gets the own lines, so that all peers can read them.
+    """
+
+    lines: Block
+    phase: int
+    puts: tuple[Put, ...] = ()
+    target: Block | None = None
+    parts: tuple[Block, ...] = ()
+    offered: Block | None = None
+
+    @property
+    def signal_phase(self) -> int:
+        """Phase of the flags that are set after the puts."""
+        return self.phase if self.target is None else self.phase + 1
+
+
+@dataclass(frozen=True, slots=True)
+class WaitTile(Op):
+    """Hold the lane until the concurrent GemmReduce has formed strip `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmReduce(Op):
+    """Send partial products to the owners of their lines; own lines of D := the sum of all ranks' partial products.
+
+    If one kernel computes all strips, concurrent lanes wait for its tile flags, and the tiles of own lines add the
+    peers' partial products before they store D.
+    """
+
+    strips: tuple[Strip, ...]
+    beside: tuple[Op, ...]

@@ -1,0 +1,115 @@
+"""A @ v and v @ A for arrays that are equal on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pblas import errors
+from pblas.arrays.reductions import converted_array, product_with_vector
+from pblas.collectives.api import Exchanging
+from pblas.core.call import call
+from pblas.core.operation import Bound, Operation
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.api import pmatmul
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import name_of
+from pblas.vectors.matrix_vector_plan import LocalPlan
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+
+def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> DistMatrix | Array:
+    """**Collective.** A times an array, or the array times A if `left`; see `DistMatrix.__matmul__`.
+
+    Args:
+        a: the matrix (global).
+        array: of one or two dimensions, equal on all ranks (global).
+        left: whether the array is the left factor (global).
+    """
+    with a.runtime.call("matmul"):
+        if array.ndim == 1:
+            return product_with_vector(a.T if left else a, array)
+        b = replicated_matrix("matmul", a, array)
+        return pmatmul(b, a) if left else pmatmul(a, b)
+
+
+@dataclass(frozen=True, eq=False)
+class Replication(Operation[DistMatrix]):
+    """A replicated matrix, from an array of two dimensions that all ranks have.
+
+    Args:
+        array: descriptor of the matrix (global).
+        dtype: of the matrix (global).
+        a: descriptor of the other matrix of the call (global).
+        conjugated: whether that is a conjugated view (global).
+    """
+
+    noun: ClassVar[str] = "replication"
+
+    array: MatrixDescriptor
+    dtype: np.dtype[Any]
+    a: MatrixDescriptor
+    conjugated: bool
+
+    @classmethod
+    def bind(cls, verb: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
+        """The arguments, checked on this rank; the new matrix gets the dtype of `like`."""
+        elements = runtime.backend.as_array(array)
+        if elements.ndim != 2:
+            raise errors.ArgumentError(f"{verb}: the array has {elements.ndim} dimensions; expected 2")
+        elements = converted_array(verb, elements, like.dtype)
+        m, n = elements.shape
+        desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
+        return Bound(
+            cls, (desc, like.dtype, like.desc.without_lld, like.conjugated), {}, {"A": like}, None, local=elements
+        )
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.array, self.dtype
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def plan(self, nprocs: int, topology: Topology) -> LocalPlan:
+        return LocalPlan("copy of an array", self.array, name_of(self.dtype), nprocs, topology.transport(nprocs))
+
+    def executor(self, plan: LocalPlan, backend: HostRanks) -> RunReplication:
+        return RunReplication(backend)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> tuple[Array, Array]:
+        return bound.local, result.stored(verb)
+
+
+class RunReplication(Exchanging):
+    """The executor of a replication: each rank copies the array."""
+
+    def __init__(self, backend: HostRanks) -> None:
+        self._backend = backend
+
+    def publish(self, _: tuple[Array, Array]) -> bool:
+        """Nothing; see `Executor`."""
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing; see `Executor`."""
+        return False
+
+    def run(self, x: tuple[Array, Array]) -> None:
+        """A := the array (local)."""
+        self._backend.copy(*x)
+
+
+def replicated_matrix(verb: str, like: DistMatrix, array: Any) -> DistMatrix:
+    """**Collective.** A replicated matrix of the dtype of `like`, from an array that all ranks have."""
+    return call(verb, Replication.bind, {"A": like}, like, array)

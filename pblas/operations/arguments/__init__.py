@@ -1,1 +1,0 @@
-"""Arguments of the operations, checked on one rank before all ranks agree on them."""

@@ -1,0 +1,84 @@
+"""Executor of a redistribution: each rank fetches the elements of its part of B, and scales or adds them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pblas.redistribution.scaling import COPY
+from pblas.redistribution.transfer import Movement, SourceMatrix
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.layouts.placement import Placement
+    from pblas.layouts.trapezoid import Trapezoid
+    from pblas.redistribution.scaling import Put
+
+
+class RedistributionOperands(NamedTuple):
+    """Local arrays of one execution.
+
+    Args:
+        source: op(A) (local).
+        target: B (local).
+        put: applied to elements of op(A) and B (global).
+    """
+
+    source: Array
+    target: Array
+    put: Put = COPY
+
+
+class RunRedistribution:
+    """**Collective.** Moves op(A), or a trapezoid of it, from the placement `source` to B under the placement `target`.
+
+    `order` is the storage order of the local arrays of op(A). `reads_a` is false if alpha is 0: then B is moved to
+    itself, and only B is read.
+    """
+
+    def __init__(
+        self,
+        backend: HostRanks,
+        source: Placement,
+        target: Placement,
+        dtype: np.dtype[Any],
+        order: Literal["F", "C"],
+        trapezoid: Trapezoid | None = None,
+        *,
+        reads_a: bool = True,
+    ) -> None:
+        self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
+        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
+        self.lends = reads_a
+        """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
+
+    @property
+    def reads_in_place(self) -> bool:
+        """Whether peers read this rank's published array itself, and not a copy (local)."""
+        return self._source_matrix.local.size > 0 and not self._source_matrix.staged
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of buffers that this rank holds now."""
+        return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
+
+    def publish(self, x: RedistributionOperands) -> bool:
+        """Publish the location of A; true if it must be staged first."""
+        return self._source_matrix.publish(x.source if self.lends else x.target)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage A if any rank must."""
+        self._source_matrix.prepare(scratch=scratch and self.lends)
+        return scratch and self.lends
+
+    def run(self, x: RedistributionOperands) -> None:
+        """B = alpha op(A) + beta B."""
+        self._movement.begin()
+        self._movement.finish(x.target, x.put)
+        self._source_matrix.release()
+
+    def free_buffers(self) -> None:
+        """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""
+        self._movement.free_buffers()

@@ -1,1 +1,0 @@
-"""The push protocol: operations, a builder, and one schedule for each family of plans. Pure."""

@@ -1,0 +1,130 @@
+"""A symmetric matrix, completed: the unused triangle of each shard holds the mirrored elements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.matmul.triangle import Triangle
+from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.transfer import Movement, SourceMatrix
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.core.operation import Executor
+    from pblas.layouts.placement import Placement
+    from pblas.matmul.operands import Operands
+    from pblas.symmetric.structured_plan import Structure
+
+TAG_MIRROR, TAG_COMPLETE = 1027, 1028
+
+
+class Completion:
+    """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix.
+
+    Args:
+        backend: the ranks and their memory (global).
+        place: placement of the matrix (global).
+        structure: the triangle that is read, and the contents of the other one (global).
+        dtype: of the matrix (global).
+        order: storage order of the local arrays, "F" or "C" (global).
+    """
+
+    def __init__(
+        self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Literal["F", "C"]
+    ) -> None:
+        self._backend, rank = backend, backend.rank
+        nbytes = max(1, place.rows.max_count * place.columns.max_count) * dtype.itemsize
+        # The block is kept because the array on it does not keep it.
+        self._block = backend.allocate_scratch(nbytes, window=backend.shared)
+        self.matrix: Array = backend.peer_block(self._block, rank, 0, place.local_shape(rank), dtype, order)
+        """This rank's shard of the completed matrix (local)."""
+        self._own = Triangle(backend, place, structure.stored, order)
+        self._put = Scaling(conj=True) if structure.kind == "Hermitian" and dtype.kind == "c" else COPY
+        self._home = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
+        self._mirrored = Movement(self._home, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of the completed shard, and of messages (local)."""
+        return int(self.matrix.nbytes) + self._home.workspace_nbytes + self._mirrored.workspace_nbytes
+
+    def publish(self, x: Array) -> bool:
+        """Publish the location of this rank's shard; true if it must be staged first (local)."""
+        return self._home.publish(x.T)
+
+    def stage(self) -> None:
+        """Stage the shard if any rank must (local)."""
+        self._home.stage()
+
+    def run(self, x: Array) -> None:
+        """**Collective.** Fill in the other triangle; on return near ranks have done so too."""
+        self._mirrored.begin()
+        self._own.put(x, self.matrix)
+        self._mirrored.finish(self.matrix, self._put)
+        self._home.release()
+        if self._put != COPY:
+            self._backend.arrays.synchronize()
+            self._own.set_diagonal(self.matrix.imag, 0.0)
+        meet(self._backend, TAG_COMPLETE, "other ranks complete a matrix")
+
+
+def meet(backend: Any, tag: int, what: str) -> None:
+    """Wait until all near ranks have finished their earlier accesses to shared memory (local).
+
+    Args:
+        backend: the ranks (global).
+        tag: of the signals (global).
+        what: the reason to wait, for messages (global).
+    """
+    backend.arrays.synchronize()
+    backend.sync()
+    near, channel = [peer for peer in range(backend.size) if backend.is_near(peer)], backend.channel
+    signals = [channel.await_signal(peer, tag) for peer in near] + [channel.signal(peer, tag) for peer in near]
+    for transfer in signals:
+        backend.wait(transfer.done, what)
+    backend.sync()
+
+
+class RunCompleted:
+    """Runs the plan of a product, one of whose operands is completed first.
+
+    Args:
+        completion: of that operand (global).
+        inner: executor of the product (global).
+        is_left: it is the left operand in the plan's orientation, else the right one (global).
+    """
+
+    lends = True
+    """See `RunLocalGemm` (global)."""
+
+    def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:
+        self._completion, self._inner, self.is_left = completion, inner, is_left
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace (local)."""
+        return self._completion.workspace_nbytes + self._inner.workspace_nbytes
+
+    def _completed(self, x: Operands) -> Operands:
+        """The operands, the triangle replaced by the completed matrix (local)."""
+        matrix = self._completion.matrix
+        return replace(x, left=matrix) if self.is_left else replace(x, right=matrix)
+
+    def publish(self, x: Operands) -> bool:
+        """Publish the locations of the operands; true if one must be staged first."""
+        alone = self._completion.publish(x.left if self.is_left else x.right)
+        return self._inner.publish(self._completed(x)) or alone
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
+        if scratch:
+            self._completion.stage()
+        return self._inner.prepare(scratch=scratch) or scratch
+
+    def run(self, x: Operands) -> None:
+        """**Collective.** Complete the matrix, and multiply."""
+        self._completion.run(x.left if self.is_left else x.right)
+        self._inner.run(self._completed(x))

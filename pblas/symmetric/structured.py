@@ -1,0 +1,507 @@
+"""Products in which one matrix has a triangle: rank-k updates, and triangular and symmetric matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pblas import errors
+from pblas.backends.dtypes import ProductDtypes
+from pblas.core.call import call, planned, planned_without_context
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_matrices,
+    check_not_conjugated,
+    check_operand,
+    check_out,
+    check_overlap,
+    check_ranks,
+    checked_letter,
+    checked_place,
+    checked_trans,
+    common_dtype,
+    is_same_memory,
+)
+from pblas.core.operation import Bound, Operation
+from pblas.core.options import Diag, Side, Trans, Uplo
+from pblas.core.planned import Planned
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.executors import executor
+from pblas.matmul.local_gemm_run import RunScaling
+from pblas.matmul.operands import Operands, Orders
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
+from pblas.simulation.hardware import find_hardware
+from pblas.symmetric import arguments
+from pblas.symmetric.arguments import Routine
+from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
+from pblas.symmetric.completion_run import Completion, RunCompleted
+from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct
+from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, RunTriangularProduct
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    import numpy as np
+
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.core.operation import Executor
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Hardware, Topology
+
+_REMEDY = "make all matrices with one context"
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredArguments:
+    """The arguments of a call, not checked; see `symm`, `syrk` and `trmm`. A routine leaves out those that it lacks."""
+
+    routine: Routine
+    a: Any
+    b: Any = None
+    c: Any = None
+    side: Any = "L"
+    uplo: Any = "L"
+    trans: Any = "N"
+    diag: Any = "N"
+    alpha: Any = 1.0
+    beta: Any = None
+    out: Any = None
+    overlap: Any = True
+    dtype: Any = None
+
+    @property
+    def matrices(self) -> Mapping[str, Any]:
+        """The arguments that may be matrices, by name (global)."""
+        return {"A": self.a, "B": self.b, "C": self.c, "out": self.out}
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredProduct(Operation[DistMatrix]):
+    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults.
+
+    Args:
+        routine: name of the routine (global).
+        side: the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global).
+        a: descriptor of A; `b` and `c` are those of B and C, None without them (global).
+        out: descriptor of D as the call gives it, or None (global).
+        dtype: of all matrices (global).
+        conjugated: whether A, and B, are conjugated views (global).
+        overlap: let data move while ranks multiply (global).
+        aliased: D is written over B (global).
+        multiplies: whether alpha is not 0 (global).
+    """
+
+    keeps_workspace: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
+
+    routine: Routine
+    side: Side
+    uplo: Uplo
+    trans: Trans
+    diag: Diag
+    a: MatrixDescriptor
+    b: MatrixDescriptor | None
+    c: MatrixDescriptor | None
+    out: MatrixDescriptor | None
+    dtype: np.dtype[Any]
+    conjugated: tuple[bool, bool]
+    overlap: bool
+    aliased: bool
+    multiplies: bool
+
+    @cached_property
+    def d(self) -> MatrixDescriptor:
+        """Descriptor of D: that of out, of C or, without them, of B; for syrk and its relatives as A on its grid."""
+        return self.out or self.c or self.default_result
+
+    @classmethod
+    def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
+        """The arguments of a routine, checked on this rank."""
+        routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
+        side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
+        diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
+        overlap = checked_flag(verb, "overlap", given.overlap)
+        reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
+        operands = reads if c is None else {**reads, "C": c}
+        for name, x in operands.items():
+            check_operand(verb, name, x, placed=runtime is not None)
+        check_out(verb, out)
+        dtype = common_dtype(verb, {**operands, "out": out}, given.dtype)
+        if arguments.is_update(routine):
+            arguments.check_update(verb, routine, trans, dtype, given.alpha, given.beta)
+        alpha = checked_factor(verb, "alpha", given.alpha, dtype)
+        beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
+        if beta != 0 and c is None:
+            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+        check_not_conjugated(verb, "C", c)
+        scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
+        if runtime is None:
+            descs, conjugated, matrices = (a, b, c, out), (False, False), {}
+        else:
+            descs = a.desc, _layout(b), _layout(c), _layout(out)
+            conjugated, matrices = (a.conjugated, b is not None and b.conjugated), reads
+        desc_c, desc_d = descs[2:]
+        if beta != 0 and desc_d is not None and not desc_c.same_distribution(desc_d):
+            raise errors.DescriptorError(
+                f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
+                f"{shared_descriptor(desc_d)}; give them one layout"
+            )
+        placed, (new, nelements) = isinstance(out, DistMatrix), checked_place(verb, runtime, out)
+        layouts = [None if desc is None else desc.without_lld for desc in descs]
+        aliased = routine == "trmm" and placed and out is b
+        form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
+        target, old = out if placed else None, c if matrices else None
+        return Bound(cls, form, scalars, matrices, target, old=old, new=new, nelements=nelements)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+        operation = cls(*form)
+        operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
+        check_ranks(verb, operation.d, nprocs)
+        return operation
+
+    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+        """Raise DescriptorError unless A, B and the others, C and out, fit together."""
+        assert self.b is not None, "only syrk and herk have no B"
+        kind = "triangular" if self.routine == "trmm" else "symmetric"
+        arguments.check_side_shapes(verb, kind, self.side, self.a, self.b, others)
+
+    @property
+    def default_result(self) -> MatrixDescriptor:
+        """Descriptor of a new D, without C."""
+        assert self.b is not None, "only syrk and herk have no B"
+        return self.b
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.d, self.dtype
+
+    @property
+    def transposes(self) -> tuple[Trans, Trans]:
+        """How the left and the right operand of the product are transposed."""
+        return (self.trans, "N") if self.side == "L" else ("N", self.trans)
+
+    @property
+    def descs(self) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+        """Descriptors of the left and the right operand of the product, transposed as they are multiplied, and of D."""
+        a, b = self.a, self.a if self.b is None else self.b
+        left, right = (a, b) if self.side == "L" else (b, a)
+        transa, transb = self.transposes
+        return left if transa == "N" else left.T, right if transb == "N" else right.T, self.d
+
+    @cached_property
+    def conj(self) -> tuple[bool, bool]:
+        """Whether the product conjugates the elements in memory of its left and its right operand."""
+        conj_a, conj_b = self.conjugated[0], self.conjugated[self.b is not None]
+        views = (conj_a, conj_b) if self.side == "L" else (conj_b, conj_a)
+        left, right = (view != (trans == "C") for view, trans in zip(views, self.transposes, strict=True))
+        return (left, right) if self.dtype.kind == "c" else (False, False)
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The structure of op(A), for products with a triangular or symmetric A."""
+        if self.routine == "trmm":
+            structure = Structure("triangular", self.uplo, self.diag == "U")
+            return structure if self.trans == "N" else structure.T
+        return Structure("Hermitian" if self.routine == "hemm" else "symmetric", self.uplo)
+
+    def orders(self, *, transposed: bool) -> Orders:
+        """Storage orders of the operands; of a plan for D^T those of the transposed operands."""
+        left, right, d = self.descs
+        return (
+            Orders(left.T.order, d.T.order, right.T.order) if transposed else Orders(right.order, d.order, left.order)
+        )
+
+    def flips(self, executor: Any) -> bool:
+        """Whether the executor forms D^T."""
+        return False
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> Operands:
+        a = bound.reads["A"].stored(verb)
+        b = a if self.b is None else bound.reads["B"].stored(verb)
+        (left, right), (transa, transb) = (a, b) if self.side == "L" else (b, a), self.transposes
+        left, right = left if transa == "N" else left.T, right if transb == "N" else right.T
+        d, c, conj = result.stored(verb), bound.old, self.conj
+        alpha, beta = bound.scalars["alpha"], bound.scalars["beta"]
+        flips = self.flips(executor)
+        if flips:
+            left, right, d, conj = right.T, left.T, d.T, conj[::-1]
+        old = None
+        if c is not None and beta != 0:
+            stored = c.stored(verb)
+            # empty parts may differ in shape
+            old = d if c is result or c.key == result.key or not stored.size else stored.T if flips else stored
+        return Operands(left, right, d, old, conj, alpha, beta)
+
+
+@dataclass(frozen=True, eq=False)
+class RankUpdating(StructuredProduct):
+    """One triangle of D = alpha op(A) op(A)^T + beta C, or of alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta C."""
+
+    noun: ClassVar[str] = "rank-k update"
+
+    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+        arguments.check_update_shapes(verb, self.trans, self.a, self.b, others)
+
+    @property
+    def default_result(self) -> MatrixDescriptor:
+        return arguments.square(self.a if self.trans == "N" else self.a.T)
+
+    @property
+    def transposes(self) -> tuple[Trans, Trans]:
+        flip: Trans = "C" if self.dtype.kind == "c" and self.routine.startswith("he") else "T"
+        return ("N", flip) if self.trans == "N" else (flip, "N")
+
+    def plan(self, nprocs: int, topology: Topology) -> RankUpdate:
+        return choose_rank_update(
+            *(self.routine, self.dtype.name, self.descs, self.uplo),
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: RankUpdate, backend: HostRanks) -> RunRankUpdate | RunTriangleScaling:
+        orders = self.orders(transposed=plan.transposed)
+        if not self.multiplies or not plan.product.k:
+            return RunTriangleScaling(plan, backend, self.dtype, orders)
+        return RunRankUpdate(plan, backend, ProductDtypes.of(self.dtype), orders)
+
+    def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
+        backend.clear(result.stored(self.routine))
+
+
+@dataclass(frozen=True, eq=False)
+class Rank2Updating(RankUpdating):
+    """`RankUpdating` with two operands."""
+
+    noun: ClassVar[str] = "rank-2k update"
+
+
+@dataclass(frozen=True, eq=False)
+class SymmetricMultiplication(StructuredProduct):
+    """D = alpha A B + beta C, or alpha B A + beta C, with a symmetric or Hermitian A."""
+
+    noun: ClassVar[str] = "symmetric product"
+
+    def plan(self, nprocs: int, topology: Topology) -> SymmetricProduct:
+        return choose_symmetric(
+            *(self.dtype.name, self.descs, self.structure),
+            right=self.side == "R",
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: SymmetricProduct, backend: HostRanks) -> Executor:
+        if not self.multiplies or not plan.product.k:
+            return RunScaling(backend)
+        orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
+        structure, place = (plan.structure.T, plan.matrix.T) if plan.transposed else (plan.structure, plan.matrix)
+        order = orders.left if plan.is_left else orders.right
+        inner = executor(plan.inner, backend, dtypes, orders)
+        return RunCompleted(Completion(backend, place, structure, self.dtype, order), inner, is_left=plan.is_left)
+
+    def flips(self, executor: Any) -> bool:
+        return isinstance(executor, RunCompleted) and executor.is_left == (self.side == "R")
+
+
+@dataclass(frozen=True, eq=False)
+class TriangularMultiplication(StructuredProduct):
+    """D = alpha op(A) B, or alpha B op(A), with a triangular A."""
+
+    noun: ClassVar[str] = "triangular product"
+    may_overlap: ClassVar[bool] = True  # D may be B: `parts` checks
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        return (*form[:-2], bool(form[-2] or fact), form[-1])
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        a, b, out = bound.reads["A"], bound.reads["B"], bound.out
+        if out is None:
+            return bound
+        is_b = out is b or _is_same(verb, out, b)
+        check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
+        return bound._replace(fact=int(is_b and not self.aliased))
+
+    def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
+        return choose_triangular(
+            *(self.dtype.name, self.descs, self.structure),
+            right=self.side == "R",
+            aliased=self.aliased,
+            nprocs=nprocs,
+            topology=topology,
+            overlap=self.overlap,
+        )
+
+    def executor(self, plan: TriangularProduct, backend: HostRanks) -> RunTriangularProduct | RunScaling:
+        if not self.multiplies or not plan.product.k:
+            return RunScaling(backend)
+        orders = self.orders(transposed=plan.transposed)
+        return RunTriangularProduct(plan, backend, ProductDtypes.of(self.dtype), orders)
+
+    def flips(self, executor: Any) -> bool:
+        return self.side == "R"
+
+
+class PlannedStructured(Planned[DistMatrix]):
+    """A planned product with a triangle: the plan, its workspace, and one call that runs it.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    kind: ClassVar[type[StructuredProduct]]
+    """Class of the operation (global)."""
+    operation: StructuredProduct
+
+    def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
+        assert runtime is not None, "it runs"
+        reads = {"A": a} if operation.b is None else {"A": a, "B": b}
+        descs = operation.a, operation.b or operation.a
+        for (name, x), desc, conj in zip(reads.items(), descs, operation.conjugated, strict=False):
+            check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
+            check_conjugation(name, x, conj=conj)
+        for name, x, desc in (("C", c, operation.c or operation.d), ("out", out, operation.d)):
+            if x is not None:
+                check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
+                check_not_conjugated("execute", name, x)
+        if c is None and scalars["beta"] != 0:
+            raise errors.ArgumentError(f"execute: beta is {scalars['beta']!r} but there is no C to scale; pass c")
+        if scalars["c is given"] != (c is not None):
+            scalars = {**scalars, "c is given": c is not None}
+        bound = self.bound._replace(scalars=scalars, reads=reads, old=c, out=out)
+        check_matrices("execute", runtime, bound)
+        bound = operation.parts("execute", runtime, bound)
+        if bound.fact:
+            raise errors.ArgumentError("execute: out is B, unlike planned; plan with out=B")
+        return bound
+
+
+class PlannedRankUpdate(PlannedStructured):
+    """A planned syrk or herk. Made by `plan_syrk` and `plan_herk`."""
+
+    kind = RankUpdating
+    plan: RankUpdate
+
+    def execute(self, a: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** The triangle of D with matrices like the planned ones.
+
+        Args:
+            a: A, with the planned descriptor and dtype (global).
+            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
+            out: matrix whose triangle receives D; may be `c`; None for a new matrix (global).
+
+        Returns:
+            D; a new one is 0 outside the triangle. The caller may overwrite a and c when the call has returned.
+
+        Raises:
+            as `PlannedMatmul.execute`.
+        """
+        return self.run(lambda: self._bound(a, None, c, out))
+
+
+class PlannedWithTwo(PlannedStructured):
+    """A planned product of two matrices, to which a third one may be added."""
+
+    def execute(
+        self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
+    ) -> DistMatrix:
+        """**Collective.** D with matrices like the planned ones: of syr2k and her2k the triangle.
+
+        Args:
+            a: A, with the planned descriptor and dtype (global).
+            b: B, with the planned descriptor and dtype (global).
+            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
+            out: matrix that receives D; may be `c`; None for a new matrix (global).
+
+        Returns:
+            D; a new triangle is 0 outside. The caller may overwrite a, b and c when the call has returned.
+
+        Raises:
+            as `PlannedMatmul.execute`.
+        """
+        return self.run(lambda: self._bound(a, b, c, out))
+
+
+class PlannedRank2Update(PlannedWithTwo):
+    """A planned syr2k or her2k. Made by `plan_syr2k` and `plan_her2k`."""
+
+    kind = Rank2Updating
+    plan: RankUpdate
+
+
+class PlannedSymmetricProduct(PlannedWithTwo):
+    """A planned symm or hemm. Made by `plan_symm` and `plan_hemm`."""
+
+    kind = SymmetricMultiplication
+    plan: SymmetricProduct
+
+
+class PlannedTriangularProduct(PlannedStructured):
+    """A planned trmm. Made by `plan_trmm`."""
+
+    kind = TriangularMultiplication
+    plan: TriangularProduct
+
+    def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** D = alpha op(A) B, or alpha B op(A), with matrices like the planned ones.
+
+        Args:
+            a: A, with the planned descriptor and dtype (global).
+            b: B, with the planned descriptor and dtype (global).
+            out: matrix that receives D; `b` itself only if that was planned; None for a new matrix (global).
+
+        Returns:
+            D. The caller may overwrite a and b when the call has returned.
+
+        Raises:
+            as `PlannedMatmul.execute`.
+        """
+        return self.run(lambda: self._bound(a, b, None, out))
+
+
+PlannedT = TypeVar("PlannedT", bound=PlannedStructured)
+
+
+def planned_structured(
+    kind: type[PlannedT], given: StructuredArguments, nprocs: int | None, hardware: Hardware | str | None
+) -> PlannedT:
+    """The planned product of a plan_ function. **Collective** with matrices."""
+
+    def bind(verb: str, runtime: Runtime | None) -> Bound[DistMatrix]:
+        for name, value in (("nprocs", nprocs), ("hardware", hardware)):
+            if value is not None and runtime is not None:
+                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
+        return kind.kind.bind(verb, runtime, given)
+
+    verb = f"plan_{given.routine}"
+    if any(isinstance(x, DistMatrix) for x in given.matrices.values()):
+        return planned(verb, kind, bind, given.matrices)
+    bound = bind(verb, None)
+    descs = [desc for desc in bound.form[5:9] if desc is not None]
+    topology = None if hardware is None else find_hardware(hardware).topology
+    return planned_without_context(verb, bound, kind, nprocs, descs, topology)
+
+
+def structured(kind: type[StructuredProduct], given: StructuredArguments) -> DistMatrix:
+    """**Collective.** The product of a call."""
+    return call(given.routine, kind.bind, given.matrices, given)
+
+
+def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:
+    """The descriptor of a matrix, or of a new one."""
+    return x.desc if isinstance(x, DistMatrix) else x
+
+
+def _is_same(verb: str, out: DistMatrix, b: DistMatrix) -> bool:
+    """Whether two matrices are the same elements, at least one, in the same memory of this rank."""
+    shadow, x = out.runtime.backend.shadow, b.stored(verb)
+    return out.desc == b.desc and bool(x.size) and is_same_memory(shadow(x), shadow(out.stored(verb)))

@@ -1,0 +1,1 @@
+"""Triangular products and solves."""

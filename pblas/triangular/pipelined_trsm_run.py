@@ -1,0 +1,152 @@
+"""Executor of a triangular solve whose triangle stays: blocks of X and sums move along the diagonal.
+
+    X[k] = T[k, k]^-1 (sum over process columns of S[k])     (on the rank that holds T[k, k])
+    S[i] -= T[i, k] X[k]                                     (on its process column, for the rows i after k)
+
+The rows of the next block come first, and their sums leave before the other rows are multiplied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.transfer import own_memory
+from pblas.triangular.right_hand_sides import RightHandSides
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.transport import Transfer
+    from pblas.triangular.pipelined_trsm_plan import DiagonalBlock, PipelinedTrsm
+    from pblas.triangular.right_hand_sides import TrsmOperands
+
+TAG_SUM, TAG_BLOCK = 1035, 1036
+
+
+class RunPipelinedTrsm:
+    """**Collective.** Runs a PipelinedTrsm plan on one rank.
+
+    Args:
+        plan: the plan (global).
+        backend: ranks, memory and messages (global).
+        dtype: of the matrices (global).
+        orders: storage orders of T, B and X in the plan's orientation (global).
+    """
+
+    lends = False
+    """No peer reads this rank's arrays after X has left (global)."""
+
+    def __init__(
+        self, plan: PipelinedTrsm, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
+    ) -> None:
+        self._plan, self._backend, self._arrays = plan, backend, backend.arrays
+        self._right = RightHandSides(
+            *(backend, plan.operands.right, plan.operands.result, dtype, (orders[1], orders[2])),
+            target=plan.sums,
+            solved=plan.solved,
+        )
+        self._blocks, place = list(plan.blocks()), plan.triangle
+        position = place.coordinates(backend.rank)
+        self._position = (-1, -1) if position is None else position[:2]
+        shape = place.local_shape(backend.rank)[0], plan.nrhs
+        self._sums = backend.arrays.array(own_memory(backend, shape[0] * shape[1] * dtype.itemsize), shape, dtype)
+        mine = [block for block in self._blocks if (block.row, block.column) == self._position]
+        height = max((len(block.terms) * block.width for block in mine), default=0)
+        terms = own_memory(backend, height * plan.nrhs * dtype.itemsize)
+        self._terms = backend.arrays.array(terms, (height, plan.nrhs), dtype)
+        self._sending: list[Transfer] = []
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        return self._right.workspace_nbytes + int(self._sums.nbytes + self._terms.nbytes)
+
+    def publish(self, x: TrsmOperands) -> bool:
+        """Publish the location of B; true if it must be staged first."""
+        return self._right.publish(x.right)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage B if any rank must."""
+        return self._right.prepare(scratch=scratch)
+
+    def run(self, x: TrsmOperands) -> None:
+        """X := alpha T^-1 B, block after block."""
+        arrays, (row, column) = self._arrays, self._position
+        solutions = self._right.x
+        assert solutions is not None, "X is computed beside its own memory"
+        arrays.scale(0.0, self._sums)
+        sums = self._sums[: self._plan.sums.local_shape(self._backend.rank)[0]]
+        self._right.bring(sums, Scaling(x.alpha, 0.0, x.conj[1]))
+        last = self._blocks[-1]
+        before: tuple[DiagonalBlock, DiagonalBlock] | None = None
+        for block, after in zip(self._blocks, [*self._blocks[1:], last], strict=True):
+            if block.row == row:
+                self._add_up(block, x, solutions)
+            if before is not None:
+                self._multiply_rows(before[0], self._plan.rows_after(before[1]), x, solutions)
+            before = None
+            if block.column == column:
+                self._receive(block, solutions)
+                if block is not last:
+                    if after.row == row:
+                        self._multiply_rows(block, (after.k0, after.k1), x, solutions)
+                    before = block, after
+        for transfer in self._sending:
+            self._backend.wait(transfer.done, "sending blocks of X")
+        self._sending = []
+        self._right.deliver(x.result, self._plan.name)
+
+    def _rows(self, k0: int, k1: int) -> slice:
+        """Local rows of T, and of the sums, in global rows k0..k1-1."""
+        rows, r = self._plan.triangle.rows, self._position[0]
+        return slice(rows.local_start(k0, r), rows.local_start(k1, r))
+
+    def _columns(self, block: DiagonalBlock) -> slice:
+        """Local columns of T, and local rows of X, that belong to a block of this process column."""
+        start = self._plan.triangle.columns.local_start(block.k0, self._position[1])
+        return slice(start, start + block.width)
+
+    def _add_up(self, block: DiagonalBlock, x: TrsmOperands, solutions: Array) -> None:
+        """Send this rank's sums to the owner of a block; the owner adds them, solves, and sends X[k]."""
+        plan, backend, (row, column) = self._plan, self._backend, self._position
+        place, sums = plan.triangle, self._sums[self._rows(block.k0, block.k1)]
+        if column != block.column:
+            if column in block.terms:
+                self._send(sums, place.rank(row, block.column), TAG_SUM)
+            return
+        known = solutions[self._columns(block)]
+        parts, arriving = {column: sums}, []
+        for i, c in enumerate(c for c in block.terms if c != column):
+            parts[c] = self._terms[i * block.width : (i + 1) * block.width]
+            arriving.append(backend.channel.receive(parts[c], place.rank(row, c), TAG_SUM))
+        for transfer in arriving:
+            backend.wait(transfer.done, "sums of a block of X")
+        first, *others = block.terms or (column,)
+        self._arrays.assign(parts[first], known)
+        for c in others:
+            self._arrays.add_scaled(1.0, parts[c], 1.0, known)
+        triangle = x.triangle[self._rows(block.k0, block.k1), self._columns(block)]
+        uplo = plan.shape_of_t.uplo
+        self._arrays.trsm(triangle, known, uplo=uplo, unit=plan.operands.unit, conj=x.conj[0])
+        for r in range(place.rows.nprocs):
+            if r != row:
+                self._send(known, place.rank(r, column), TAG_BLOCK)
+
+    def _receive(self, block: DiagonalBlock, solutions: Array) -> None:
+        """Wait for X[k] from the rank that has solved it."""
+        if block.row != self._position[0]:
+            known, peer = solutions[self._columns(block)], self._plan.triangle.rank(block.row, block.column)
+            self._backend.wait(self._backend.channel.receive(known, peer, TAG_BLOCK).done, "a block of X")
+
+    def _multiply_rows(self, block: DiagonalBlock, bounds: tuple[int, int], x: TrsmOperands, solutions: Array) -> None:
+        """S[i] -= T[i, k] X[k] for some rows i (global)."""
+        rows, columns = self._rows(*bounds), self._columns(block)
+        conj = x.conj[0], False
+        self._arrays.gemm(-1, x.triangle[rows, columns], solutions[columns], 1, self._sums[rows], conj=conj)
+
+    def _send(self, piece: Array, peer: int, tag: int) -> None:
+        if piece.size:
+            self._sending.append(self._backend.channel.send(piece, peer, tag))

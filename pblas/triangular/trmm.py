@@ -1,0 +1,108 @@
+"""Products with a triangular matrix: trmm and plan_trmm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.symmetric.structured import (
+    PlannedTriangularProduct,
+    StructuredArguments,
+    TriangularMultiplication,
+    planned_structured,
+    structured,
+)
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Scalar
+    from pblas.core.options import Diag, Side, Trans, Uplo
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
+    from pblas.simulation.hardware import Hardware
+
+
+def trmm(
+    a: DistMatrix,
+    b: DistMatrix,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    alpha: Scalar = 1.0,
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+) -> DistMatrix:
+    """**Collective.** D = alpha op(A) B, or alpha B op(A), with a triangular A: half the flops of the product.
+
+    One triangle of A is read; the other one may hold anything.
+
+    Args:
+        a: square matrix: m x m with side "L", n x n with side "R" (global).
+        b: m x n matrix (global).
+        side: "L" for op(A) B, "R" for B op(A) (global).
+        uplo: the triangle of A that is read: "L" on and below the diagonal, "U" on and above it (global).
+        trans: op: "N", "T" or "C" (conjugate transposed; the same as "T" for real matrices) (global).
+        diag: "U" for ones on the diagonal of A, which then is not read; "N" for its own (global).
+        alpha: scalar; with alpha = 0 A and B are not read (global).
+        out: matrix that receives D, or descriptor of a new one; `b` itself to overwrite B, as PBLAS does; None for a
+            new matrix in B's layout (global).
+        overlap: move data while ranks multiply (global).
+
+    Returns:
+        D: `out` itself, or a new matrix.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+        WorkspaceError: a rank without memory for the workspace, or for a new D.
+
+    Source: PBLAS, p?trmm.
+    """
+    given = StructuredArguments("trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap)
+    return structured(TriangularMultiplication, given)
+
+
+def plan_trmm(
+    a: DistMatrix | MatrixDescriptor,
+    b: DistMatrix | MatrixDescriptor,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    alpha: Scalar = 1.0,
+    out: DistMatrix | MatrixDescriptor | None = None,
+    overlap: bool = True,
+    dtype: Any = None,
+    nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
+) -> PlannedTriangularProduct:
+    """Plan `trmm`. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: as for `trmm`, or its descriptor (global).
+        b: as for `trmm`, or its descriptor (global).
+        side: as for `trmm` (global).
+        uplo: as for `trmm` (global).
+        trans: as for `trmm` (global).
+        diag: as for `trmm` (global).
+        alpha: as for `trmm` (global).
+        out: as for `trmm`; with `b` itself, executions may overwrite B (global).
+        overlap: as for `trmm` (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
+        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+
+    Returns:
+        The planned operation: `print(planned.explain())`, `planned.execute(a, b)`.
+
+    Raises:
+        as `trmm`.
+
+    >>> from pblas.layouts import MatrixDescriptor
+    >>> columns = MatrixDescriptor.column_wise(64, 64, 4)
+    >>> plan_trmm(columns, columns, dtype="float64").plan.name
+    'TriangularProduct'
+    """
+    given = StructuredArguments("trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap, dtype)
+    return planned_structured(PlannedTriangularProduct, given, nprocs, hardware)

@@ -1,0 +1,336 @@
+"""trsm and plan_trsm: solve with a triangular matrix and many right-hand sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pblas import errors
+from pblas.core.call import call, planned, planned_without_context, step
+from pblas.core.checks import (
+    check_conjugation,
+    check_like_planned,
+    check_matrices,
+    check_operand,
+    check_out,
+    check_overlap,
+    check_ranks,
+    checked_letter,
+    checked_place,
+    checked_trans,
+    common_dtype,
+    is_same_memory,
+    shares_memory,
+)
+from pblas.core.operation import Bound, Operation
+from pblas.core.options import Diag, Side, Trans, Uplo
+from pblas.core.planned import Planned
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_factor
+from pblas.triangular.base_plan import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.triangular.choose import choose_trsm
+from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
+from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
+from pblas.triangular.right_hand_sides import TrsmOperands
+from pblas.triangular.trsm_run import RunTrsm
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    import numpy as np
+
+    from pblas.backends.dtypes import Scalar
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+    from pblas.triangular.trsm_plan import TrsmPlan
+
+
+@dataclass(frozen=True, eq=False)
+class TriangularSolve(Operation[DistMatrix]):
+    """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
+
+    Args:
+        side: as in `trsm`, like `uplo` and `trans` (global).
+        unit: whether the diagonal of A is taken as ones (global).
+        a: descriptor of A; `b` and `x` are those of B and X (global).
+        dtype: of all matrices (global).
+        conjugated: whether A, and B, are conjugated views (global).
+        reads: whether alpha is not 0 (global).
+    """
+
+    noun: ClassVar[str] = "triangular solve"
+    may_overlap: ClassVar[bool] = True  # X may be B: `parts` checks
+    keeps_workspace: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("reads",))
+
+    side: Side
+    uplo: Uplo
+    trans: Trans
+    unit: bool
+    a: MatrixDescriptor
+    b: MatrixDescriptor
+    x: MatrixDescriptor
+    dtype: np.dtype[Any]
+    conjugated: tuple[bool, bool]
+    reads: bool
+
+    @classmethod
+    def bind(
+        cls,
+        verb: str,
+        runtime: Runtime | None,
+        a: Any,
+        b: Any,
+        side: Any = "L",
+        uplo: Any = "L",
+        trans: Any = "N",
+        diag: Any = "N",
+        alpha: Any = 1,
+        out: Any = None,
+        dtype: Any = None,
+        nprocs: Any = None,
+    ) -> Bound[DistMatrix]:
+        """The arguments of `plan_trsm`, checked on this rank."""
+        if runtime is not None and nprocs is not None:
+            raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
+        side = checked_letter(verb, "side", side, "LR")
+        uplo, diag = checked_letter(verb, "uplo", uplo, "LU"), checked_letter(verb, "diag", diag, "NU")
+        trans = checked_trans(verb, "trans", trans)
+        for name, matrix in (("a", a), ("b", b)):
+            check_operand(verb, name, matrix, placed=runtime is not None)
+        check_out(verb, out)
+        placed = isinstance(out, DistMatrix)
+        dtype = common_dtype(verb, {"A": a, "B": b, "out": out}, dtype)
+        alpha = checked_factor(verb, "alpha", alpha, dtype)
+        if runtime is None:
+            descs, conjugated, reads = (a, b), (False, False), {}
+        else:
+            descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
+        x = descs[1] if out is None else out.desc if placed else out
+        new, nelements = checked_place(verb, runtime, out)
+        layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
+        form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
+        return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
+
+    @classmethod
+    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+        operation = cls(*form)
+        a, b, x, side = operation.a, operation.b, operation.x, operation.side
+        if operation.dtype.itemsize <= 2:
+            name = operation.dtype.name
+            raise errors.DTypeError(f"{verb}: {name} has too few bits for a solve; convert with A.astype('float32')")
+        if a.m != a.n:
+            raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}; it must be square")
+        if a.n != (b.m if side == "L" else b.n):
+            product = "op(A) X" if side == "L" else "X op(A)"
+            raise errors.DescriptorError(
+                f"{verb}: A is {a.m} x {a.n} and B is {b.m} x {b.n}; with side={side!r} the system is "
+                f"{product} = alpha B, so B must have {a.n} {'rows' if side == 'L' else 'columns'}"
+            )
+        if x.shape != b.shape:
+            raise errors.DescriptorError(f"{verb}: out is {x.m} x {x.n}, B is {b.m} x {b.n}; make them agree")
+        check_ranks(verb, x, nprocs)
+        return operation
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.x, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
+        operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, self.unit)
+        reads = self.reads and 0 not in self.b.shape
+        width = PANEL_ON_GPUS if topology.gpus else PANEL
+        return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
+
+    def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:
+        a = self.a.T if plan.operands.is_turned else self.a
+        b, x = (self.b, self.x) if self.side == "L" else (self.b.T, self.x.T)
+        orders = a.order, b.order, x.order
+        if isinstance(plan, PipelinedTrsm):
+            return RunPipelinedTrsm(plan, backend, self.dtype, orders)
+        return RunTrsm(plan, backend, self.dtype, orders)
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        if bound.out is None:
+            return bound
+        return bound._replace(local=_overwrites_b(verb, bound.reads["A"], bound.reads["B"], bound.out))
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> TrsmOperands:
+        a, b, x = bound.reads["A"].stored(verb), bound.reads["B"].stored(verb), result.stored(verb)
+        if (self.trans != "N") != (self.side == "R"):
+            a = a.T
+        if self.side == "R":
+            b, x = b.T, x.T
+        (conj_a, conj_b), is_complex = self.conjugated, self.dtype.kind == "c"
+        conj = is_complex and conj_a != (self.trans == "C"), is_complex and conj_b
+        return TrsmOperands(a, b, x, bound.scalars["alpha"], conj, in_place=bool(bound.local))
+
+
+class PlannedTrsm(Planned[DistMatrix]):
+    """A planned triangular solve: the plan, its workspace, and one call that runs it. Made by `plan_trsm`.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    operation: TriangularSolve
+    plan: TrsmPlan | PipelinedTrsm
+
+    def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** X := alpha op(A)^-1 B, or alpha B op(A)^-1, with matrices like the planned ones.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+            b: B, the same (global).
+            out: X, in the planned layout; `b` itself to overwrite B; None for a new matrix (global).
+
+        Returns:
+            X. The caller may overwrite a and b when the call has returned.
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; `out` overlaps A, or B in part.
+            DescriptorError, DTypeError: a matrix with another layout or dtype than the planned one, on any rank.
+            ContextError: the context or the plan is closed.
+        """
+        return self.run(lambda: self._bound(a, b, out))
+
+    def _bound(self, a: Any, b: Any, out: Any) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        runtime, operation = self._runtime, self.operation
+        assert runtime is not None, "it runs"
+        matrices = [("A", a, operation.a, operation.conjugated[0]), ("B", b, operation.b, operation.conjugated[1])]
+        for name, x, desc, conj in matrices if out is None else [*matrices, ("out", out, operation.x, False)]:
+            exact = name != "out"
+            check_like_planned(name, x, runtime, operation.dtype, desc, remedy="use one context", exact=exact)
+            check_conjugation(name, x, conj=conj)
+        bound = self.bound._replace(reads={"A": a, "B": b}, out=out)
+        check_matrices("execute", runtime, bound)
+        return operation.parts("execute", runtime, bound)
+
+
+def plan_trsm(
+    a: DistMatrix | MatrixDescriptor,
+    b: DistMatrix | MatrixDescriptor,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    alpha: Scalar = 1,
+    out: DistMatrix | MatrixDescriptor | None = None,
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> PlannedTrsm:
+    """Plan X := alpha op(A)^-1 B or alpha B op(A)^-1. **Collective** with matrices; with descriptors it needs no MPI.
+
+    Args:
+        a: A, or its descriptor (global).
+        b: B, or its descriptor (global).
+        side: as in `trsm`, like `uplo`, `trans`, `diag` and `alpha` (global).
+        uplo: see `side` (global).
+        trans: see `side` (global).
+        diag: see `side` (global).
+        alpha: see `side` (global).
+        out: X, possibly B itself, or the layout of X; None for the layout of B (global).
+        dtype: dtype of the matrices, needed with descriptors (global).
+        nprocs: number of ranks, when planning from descriptors; None for the largest grid (global).
+
+    Returns:
+        The planned solve: `print(p.explain())`, `p.execute(a, b)`.
+
+    Raises:
+        as `trsm`.
+
+    >>> columns = MatrixDescriptor.column_wise(512, 512, 4)
+    >>> planned = plan_trsm(columns, columns, dtype="float64")
+    >>> print(planned.explain())  # doctest: +NORMALIZE_WHITESPACE
+    TrsmPlan: X = alpha op(A)^-1 B, 512 x 512, float64, on 4 ranks
+      A          512 x 512 in blocks of 512 x 128 on a 1 x 4 grid, lower triangle, trans='N'
+      B          512 x 512 in blocks of 512 x 128 on a 1 x 4 grid
+      why        right-hand sides are independent: each rank solves for its own, and only the triangle travels
+      moves      panels of A's triangle to all ranks
+      panels     256 columns (right-looking), forwards
+      received   984,576 bytes per rank at most, 114.75 x the lower bound of any plan, 8,580
+      workspace  4,194,304 bytes per rank at most (shared transport)
+    """
+    verb, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
+    if not any(isinstance(x, DistMatrix) for x in matrices.values()):
+        bound = bind(verb, None, a, b, side, uplo, trans, diag, alpha, out, dtype)
+        return planned_without_context(verb, bound, PlannedTrsm, nprocs, bound.form[4:7])
+    return planned(verb, PlannedTrsm, bind, matrices, a, b, side, uplo, trans, diag, alpha, out, dtype, nprocs)
+
+
+def trsm(
+    a: DistMatrix,
+    b: DistMatrix,
+    *,
+    side: Side = "L",
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    alpha: Scalar = 1,
+    out: DistMatrix | None = None,
+) -> DistMatrix:
+    """**Collective.** Solve op(A) X = alpha B or X op(A) = alpha B for a triangular A, in any layouts.
+
+    A zero on the diagonal is no error, as in BLAS: X then has infinities or NaN. `pblas.linalg.solve_triangular`
+    raises.
+
+    Args:
+        a: n x n matrix of which one triangle is read; it may be a view, as A[i:j, i:j] or A.H (global).
+        b: n x nrhs matrix, or nrhs x n with side "R" (global).
+        side: "L": op(A) X = alpha B; "R": X op(A) = alpha B (global).
+        uplo: "L" or "U": the triangle of A that is read (global).
+        trans: "N", "T" or "C": op(A) is A, its transpose or its conjugate transpose (global).
+        diag: "U": the diagonal of A is taken as ones, and not read; "N": it is read (global).
+        alpha: scalar; with alpha = 0 X is 0, and A and B are not read (global).
+        out: X, of the shape of B; `b` itself to overwrite B; None for a new matrix in B's layout (global).
+
+    Returns:
+        X: `out` itself, or a new matrix. The caller may overwrite a and b when the call has returned.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError, LayoutError: wrong arguments; the same error on every rank. 16-bit
+            dtypes are refused: convert with `astype`.
+        MismatchError: ranks that passed different arguments.
+
+    Source: PBLAS, p?trsm.
+
+    >>> import pblas, numpy as np
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[2.0, 0.0], [1.0, 4.0]]))
+    ...     B = ctx.from_global(np.array([[2.0], [5.0]]))
+    ...     pblas.blas.trsm(A, B).to_global().tolist()
+    [[1.0], [1.0]]
+    """
+    matrices = {"a": a, "b": b, "out": out}
+    return call("trsm", TriangularSolve.bind, matrices, a, b, side, uplo, trans, diag, alpha, out)
+
+
+def triangle_solved(
+    verb: str,
+    a: DistMatrix,
+    b: DistMatrix,
+    *,
+    uplo: Uplo,
+    trans: Trans = "N",
+    diag: Diag = "N",
+    out: DistMatrix | MatrixDescriptor | None = None,
+) -> DistMatrix:
+    """**Collective.** `trsm` with A on the left, as a step of a call; `out` may be the layout of a new X."""
+    runtime = a.runtime
+    return step(verb, runtime, lambda: TriangularSolve.bind(verb, runtime, a, b, "L", uplo, trans, diag, 1, out))
+
+
+def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:
+    """Whether `out` is B on this rank; ArgumentError if it overlaps A, or B in part."""
+    shadow = out.runtime.backend.shadow
+    x, y = shadow(b.stored(verb)), shadow(out.stored(verb))
+    in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and is_same_memory(x, y))
+    check_overlap(verb, {"A": a}, None, out)
+    if not in_place and shares_memory(x, y):
+        raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B")
+    return in_place

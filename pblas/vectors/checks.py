@@ -1,0 +1,181 @@
+"""Vectors of levels 1 and 2: m x 1 and 1 x n matrices in any layout, and arrays that are equal on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise, product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.reduction_plan import ReductionPlan
+from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
+from pblas.arrays.reductions import converted_array
+from pblas.collectives.api import Exchange
+from pblas.core.checks import check_context, check_not_conjugated, shares_memory
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import name_of, shared_descriptor
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+
+
+class VectorKind(NamedTuple):
+    """The properties of a vector on which plans depend.
+
+    Args:
+        size: number of elements (global).
+        column: descriptor of the matrix as m x 1; None for an array (global).
+        dtype: of the matrix, or to which the array was converted (global).
+        conjugated: whether the matrix is a conjugated view (global).
+        is_row: whether the matrix is 1 x n (global).
+    """
+
+    size: int
+    column: MatrixDescriptor | None
+    dtype: np.dtype[Any]
+    conjugated: bool = False
+    is_row: bool = False
+
+    def __repr__(self) -> str:
+        if self.column is None:
+            return f"array of {self.size} elements"
+        flags = ", conjugated" * self.conjugated + ", a row" * self.is_row
+        return f"{shared_descriptor(self.column)} of {name_of(self.dtype)}{flags}"
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A checked vector: a matrix of one column, or an array.
+
+    Args:
+        size: number of elements (global).
+        column: the matrix as m x 1, a view; None for an array (global).
+        elements: the array, in host memory; None for a matrix (global).
+        is_row: whether the matrix is 1 x n (global).
+    """
+
+    size: int
+    column: DistMatrix | None
+    elements: Array | None = None
+    is_row: bool = False
+
+    @property
+    def kind(self) -> VectorKind:
+        """The properties on which plans depend (global)."""
+        if self.column is None:
+            assert self.elements is not None, "a vector is a matrix or an array"
+            return VectorKind(self.size, None, self.elements.dtype)
+        x = self.column
+        return VectorKind(self.size, x.desc.without_lld, x.dtype, x.conjugated, self.is_row)
+
+    def stored(self, verb: str) -> Array:
+        """The array, or this rank's part of the matrix as it is in memory (local)."""
+        if self.column is not None:
+            return self.column.stored(verb)
+        assert self.elements is not None, "a vector is a matrix or an array"
+        return self.elements
+
+
+class Columns:
+    """The elements of m x 1 matrices on all ranks, in one exchange: see `Exchange`."""
+
+    def __init__(self, kinds: Sequence[VectorKind], nprocs: int, rank: int) -> None:
+        self._kinds, self._reductions = kinds, list[PreparedReduction]()
+        for kind in kinds:
+            assert kind.column is not None, "it is a matrix"
+            plan = ReductionPlan(kind.column, "sum", 1, name_of(kind.dtype), nprocs)  # of rows of one element
+            self._reductions.append(PreparedReduction(plan, rank))
+        counts = [reduction.counts for reduction in self._reductions]
+        self._dtype = np.result_type(*(reduction.dtype for reduction in self._reductions))
+        self._exchange = Exchange(tuple(map(sum, zip(*counts, strict=True))), self._dtype, rank)
+        self._spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
+        """Places of the elements, in the order of ranks, and of each rank in the order of matrices (global)."""
+
+    def lay_out(self, runtime: Runtime, verb: str, columns: Sequence[Array]) -> None:
+        """Copy this rank's elements to where peers read them, before an agreement (local)."""
+        with np.errstate(all="ignore"):
+            partials = [
+                partial_results(reduction, runtime.backend.arrays, (x,))
+                for reduction, x in zip(self._reductions, columns, strict=True)
+            ]
+        partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
+        self._exchange.lay_out(runtime, verb, partial.astype(self._dtype, copy=False))
+
+    def stage(self) -> bool:
+        """**Collective.** See `Exchange.stage`."""
+        return self._exchange.stage()
+
+    def collect(self) -> list[Array]:
+        """**Collective.** The elements of each matrix."""
+        gathered, count = self._exchange.collect(), len(self._kinds)
+        results = []
+        for number, (reduction, kind) in enumerate(zip(self._reductions, self._kinds, strict=True)):
+            part = gathered
+            if count > 1:
+                part = np.concatenate([gathered[start:stop] for start, stop in self._spans[number::count]])
+            if kind.dtype.kind != "c" and part.dtype.kind == "c":
+                part = part.real
+            elements = combined(reduction, part).astype(kind.dtype, copy=False)
+            results.append(np.conj(elements) if kind.conjugated else elements)
+        return results
+
+
+def checked_vector(
+    verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
+) -> Vector:
+    """A value as a vector (local)."""
+    kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
+    if isinstance(value, DistMatrix):
+        m, n = value.shape
+        if 1 not in (m, n):
+            raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {m} x {n}; {name}[:, j] is a column")
+        check_context(verb, value, runtime)
+        if dtype is not None and value.dtype != dtype:
+            raise errors.DTypeError(
+                f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
+            )
+        value.computed(verb)
+        return Vector(m * n, value if n == 1 else value.T, is_row=n != 1)
+    if not arrays or np.ndim(value) != 1:
+        got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
+        raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {got}")
+    elements = runtime.backend.reading(runtime.backend.as_array(value))
+    return Vector(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
+
+
+def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> None:
+    """Raise DescriptorError unless a vector has this number of elements (local)."""
+    if vector.size != size:
+        raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")
+
+
+def checked_columns(
+    verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+) -> list[DistMatrix]:
+    """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
+    columns: list[DistMatrix] = []
+    for name, value in operands.items():
+        dtype = columns[0].dtype if columns else None
+        vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
+        assert vector.column is not None, "it is no array"
+        if columns:
+            check_size(verb, name, vector, columns[0].shape[0], "the other vector")
+        if name in written:
+            check_not_conjugated(verb, name, vector.column)
+        columns.append(vector.column)
+    _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+    return columns
+
+
+def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
+    """Raise ArgumentError if a vector that is written shares memory with another one (local)."""
+    for name, (other, column) in product(written, columns.items()):
+        if other != name:
+            shadow = column.runtime.backend.shadow
+            if shares_memory(shadow(columns[name].stored(verb)), shadow(column.stored(verb))):
+                raise errors.ArgumentError(f"{verb}: {name} overlaps {other}; give it memory of its own")

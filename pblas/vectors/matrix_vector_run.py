@@ -1,0 +1,220 @@
+"""Local work of level 2: this rank's part of a matrix times a vector, and rank-k updates of a triangle.
+
+y_r = sum over terms of op(A_r) x            (partial results of rank r)
+A_r := A_r + X[rows] Y[:, columns]           (rank-k update)
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.arrays.reduction_run import index_of
+from pblas.layouts.triangle import Part, flipped, rectangles
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
+
+_KEPT = 1 << 18
+"""Elements of the rectangles whose masks are kept for later calls: about half a megabyte."""
+
+
+def absolute_values(x: Array, kind: str) -> Array:
+    """The sizes of elements: their absolute values ("abs"), or |Re| + |Im| ("abs1").
+
+    >>> absolute_values(np.array([3 - 4j]), "abs"), absolute_values(np.array([3 - 4j]), "abs1")
+    (array([5.]), array([7.]))
+    """
+    if kind == "abs1" and x.dtype.kind == "c":
+        result: Array = np.abs(x.real) + np.abs(x.imag)
+        return result
+    return np.abs(x)
+
+
+def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """Global rows and columns of a rank's local array (local)."""
+    rows, columns = desc.global_ranges(rank)
+    return np.arange(desc.m)[index_of(rows)], np.arange(desc.n)[index_of(columns)]
+
+
+class LocalPart:
+    """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls.
+
+    Args:
+        desc: distribution of the matrix (global).
+        part: all of it, or a triangle (global).
+        rank: this rank (local).
+        width: the most columns of a rectangle; None: as `rectangles` (global).
+    """
+
+    def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
+        self._desc, self._part, self._rank = desc, part, rank
+        rows, columns = desc.global_ranges(rank)
+        self.rows: Any = index_of(rows)
+        """Global indices of the rows of the local array: a slice, or an array (local)."""
+        self.columns: Any = index_of(columns)
+        """Global indices of its columns (local)."""
+        self.rectangles: list[tuple[slice, slice, bool]] = [
+            (slice(*r.rows), slice(*r.columns), r.meets_diagonal) for r in rectangles(desc, rank, part, width)
+        ]
+        """Rows and columns of each rectangle, and whether only some of its elements belong to the part (local)."""
+        self._masks: dict[tuple[int, bool], tuple[Array, Array]] = {}
+        self._masked = 0
+
+    def mask(self, number: int, *, strict: bool = False) -> tuple[Array, Array]:
+        """Whether elements of a rectangle belong to the triangle, and whether they are on the diagonal.
+
+        Args:
+            number: of the rectangle (local).
+            strict: the triangle is without its diagonal (global).
+        """
+        known = self._masks.get((number, strict))
+        if known is not None:
+            return known
+        i, j, _ = self.rectangles[number]
+        rows, columns = self._indices
+        below = rows[i][:, None] - columns[j][None, :]
+        distance = below if self._part == "L" else -below
+        masks = (distance > 0 if strict else distance >= 0), distance == 0
+        if self._masked < _KEPT:
+            self._masked += below.size
+            self._masks[number, strict] = masks
+        return masks
+
+    @cached_property
+    def _indices(self) -> tuple[Array, Array]:
+        """`rows` and `columns` as arrays (local)."""
+        return global_indices(self._desc, self._rank)
+
+    def close(self) -> None:
+        """Nothing: it has no memory but indices (local)."""
+
+
+class LocalProduct(LocalPart):
+    """A product on one rank: the elements that it multiplies.
+
+    Args:
+        plan: of the product (global).
+        rank: this rank (local).
+    """
+
+    def __init__(self, plan: MatrixVectorPlan, rank: int) -> None:
+        self.turns: bool = plan.a.order == "C"
+        """Whether the transposed local array is multiplied: panels of its columns are contiguous in memory (global)."""
+        self.plan: MatrixVectorPlan = plan.T if self.turns else plan
+        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
+        """Of the partial results (global)."""
+        self.length: int = plan.length
+        """Elements of the result (global)."""
+        self.contributes: bool = plan.contributes(rank)
+        """Whether this rank multiplies any elements (local)."""
+        self.is_whole: bool = plan.is_whole
+        """Whether its partial results are those of all elements, or of its rows of op(A) (global)."""
+        super().__init__(self.plan.a, self.plan.part, rank, plan.width)
+
+
+def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -> Array:
+    """This rank's partial results: of all `local.length` elements, or of its rows of op(A); see `is_whole` (local).
+
+    Args:
+        local: the product on this rank (local).
+        backend: of the context (local).
+        x: this rank's local array (local).
+        vector: on all ranks, in the precision of the partial results or narrower (global).
+    """
+    plan, dtype = local.plan, local.dtype
+    if not local.contributes:
+        return np.zeros(local.length if local.is_whole else 0, dtype)
+    if local.turns:
+        x = x.T
+    vector = np.ascontiguousarray(vector)
+    indices = local.rows, local.columns
+    used = {term.transposed for term in plan.terms}
+    sums = {transposed: np.zeros(x.shape[transposed], dtype) for transposed in used}
+    vectors = {transposed: vector[indices[not transposed]] for transposed in used}
+    for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
+        part = x[i, j]
+        on_host = backend.reading(part) if meets_diagonal or plan.absolute else None
+        for term in plan.terms:
+            source, target = (i, j) if term.transposed else (j, i)
+            v = vectors[term.transposed][source]
+            if on_host is None:
+                block = part.T if term.transposed else part
+                product = backend.arrays.multiply_vector(block, v, dtype, conj=term.conj)
+            else:
+                block = on_host
+                if meets_diagonal:
+                    block = _masked(block, *local.mask(number, strict=term.strict), hermitian=plan.hermitian)
+                block = _prepared(plan, term, block, dtype)
+                product = (block.T if term.transposed else block) @ v.astype(dtype, copy=False)
+            sums[term.transposed][target] += product
+    if not local.is_whole:
+        return sums[plan.terms[0].transposed]
+    result = np.zeros(local.length, dtype)
+    for transposed in used:
+        result[indices[transposed]] += sums[transposed]
+    return result
+
+
+def _masked(block: Array, mask: Array, diagonal: Array, *, hermitian: bool) -> Array:
+    """A copy of a block with zeros outside the triangle, and a real diagonal if the matrix is Hermitian."""
+    block = np.where(mask, block, block.dtype.type(0))
+    if hermitian and block.dtype.kind == "c":
+        block.imag[diagonal] = 0
+    return block
+
+
+def _prepared(plan: MatrixVectorPlan, term: Term, block: Array, dtype: np.dtype[Any]) -> Array:
+    """The elements of a block that are multiplied: converted, conjugated, or their sizes."""
+    if plan.absolute:
+        return absolute_values(block, plan.absolute).astype(dtype, copy=False)
+    block = block.astype(dtype, copy=False)
+    return np.conj(block) if term.conj else block
+
+
+class LocalUpdate(LocalPart):
+    """A rank-k update on one rank: the elements that it writes.
+
+    Args:
+        desc: distribution of the matrix (global).
+        part: all of it, or the triangle that is written (global).
+        rank: this rank (local).
+    """
+
+    def __init__(self, desc: MatrixDescriptor, part: Part, rank: int) -> None:
+        self.turns: bool = desc.order == "C"
+        """Whether the transposed local array is updated: panels of its columns are contiguous in memory (global)."""
+        if self.turns:
+            desc, part = desc.T, flipped(part)
+        super().__init__(desc, part, rank)
+
+
+def update(local: LocalUpdate, backend: HostRanks, z: Array, x: Array, y: Array, *, hermitian: bool = False) -> None:
+    """Z += X Y in a part of the matrix; a Hermitian one gets a real diagonal (local).
+
+    Args:
+        local: the update on this rank (local).
+        backend: of the context (local).
+        z: this rank's local array (local).
+        x: m x k, all of it, of Z's dtype and with small k (global).
+        y: k x n, all of it (global).
+        hermitian: imaginary parts of the diagonal become 0 (global).
+    """
+    if local.turns:
+        z, x, y = z.T, y.T, x.T
+    x_loc, y_loc = x[local.rows], y[:, local.columns]
+    for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
+        if not meets_diagonal:
+            backend.arrays.add_product(x_loc[i], y_loc[:, j], z[i, j])
+            continue
+        mask, diagonal = local.mask(number)
+        updated = backend.reading(z[i, j]).copy()
+        updated[mask] += (x_loc[i] @ y_loc[:, j])[mask]
+        if hermitian and updated.dtype.kind == "c":
+            updated.imag[diagonal] = 0
+        backend.copy(updated, z[i, j])

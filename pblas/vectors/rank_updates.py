@@ -1,0 +1,261 @@
+"""Updates of a matrix by products of vectors: ger, geru, gerc, syr, her, syr2, her2. Only vectors move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.collectives.api import Exchanging
+from pblas.core.call import call
+from pblas.core.checks import check_not_conjugated, check_writable, checked_letter
+from pblas.core.operation import Bound, Operation
+from pblas.layouts.triangle import Part
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_scalar, name_of
+from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
+from pblas.vectors.matrix_vector import checked_matrix, real_of
+from pblas.vectors.matrix_vector_plan import LocalPlan
+from pblas.vectors.matrix_vector_run import LocalUpdate, update
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array, Real, Scalar
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+
+def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x y^T + A, in place.
+
+    Every rank receives both vectors and updates its own elements.
+
+    Args:
+        x: vector of m elements: an m x 1 or 1 x m matrix in any layout, or an array of one dimension that is equal on
+            all ranks (global).
+        y: vector of n elements (global).
+        a: m x n matrix in any layout (global).
+        alpha: scalar; with alpha = 0 the vectors are not read (global).
+
+    Returns:
+        A.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError: arguments that do not fit, the same on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: BLAS, xGERU.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.zeros((2, 3))
+    ...     pblas.blas.geru(np.array([1.0, 2.0]), np.array([1.0, 0.0, -1.0]), A).to_global(None).tolist()
+    [[1.0, 0.0, -1.0], [2.0, 0.0, -2.0]]
+    """
+    return _update("geru", (x, y), a, alpha, None)
+
+
+def gerc(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
+    return _update("gerc", (x, y), a, alpha, None)
+
+
+def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
+
+    Raises:
+        DTypeError: complex matrices.
+    """
+    return _update("ger", (x, y), a, alpha, None)
+
+
+def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
+
+    Args:
+        x: vector of n elements, as in `geru` (global).
+        a: n x n symmetric matrix in any layout (global).
+        uplo: the triangle that is updated, "L" or "U"; both have the diagonal (global).
+        alpha: scalar; with alpha = 0 x is not read (global).
+
+    Returns:
+        A.
+
+    Raises:
+        as `geru`.
+
+    Source: BLAS, xSYR.
+    """
+    return _update("syr", (x,), a, alpha, uplo)
+
+
+def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
+
+    Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
+
+    Source: BLAS, xHER.
+    """
+    return _update("her", (x,), a, alpha, uplo)
+
+
+def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
+
+    Source: BLAS, xSYR2.
+    """
+    return _update("syr2", (x, y), a, alpha, uplo)
+
+
+def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+    """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
+
+    Imaginary parts of the diagonal are not read, and become 0.
+
+    Source: BLAS, xHER2.
+    """
+    return _update("her2", (x, y), a, alpha, uplo)
+
+
+class _Operands(NamedTuple):
+    """The local arrays of a call, and alpha (local)."""
+
+    runtime: Runtime
+    verb: str
+    vectors: list[Array]
+    a: Array
+    alpha: complex
+
+
+@dataclass(frozen=True, eq=False)
+class RankUpdate(Operation[DistMatrix]):
+    """A := A + X Y in a part of A, where X and Y are made of one or two vectors.
+
+    Args:
+        name: of the routine (global).
+        part: the part of A that is updated (global).
+        matrix: descriptor of A (global).
+        dtype: of A (global).
+        x: the first vector (global).
+        y: the second vector; None if there is one only (global).
+        reads: whether alpha is not 0 (global).
+    """
+
+    noun: ClassVar[str] = "update"
+    may_overlap: ClassVar[bool] = True
+    meets: ClassVar[bool] = True
+    derived: ClassVar[frozenset[str]] = frozenset(("name", "reads"))
+
+    name: str
+    part: Part
+    matrix: MatrixDescriptor
+    dtype: np.dtype[Any]
+    x: VectorKind
+    y: VectorKind | None
+    reads: bool
+
+    @classmethod
+    def bind(
+        cls, verb: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
+    ) -> Bound[DistMatrix]:
+        """The arguments of an update, checked on this rank."""
+        is_general = verb.startswith("ge")
+        a = checked_matrix(verb, matrix, runtime, square=not is_general)
+        part: Part = "all" if is_general else checked_letter(verb, "uplo", uplo, "LU")
+        if a.dtype.itemsize <= 2:
+            raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
+        if verb == "ger" and a.dtype.kind == "c":
+            raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
+        check_not_conjugated(verb, "A", a)
+        check_writable(verb, a, "A")
+        vectors = [checked_vector(verb, name, value, runtime, a.dtype) for name, value in names.items()]
+        for name, vector, size in zip(names, vectors, a.shape, strict=False):
+            check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
+        alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
+        y = vectors[1].kind if len(vectors) > 1 else None
+        reads = {name: v.column for name, v in zip(names, vectors, strict=True) if v.column is not None}
+        form = verb, part, a.desc.without_lld, a.dtype, vectors[0].kind, y, alpha != 0
+        return Bound(cls, form, {"alpha": alpha}, reads, a, local=vectors)
+
+    @property
+    def vectors(self) -> tuple[VectorKind, ...]:
+        """x, or x and y (global)."""
+        return (self.x,) if self.y is None else (self.x, self.y)
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.matrix, self.dtype
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def plan(self, nprocs: int, topology: Topology) -> LocalPlan:
+        columns = tuple(kind.column for kind in self.vectors if kind.column is not None) if self.reads else ()
+        transport = topology.transport(nprocs)
+        return LocalPlan("update by vectors", self.matrix, name_of(self.dtype), nprocs, transport, columns)
+
+    def executor(self, plan: LocalPlan, backend: HostRanks) -> RunRankUpdate:
+        return RunRankUpdate(plan, backend, self)
+
+    def arrays(
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> _Operands:
+        vectors = [vector.stored(verb) for vector in bound.local]
+        return _Operands(runtime, verb, vectors, result.stored(verb), bound.scalars["alpha"])
+
+
+class RunRankUpdate(Exchanging):
+    """The executor of an update: one exchange of the vectors."""
+
+    def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
+        self._spec = operation
+        self._updates = operation.reads and 0 not in operation.matrix.shape
+        self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
+        kinds = [operation.vectors[i] for i in self._moved]
+        self._columns = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
+        self._local = LocalUpdate(plan.a, operation.part, backend.rank)
+
+    def publish(self, x: _Operands) -> bool:
+        """Lay out the vectors; see `Executor`."""
+        if self._columns is not None:
+            self._columns.lay_out(x.runtime, x.verb, [x.vectors[i] for i in self._moved])
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """**Collective.** Make the staging memory if there is none; see `Executor`."""
+        return self._columns is not None and self._columns.stage()
+
+    def run(self, x: _Operands) -> None:
+        """**Collective.** Update this rank's elements."""
+        if not self._updates:
+            return
+        elements = list(x.vectors)
+        for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):
+            elements[i] = column
+        # A_r += X[rows] Y[:, columns]
+        left, right = _factors(self._spec.name, x.alpha, elements)
+        hermitian = self._spec.name.startswith("he")
+        update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
+
+
+def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
+    """**Collective.** The update of a call; its vectors are x, or x and y."""
+    names = dict(zip("xy", given, strict=False))
+    return call(verb, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)
+
+
+def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
+    """X (m x k) and Y (k x n) whose product is added."""
+    x, y = elements[0], elements[-1]
+    dtype = x.dtype
+    factor, opposite = dtype.type(alpha), dtype.type(np.conj(alpha))
+    right = [np.conj(v) if verb in ("gerc", "her", "her2") else v for v in (y, x)]
+    if verb in ("syr2", "her2"):
+        second = opposite if verb == "her2" else factor
+        return np.stack([factor * x, second * y], axis=1), np.stack(right)
+    return (factor * x)[:, None], right[0][None, :]
